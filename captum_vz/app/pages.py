@@ -20,9 +20,10 @@ _STYLE: Final = f"""
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5rem 0 1.5rem; }}
-caption {{ text-align: left; padding: 0.3rem 0; }}
+.caption {{ margin: 1rem 0 0; }}
 th, td {{ border-bottom: 1px solid var(--line); padding: 0.2rem 0.6rem; text-align: left; white-space: pre-wrap; }}
 td.number {{ text-align: right; }}
+tbody th {{ white-space: pre; }}
 tr.marked th {{ border-left: 4px solid var(--mark); }}
 img {{ background: white; height: auto; max-width: 100%; }}
 pre {{ overflow-x: auto; }}
@@ -70,8 +71,11 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], mar
     for place, (name, *cells) in enumerate(rows):
         inner = f'<th scope="row">{_text(name)}</th>' + "".join(map(_cell, cells))
         lines.append(f"<tr{' class=marked' if place == marked else ''}>{inner}</tr>")
-    inner = f"<caption>{_text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="wide" role="region" aria-label="{_text(caption)}" tabindex="0"><table>{inner}</table></div>'
+    # Outside of the box that scrolls, so that a wide table does not cut it off.
+    told = f'<p class="caption">{_text(caption)}</p>'
+    inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    named = f'aria-label="{_text(caption)}"'
+    return f'{told}<div class="wide" role="region" {named} tabindex="0"><table {named}>{inner}</table></div>'
 
 
 def picture(figure: Any, alt: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import shutil
 import sys
 import warnings
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from captum_vz._files import temporary_beside, write_through
 from captum_vz.cli.errors import CommandError
-from captum_vz.visualization import add_provenance
+from captum_vz.visualization import add_provenance, weights_fingerprint
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade
 
@@ -199,6 +200,12 @@ def _print_rich(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequ
         cells = [cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row]
         table.add_row(*cells, style=f"bold {MARK}" if place == marked else "")
     _console().print(table)
+
+
+def page_origin(options: argparse.Namespace, model: Any) -> dict[str, str]:
+    """Where the numbers of a page come from, by field."""
+    weights = f"sha256 {weights_fingerprint(model)[:12]}"
+    return {"model": options.model, "weights": weights, "command": shlex.join(options.command_line)}
 
 
 def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: str) -> None:

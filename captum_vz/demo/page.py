@@ -32,7 +32,7 @@ STYLE: Final = """
 .captum-vz-note [role="alert"] { border-left: 4px solid #d55e00; padding-left: 0.6rem; }
 .captum-vz-table .wide { overflow-x: auto; }
 .captum-vz-table table { border-collapse: collapse; font-variant-numeric: tabular-nums; --bar: 33, 113, 181; }
-.captum-vz-table caption { text-align: left; padding: 0.3rem 0; }
+.captum-vz-table .caption { margin: 0.3rem 0; }
 .captum-vz-table table, .captum-vz-table thead, .captum-vz-table tbody, .captum-vz-table tr { border: 0; }
 .captum-vz-table th { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
 .captum-vz-table td { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }

@@ -71,6 +71,29 @@ def ready(page: Any) -> Any:
     return page
 
 
+def part(page: Any, name: str) -> None:
+    """Open a part of the page: look, predict, two, numbers or options."""
+    page.locator(f"#{name}").click()
+
+
+def layer(page: Any, name: str) -> Any:
+    """The button of a layer."""
+    return page.locator(".strip button").filter(has_text=name).first
+
+
+def shown_layer(page: Any) -> str:
+    """The layer that is shown, as the page writes it in its answer."""
+    found: str = page.locator(".answer b").first.inner_text()
+    return found
+
+
+def release(page: Any) -> None:
+    """Let go of the token that is chosen at first."""
+    page.locator(".flow button[tabindex='0']").first.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.mouse.move(5, 5)
+
+
 def token(page: Any, label: str, view: int = 0) -> Any:
     """The button of a token, by its exact text."""
     return page.locator("#texts > div").nth(view).locator(".flow button").get_by_text(label, exact=True).first

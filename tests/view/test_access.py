@@ -1,11 +1,12 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from captum_vz.visualization import save_html, text_records, view
-from tests.view.pages import TOKENS, Open, numbers, shares, token, violations
+from tests.view.pages import TOKENS, Open, layer, numbers, part, release, shares, shown_layer, token, violations
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +32,16 @@ HOSTILE = [
 def test_axe_finds_nothing(theme: str, opened: Open) -> None:
     page = opened(view(TWO, TOKENS, token=5, theme=theme).html())
     assert not violations(page)
-    page.select_option("#beside", label="two")
-    page.get_by_label("stop words").check()
-    page.click("#table summary")
-    page.wait_for_timeout(200)
+    page.click("#help summary")
+    for name in ("two", "options", "numbers"):
+        part(page, name)
+        page.wait_for_timeout(200)
+        assert not violations(page), name
     for place in range(COUNT):
         token(page, TOKENS[place]).focus()
         page.keyboard.press("Enter")
     assert not violations(page)
-    page.click("#start")
+    part(page, "predict")
     token(page, "pic").click()
     assert not violations(page)
 
@@ -73,35 +75,38 @@ def test_keyboard_alone(opened: Open) -> None:
         found: str = page.evaluate("document.activeElement.id || document.activeElement.textContent")
         return found
 
-    seen = []
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        seen.append(focused())
-        if seen[-1] == "[CLS]":
-            break
-    assert seen[:5] == ["method", "beside", "panel", "unit", "values"]
-    assert seen[-1] == "[CLS]"
-    for key, expected in (("ArrowRight", "the"), ("End", "[SEP]"), ("ArrowLeft", "."), ("Home", "[CLS]")):
+    page.keyboard.press("Tab")
+    assert focused() == "hat"  # the token that is chosen at first
+    for key, expected in (("Home", "[CLS]"), ("ArrowRight", "the"), ("End", "[SEP]"), ("ArrowLeft", ".")):
         page.keyboard.press(key)
         assert focused() == expected
+    page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    assert (
-        page.locator("[aria-pressed=true]").inner_text().endswith("the") or page.locator("[aria-pressed=true]").count()
-    )
-    page.keyboard.press("ArrowDown")
-    assert page.inner_text("#name") == "layer 0"
-    page.keyboard.press("ArrowUp")
-    assert page.inner_text("#name") == "layer 1"
+    assert page.locator(".flow [aria-pressed=true]").get_attribute("dir") == "auto"
+    assert page.locator(".flow [aria-pressed=true]").text_content() == "the"
+    for key, expected in (("ArrowDown", "layer 0"), ("ArrowUp", "layer 1")):
+        page.keyboard.press(key)
+        assert shown_layer(page) == expected
     page.keyboard.press("Escape")
-    assert page.locator("[aria-pressed=true]").count() == 0
-    page.keyboard.press("Tab")
-    assert focused().startswith("Table")
+    assert page.locator(".flow [aria-pressed=true]").count() == 0
     page.keyboard.press("Enter")
+    for expected in ("method", "look"):
+        page.keyboard.press("Tab")
+        assert focused() == expected
     page.keyboard.press("Tab")
-    assert focused() == "copy"
-    page.keyboard.press("Tab")
-    assert focused() == "cells"
+    page.keyboard.press("Enter")  # the first layer
+    assert shown_layer(page) == "layer 0"
+    layer(page, "layer 1").press("Space")
+    assert shown_layer(page) == "layer 1"
+    page.locator("#look").focus()
+    for expected in ("predict", "two", "numbers"):
+        page.keyboard.press("ArrowRight")
+        assert focused() == expected
+        assert page.locator(f"#{expected}").get_attribute("aria-selected") == "true"
+    for expected in ("copy", "cells"):
+        page.keyboard.press("Tab")
+        assert focused() == expected
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
 
@@ -111,34 +116,37 @@ def test_live_region_says_what_changes(opened: Open) -> None:
     live = page.get_by_role("status")
     assert live.get_attribute("aria-live") == "polite"
     page.keyboard.press("Tab")
-    page.locator(".flow button").first.focus()
+    page.keyboard.press("Escape")
     page.keyboard.press("End")
     page.wait_for_timeout(250)
     strongest = TOKENS[int(TWO["one"][0][7].argmax())]
-    assert live.inner_text().startswith(f"layer 0. [SEP] draws on {strongest} {TWO['one'][0][7].max():.3f}")
+    said = live.inner_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert said.startswith(f"In layer 0, [SEP] draws on {strongest} ({TWO['one'][0][7].max():.0%}".replace("%", " %"))
+    assert ".." not in said
     page.keyboard.press("ArrowUp")
     page.wait_for_timeout(250)
-    assert live.inner_text().startswith("layer 1. [SEP] draws on")
+    assert live.inner_text().startswith("In layer 1, [SEP] draws on")
 
 
 def test_large_text_needs_no_sideways_scroll(opened: Open) -> None:
     """1280 pixels at 200 % and 400 % are 640 and 320 CSS pixels."""
     for width in (640, 320):
         page = opened(view(TWO, TOKENS, token=5).html(), viewport={"width": width, "height": 500})
-        page.select_option("#beside", label="two")
-        page.click("#table summary")
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for one in page.locator("button:visible, select:visible").all():
-            box = one.bounding_box()
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= width + 1
-            assert box["height"] >= 24
+        for name in ("look", "two", "numbers", "options", "predict"):
+            part(page, name)
+            page.wait_for_timeout(200)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for one in page.locator("button:visible, select:visible").all():
+                box = one.bounding_box()
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= width + 1
+                assert box["height"] >= 24
 
 
 def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:
     count = len(HOSTILE)
     made = view({"</script><b>m</b>": [shares(count, 1), shares(count, 2)]}, HOSTILE, title="<i>t</i>", token=0)
+    made = replace(made, subtitle="<i>s</i>", about={"<i>": "</script><i>"})
     assert made.html().isascii()
     page = opened(made.html())
     assert page.title() == "<i>t</i>"
@@ -148,16 +156,17 @@ def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:
     assert shown[2:6] == ["a\"b'c&amp;", r"nul\x00", r"two\nlines", r"\u202eback"]
     assert shown[6:] == ["שלום", "مرحبا", "👩\u200d👧", "漢字", "␣", "∅"]
     assert all(one.bounding_box()["width"] >= 24 for one in page.locator(".flow button").all())
-    page.click("#table summary")
+    part(page, "numbers")
     page.wait_for_timeout(200)
     assert page.locator("tbody th").all_text_contents() == shown
-    assert "<b>m</b>" in page.inner_text("h2")
 
 
 def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
     page = opened(view(shares(3, 1), ["אחת", "שתיים", "שלוש"]).html())
     places = [one.bounding_box()["x"] for one in page.locator(".flow button").all()]
     assert places == sorted(places, reverse=True)
+    assert page.locator("h1").evaluate("one => one.dir") == "auto"
+    release(page)
     page.locator(".flow button").first.focus()
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.textContent") == "שתיים"
@@ -167,13 +176,13 @@ def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
 def test_strip_has_the_direction_of_the_text(opened: Open) -> None:
     layers = [shares(3, 1), shares(3, 2)]
     page = opened(view(layers, ["אחת", "שתיים", "שלוש"], token=1).html())
-    strip = page.locator("canvas")
+    strip = page.locator(".strip canvas")
     box, names = strip.bounding_box(), page.locator(".strip div").bounding_box()
     assert names["x"] >= box["x"] + box["width"] - 1
     for place, label in enumerate(["אחת", "שתיים", "שלוש"]):
-        x = box["width"] - (place + 0.5) * 28
+        x = box["width"] - (place + 0.5) * 36
         strip.hover(position={"x": x, "y": box["height"] - 8})
-        assert page.inner_text(".tip").endswith(f"{label}: {layers[1][1, place]:.3f}")
-    pixel = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
-    seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 28, box["height"] - 8])[:3]) for place in range(3)]
+        assert page.locator(".tip").first.inner_text().endswith(f"{label}: {layers[1][1, place]:.3f}")
+    pixel = "([x, y]) => [...document.querySelector('.strip canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+    seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 36, box["height"] - 8])[:3]) for place in range(3)]
     assert min(range(3), key=seen.__getitem__) == int(layers[1][1].argmax())

@@ -129,6 +129,34 @@ def test_words_by_the_marks_of_tokenizers() -> None:
     assert (given.groups, given.words) == ([0, 1, 1], ["a", "bc"])
 
 
+def test_pieces_are_readable() -> None:
+    """Marks of spaces are left out, and bytes are read as the characters that they form."""
+    for tokens, shown in (
+        (["The", "\u0120caf\u00c3\u00a9", "\u0120wug", "s", "\u010a"], ["The", "caf\u00e9", "wug", "s", r"\n"]),
+        (["\u2581the", "\u2581wug", "s", "\u2581"], ["the", "wug", "s", "\u2423"]),
+        (["\u0120a", "\u00e6", "\u0120\u6f22"], ["a", "\u00e6", "\u0120\u6f22"]),  # half a character; no byte-level token
+        (["\u00c3\u00a9", "caf\u00e9"], ["\u00c3\u00a9", "caf\u00e9"]),  # another vocabulary
+    ):
+        assert read_labels(tokens, None, None, "tokens").tokens == shown
+
+
+def test_page_opens_on_a_layer() -> None:
+    made = view([MAP, MAP], TOKENS, rollout=MAP)
+    assert (made.layer, made.token) == (1, 5)
+    assert view([MAP, MAP], TOKENS, rollout=MAP, layer=2).layer == 2
+    assert view([MAP, MAP], TOKENS, rollout=MAP, layer=-2).layer == 0
+    assert view({"rollout": MAP}, TOKENS).layer == 0
+    assert view(MAP, [*TOKENS[:3], "<mask>", *TOKENS[4:]]).token == 3
+    assert view(MAP, ["[CLS]"] * 8).token == 7
+
+
+def test_layers_with_heads() -> None:
+    heads = torch.stack([shares(8, 1), shares(8, 2)])[None]
+    made = view([heads, MAP], TOKENS)
+    assert panels(made) == {"": ["layer 0, head 0", "layer 0, head 1", "layer 1"]}
+    assert torch.allclose(made.methods[0].panels[1].scores, heads[0, 1])
+
+
 def test_kinds_of_tokens() -> None:
     tokens = ["<s>", "The", "[MASK]", "!?", "a##", "<|eot|>", "$", "of", "##fer"]
     labels = read_labels(tokens, None, None, "tokens")

@@ -7,7 +7,7 @@ import pytest
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import View, view
-from tests.view.pages import TOKENS, Open, numbers, shares, token, underlined
+from tests.view.pages import TOKENS, Open, layer, numbers, part, shares, token, underlined
 
 LAYERS = [shares(8, 1), shares(8, 2)]
 
@@ -31,9 +31,11 @@ def test_nothing_is_shown_before_the_answer(opened: Open) -> None:
     assert set(numbers(page)) == {""}
     assert not underlined(page)
     assert page.inner_text("#read") == ""
-    assert not page.locator("canvas").is_visible()
-    assert not page.locator("#table").is_visible()
-    assert page.get_by_role("slider").is_disabled()
+    assert page.inner_text(".answer") == ""
+    for hidden in ("#depths", "#table", "#svg"):
+        assert not page.locator(hidden).is_visible()
+    token(page, "hat").press("ArrowDown")
+    assert page.inner_text("#question").endswith("layer 1? Choose a token.")
     token(page, "hat").click()  # the token itself is no answer
     assert page.inner_text("#question").startswith("Question 1")
 
@@ -57,17 +59,18 @@ def test_answers_are_scored_and_handed_in(opened: Open) -> None:
     assert page.inner_text("#question") == f"Score: 1 of 2 right, {total} of 100 points."
     result = page.input_value("#result")
     assert shown.grade(result) == (2, 1, total)
-    assert not page.locator("canvas").is_visible()  # it is empty without a token
+    assert not page.locator("#depths").is_visible()  # it is empty without a token
     page.click("#stop")
-    assert page.get_by_role("slider").is_enabled()
+    assert layer(page, "layer 0").is_visible()
 
 
 def test_words_and_filters_are_graded(opened: Open) -> None:
     shown = made()
     page = opened(shown.html())
+    part(page, "options")
     page.select_option("#unit", "words")
     page.get_by_label("special").check()
-    page.click("#start")
+    part(page, "predict")
     while page.locator("#question").inner_text().startswith("Question"):
         asked = page.locator(".flow button.now").inner_text().strip()
         choices = [one for one in ("pictures", "hat") if one not in asked]
@@ -76,6 +79,15 @@ def test_words_and_filters_are_graded(opened: Open) -> None:
     score = shown.grade(page.input_value("#result"))
     assert score.questions == 4  # the, pictures, of, hat
     assert page.inner_text("#question") == f"Score: {score.right} of 4 right, {score.points} of 100 points."
+
+
+@pytest.mark.parametrize("predict", [True, False])
+def test_chosen_token_is_asked_first(predict: bool, opened: Open) -> None:
+    page = opened(made(token=3, predict=predict).html())
+    part(page, "predict")
+    assert page.inner_text("#question").startswith("Question 1 of 5: which other token does ##tures draw on")
+    page.click("#stop")
+    assert page.locator(".flow [aria-pressed=true]").text_content() == "##tures"
 
 
 def test_learner_can_stop(opened: Open) -> None:

@@ -1,15 +1,30 @@
 """What a reader sees who points at tokens, compared with the maps themselves."""
 
 import sys
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from captum_vz.functional import pool_groups
 from captum_vz.visualization import view
-from tests.view.pages import TOKENS, Open, light, numbers, shares, token, underlined
+from tests.view.pages import (
+    TOKENS,
+    Open,
+    layer,
+    light,
+    numbers,
+    part,
+    release,
+    shares,
+    shown_layer,
+    token,
+    underlined,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +55,16 @@ def assert_shows(page: Any, scores: Tensor, place: int, number: int = 0) -> None
 
 
 def test_hover_shows_sources_and_dependents(opened: Open) -> None:
-    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT).html())
+    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT, layer=2).html())
+    release(page)
     assert set(numbers(page)) == {""}
     for place in (1, 5):
         token(page, TOKENS[place]).hover()
         page.wait_for_timeout(60)
         assert_shows(page, ROLLOUT, place)
     strongest = TOKENS[int(ROLLOUT[5].argmax())]
-    assert f"hat draws on {strongest} {ROLLOUT[5].max():.3f}" in page.inner_text("#read")
+    answer = page.inner_text(".answer").replace("\N{NO-BREAK SPACE}", " ")
+    assert f"hat draws on {strongest} ({ROLLOUT[5].max():.0%}".replace("%", " %") in answer
     page.mouse.move(5, 790)
     page.wait_for_timeout(60)
     assert set(numbers(page)) == {""}
@@ -55,6 +72,7 @@ def test_hover_shows_sources_and_dependents(opened: Open) -> None:
 
 def test_focus_shows_like_hover(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS).html())
+    release(page)
     token(page, "of").focus()
     page.wait_for_timeout(60)
     assert_shows(page, LAYERS[1], 4)
@@ -78,27 +96,110 @@ def test_tap_and_click_pin(opened: Open) -> None:
     assert_shows(page, LAYERS[1], 5)
 
 
-def test_slider_goes_through_the_layers(opened: Open) -> None:
+def test_click_on_a_layer_shows_it(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT, token=-3, layer=0).html())
-    for name, scores in (("layer 0", LAYERS[0]), ("layer 1", LAYERS[1]), ("rollout", ROLLOUT)):
-        assert page.inner_text("#name") == name
-        assert page.get_by_role("slider").get_attribute("aria-valuetext") == name
+    assert shown_layer(page) == "layer 0"
+    for name, scores in (("layer 1", LAYERS[1]), ("rollout", ROLLOUT), ("layer 0", LAYERS[0])):
+        layer(page, name).click()
+        assert shown_layer(page) == name
+        assert layer(page, name).get_attribute("aria-pressed") == "true"
+        assert page.locator(".strip [aria-pressed=true]").count() == 1
         assert_shows(page, scores, 5)
-        page.get_by_role("slider").press("ArrowRight")
+
+
+def test_page_opens_on_a_layer_and_a_token(opened: Open) -> None:
+    """Without an argument: the mask, else the last word, in the last layer, not in the rollout."""
+    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT).html())
+    assert shown_layer(page) == "layer 1"
+    assert_shows(page, LAYERS[1], 5)
+    masked = [*TOKENS[:2], "[MASK]", *TOKENS[3:]]
+    assert_shows(opened(view(LAYERS, masked, rollout=ROLLOUT).html()), LAYERS[1], 2)
+
+
+def test_map_is_linked_to_the_text(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, token=5).html())
+    whole = page.locator("#map")
+    box = whole.bounding_box()
+    cell = 24
+    above = box["height"] - 2 - cell * COUNT
+    middle = lambda row, column: {"x": 90 + (column + 0.5) * cell, "y": above + (row + 0.5) * cell}  # noqa: E731
+    whole.hover(position=middle(3, 6))
+    tip = page.locator("#depths .tip").last
+    assert tip.inner_text() == f"##tures draws on .: {LAYERS[1][3, 6]:.3f}"
+    pixel = "([x, y]) => [...document.querySelector('#map').getContext('2d').getImageData(x, y, 1, 1).data]"
+    dark = [[sum(page.evaluate(pixel, list(middle(r, c).values()))) for c in range(COUNT)] for r in range(COUNT)]
+    assert torch.tensor(dark).argmin(1).tolist() == LAYERS[1].argmax(1).tolist()
+    whole.click(position=middle(3, 0))
+    page.mouse.move(5, 5)
+    assert_shows(page, LAYERS[1], 3)
+    frame = page.locator(".whole span").bounding_box()
+    assert frame["y"] == pytest.approx(box["y"] + above + 3 * cell, abs=2)
+
+
+def test_heads_have_rows_of_their_own(opened: Open) -> None:
+    heads = [torch.stack([shares(COUNT, 10 * layer + head) for head in range(3)])[None] for layer in range(2)]
+    page = opened(view(heads, TOKENS, token=5).html())
+    titles = page.locator("#depths h2").all_inner_texts()
+    assert titles[:2] == ["In which layer? click a row", "In which head? click a row"]
+    assert_shows(page, heads[1][0, 2], 5)
+    layer(page, "head 1").click()
+    assert_shows(page, heads[1][0, 1], 5)
+    layer(page, "layer 0").click()
+    assert shown_layer(page) == "layer 0, head 1"
+    assert_shows(page, heads[0][0, 1], 5)
+
+
+def test_address_keeps_token_and_layer(opened: Open) -> None:
+    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5).html())
+    token(page, "of").click()
+    layer(page, "layer 0").click()
+    assert page.url.endswith("#token=4&layer=0")
+    page.select_option("#method", label="two")
+    address = page.url
+    assert address.endswith("#token=4&layer=0&method=1")
+    page.evaluate("location.hash = '#token=2&layer=rollout'")
+    page.wait_for_timeout(100)
+    assert_shows(page, OTHER["rollout"], 2)
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    assert_shows(page, OTHER["layer 0"], 4)
+    page.evaluate("location.hash = '#token=99&layer=x&method=7'")  # a link of another page
+    page.wait_for_timeout(100)
+    assert_shows(page, OTHER["layer 0"], 4)
+
+
+def test_picture_is_saved(opened: Open) -> None:
+    made = view(LAYERS, TOKENS, token=5, title="a <b> title", subtitle="what is predicted", about={"model": "of mine"})
+    page = opened(made.html())
+    page.get_by_text("model: of mine").wait_for()
+    with page.expect_download() as download:
+        page.click("#svg")
+    text = Path(download.value.path()).read_text("utf-8")
+    drawn = ElementTree.fromstring(text)
+    words = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a <b> title", "what is predicted", *TOKENS, "layer 0", "layer 1"} <= set(words)
+    assert {one for one in written(LAYERS[1][5]) if one} <= set(words)
+    assert "model: of mine" in " ".join(filter(None, words))
+    with page.expect_download() as download:
+        page.click("#png")
+    with Image.open(download.value.path()) as picture:
+        assert picture.size == (1920, 2 * int(drawn.get("height", "0")))
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
 def test_strip_shows_the_row_in_each_layer(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html())
-    strip = page.locator("canvas")
-    assert page.locator(".strip div").inner_text().split("\n") == ["layer 0", "layer 1", "rollout"]
+    strip = page.locator(".strip canvas")
+    assert page.locator(".strip button").all_inner_texts() == ["layer 0", "layer 1", "rollout"]
     assert "hat" in strip.get_attribute("aria-label")
     box = strip.bounding_box()
-    rows = [box["height"] - 2 - 15 * (3 - row) + 7 for row in range(3)]
-    cell = min(28, box["width"] / COUNT)
+    rows = [box["height"] - 2 - 24 * (3 - row) + 4 for row in range(3)]
+    cell = min(36, box["width"] / COUNT)
     for row, scores in enumerate([*LAYERS, ROLLOUT]):
         strip.hover(position={"x": 2.5 * cell, "y": rows[row]})
-        assert page.inner_text(".tip").endswith(f"pic: {scores[5, 2]:.3f}")
-    pixel = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+        assert page.locator(".tip").first.inner_text().endswith(f"pic: {scores[5, 2]:.3f}")
+    pixel = "([x, y]) => [...document.querySelector('.strip canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
     seen = torch.tensor([[sum(page.evaluate(pixel, [(c + 0.5) * cell, y])) for c in range(COUNT)] for y in rows])
     assert seen.argmin(1).tolist() == [int(scores[5].argmax()) for scores in (*LAYERS, ROLLOUT)]
     strip.click(position={"x": 5, "y": rows[0]})
@@ -106,16 +207,18 @@ def test_strip_shows_the_row_in_each_layer(opened: Open) -> None:
 
 
 def test_method_is_switched(opened: Open) -> None:
-    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5).html())
+    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5, layer=2).html())
     assert_shows(page, ROLLOUT, 5)
     page.select_option("#method", label="two")
-    assert page.inner_text("h2") == "two, rollout"
+    assert shown_layer(page) == "rollout"
     assert_shows(page, OTHER["rollout"], 5)
 
 
 def test_two_methods_side_by_side(opened: Open) -> None:
     page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, layer=1).html())
-    page.select_option("#beside", label="two")
+    part(page, "two")
+    assert page.locator("#beside option").all_inner_texts() == ["two"]  # no method stands beside itself
+    release(page)
     token(page, "hat", view=1).hover()
     page.wait_for_timeout(60)
     assert_shows(page, LAYERS[1], 5, 0)
@@ -128,21 +231,22 @@ def test_two_methods_side_by_side(opened: Open) -> None:
 def test_layers_beside_each_other_are_the_same(opened: Open) -> None:
     """Two methods show the same layer. If only one has a rollout, the other one shows its last layer."""
     page = opened(view({"one": LAYERS, "two": OTHER}, TOKENS, token=5, layer=1).html())
-    page.select_option("#beside", label="two")
-    assert page.locator("h2").all_inner_texts() == ["one, layer 1", "two, layer 1"]
+    part(page, "two")
+    assert page.locator("#texts h2").all_inner_texts() == ["one, layer 1", "two, layer 1"]
     assert_shows(page, OTHER["layer 1"], 5, 1)
     page.select_option("#method", label="two")
-    page.select_option("#beside", label="one")
-    page.get_by_role("slider").press("End")
-    assert page.locator("h2").all_inner_texts() == ["two, rollout", "one, layer 1"]
+    assert page.locator("#beside option").all_inner_texts() == ["one"]
+    layer(page, "rollout").click()
+    assert page.locator("#texts h2").all_inner_texts() == ["two, rollout", "one, layer 1"]
 
 
 def test_words_add_columns_and_average_rows(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS, token=3).html())
+    part(page, "options")
     page.select_option("#unit", "words")
     words = torch.tensor([[0, 1, 2, 2, 3, 4, 5, 6]])
     pooled = pool_groups(LAYERS[1][None], words, shared=False)[0]
-    assert page.locator(".flow button[aria-pressed=true]").inner_text().strip("\u2022\n ") == "pictures"
+    assert page.locator(".flow button[aria-pressed=true]").inner_text().strip("\n ") == "pictures"
     assert numbers(page) == written(pooled[2])
     assert underlined(page) == drawers(pooled, 2)
     page.select_option("#unit", "pieces")
@@ -153,8 +257,9 @@ def test_raw_distances(opened: Open) -> None:
     raw = [one * DISTANCES[:, None] for one in LAYERS]
     page = opened(view(raw, TOKENS, token=2).html())
     assert_shows(page, LAYERS[1], 2)
-    assert "There was 0.250 to divide, of at most 4.00" in page.inner_text("#read")
+    assert "pic moves by 0.250; the token that moves most, by 4.00." in page.inner_text("#read")
     before = light(page)
+    part(page, "options")
     page.select_option("#values", "raw")
     strongest = int(LAYERS[1][2].argmax())
     assert float(numbers(page)[strongest]) == pytest.approx(raw[1][2, strongest].item(), rel=0.05)
@@ -165,17 +270,19 @@ def test_raw_distances(opened: Open) -> None:
 
 def test_shares_hide_raw_distances(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS).html())
-    assert not page.locator("#values").is_visible()
-    assert not page.locator("#method").is_visible()
+    part(page, "options")
+    for hidden in ("#values", "#method", "#two"):
+        assert not page.locator(hidden).is_visible()
 
 
 @pytest.mark.parametrize(("name", "gone"), [("special", [0, 7]), ("stop words", [1, 4]), ("punctuation", [6])])
 def test_filter_leaves_out_sources(name: str, gone: list[int], opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS, token=5).html())
+    part(page, "options")
     page.get_by_label(name).check()
     expected = ["" if place in gone else one for place, one in enumerate(written(LAYERS[1][5]))]
     assert numbers(page) == expected
-    page.click("#table summary")
+    part(page, "numbers")
     page.locator("tbody tr").first.wait_for()
     assert page.locator("tbody tr").count() == COUNT - len(gone)
 
@@ -185,8 +292,9 @@ def test_rounded_numbers_say_so(opened: Open) -> None:
     maps = [shares(60, seed) for seed in range(13)]
     page = opened(view(maps, [f"t{place}" for place in range(60)], token=7).html())
     strongest = int(maps[-1][7].argmax())
-    text = page.inner_text("#read").replace("\N{NO-BREAK SPACE}", " ")
-    assert text.startswith(f"t7 draws on t{strongest} \N{ALMOST EQUAL TO} {maps[-1][7, strongest]:.2f}, ")
+    text = page.inner_text(".answer").replace("\N{NO-BREAK SPACE}", " ")
+    shown = round(100 * maps[-1][7, strongest].item())
+    assert text.startswith(f"In layer 12, t7 draws on t{strongest} (\N{ALMOST EQUAL TO} {shown} %), ")
 
 
 def test_few_levels_have_few_digits(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +312,7 @@ def test_zeros_are_not_written(opened: Open) -> None:
     row = torch.tensor([1.0, 0.4]).repeat(64)
     row = row / row.sum()  # 0.0112 and 0.0045
     page = opened(view(row.expand(128, 128), [f"t{place}" for place in range(128)], token=0).html())
+    part(page, "options")
     page.select_option("#scale", "row")
     assert numbers(page) == [".01", ""] * 64
 
@@ -212,6 +321,7 @@ def test_scale_of_a_row(opened: Open) -> None:
     even = torch.full((COUNT, COUNT), 1 / COUNT)
     page = opened(view(even, TOKENS, token=0).html())
     assert 0.6 < min(light(page)) < 0.9
+    part(page, "options")
     page.select_option("#scale", "row")
     assert max(light(page)) < 0.4
 
@@ -220,12 +330,13 @@ def test_left_out_sources_do_not_count(opened: Open) -> None:
     """The scale of a row ends at the largest source that is shown, and the strip leaves the others white."""
     row = torch.tensor([0.93, *[0.01] * (COUNT - 1)])
     page = opened(view([row.expand(COUNT, COUNT)] * 2, TOKENS, token=5).html())
+    part(page, "options")
     page.select_option("#scale", "row")
     assert min(light(page)[1:]) > 0.9
     page.get_by_label("special").check()
     assert max(light(page)[1:-1]) < 0.4
-    pixel = "(one, x) => [...one.getContext('2d').getImageData(x, one.height - 8, 1, 1).data]"
-    first, second = (page.locator("canvas").evaluate(pixel, x) for x in (9, 37))
+    pixel = "(one, x) => [...one.getContext('2d').getImageData(x, one.height - 6, 1, 1).data]"
+    first, second = (page.locator(".strip canvas").evaluate(pixel, x) for x in (5, 41))
     assert first[:3] == [255, 255, 255]
     assert sum(second[:3]) < 300
 
@@ -234,7 +345,7 @@ def test_table_is_copied(opened: Open) -> None:
     page = opened(
         view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html(), permissions=["clipboard-read", "clipboard-write"]
     )
-    page.click("#table summary")
+    part(page, "numbers")
     page.click("#copy")
     heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
     assert heads.split("\t") == ["position", "source", "layer 0", "layer 1", "rollout"]
@@ -251,7 +362,8 @@ def test_table_is_copied(opened: Open) -> None:
 
 def test_whole_map_is_copied_without_a_token(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS).html(), permissions=["clipboard-read", "clipboard-write"])
-    page.click("#table summary")
+    release(page)
+    part(page, "numbers")
     page.click("#copy")
     heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
     assert heads.split("\t")[2:] == TOKENS
@@ -261,7 +373,7 @@ def test_whole_map_is_copied_without_a_token(opened: Open) -> None:
 def test_cross_map_has_two_texts(opened: Open) -> None:
     scores = shares(2, 6, columns=3)
     page = opened(view(scores, ["ein", "Hut"], columns=["a", "hat", "."], token=1).html())
-    assert page.locator("h3").all_inner_texts()[:2] == ["Source tokens", "Output tokens"]
+    assert page.locator("#texts h2:visible").all_inner_texts()[:2] == ["Source tokens", "Output tokens"]
     assert numbers(page)[:3] == written(scores[1])
     token(page, "hat").click()
     assert [place - 3 for place in underlined(page)] == drawers(scores, 1)
@@ -270,7 +382,7 @@ def test_cross_map_has_two_texts(opened: Open) -> None:
 def test_generated_tokens_are_sources_too(opened: Open) -> None:
     scores = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.125, 0.625, 0]])
     page = opened(view(scores, ["x", "y"], columns=["a", "b", "x", "y"], offset=2, token=1).html())
-    assert page.locator("h3").all_inner_texts()[:2] == ["Prompt", "Generated tokens"]
+    assert page.locator("#texts h2:visible").all_inner_texts()[:2] == ["Prompt", "Generated tokens"]
     assert numbers(page) == [".25", ".13", ".63", ""]
     token(page, "x").click()
     assert numbers(page) == [".75", ".25", "", ""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -167,6 +167,12 @@ class Explanation:
         """The interactive view of the maps, or of the rows."""
         return explanation_view(title or METHODS[self.method].title, [self])
 
+    @property
+    def prediction(self) -> str:
+        """What the model predicts, in a sentence; empty if it predicts nothing."""
+        words = ", ".join(f"{word} {number:.2f}" for word, number in self.predictions)
+        return f"The model predicts {words}." if words else ""
+
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and a column for each row. It needs pandas, of the extra `study`."""
         import pandas as pd
@@ -268,7 +274,7 @@ def draw_explanation(found: Explanation) -> Figure:
     return draw_maps(panels, found.tokens, found.token, title=title, **look)
 
 
-def explanation_view(title: str, found: Sequence[Explanation]) -> View:
+def explanation_view(title: str, found: Sequence[Explanation], about: Mapping[str, str] | None = None) -> View:
     """The maps of one text by one or several methods, with their rollouts.
 
     Value Zeroing has its distances where they were computed, so that the page shows how much there was to divide.
@@ -277,7 +283,9 @@ def explanation_view(title: str, found: Sequence[Explanation]) -> View:
     Args:
         title: The heading.
         found: The explanations of the same token of the same text.
+        about: Where the numbers come from, by field.
     """
+    told: dict[str, Any] = {"title": title, "subtitle": found[0].prediction, "about": about}
     first = found[0]
     with_maps = [one for one in found if one.maps]
     if not with_maps:
@@ -286,10 +294,12 @@ def explanation_view(title: str, found: Sequence[Explanation]) -> View:
         sides: dict[str, Any] = {"columns": first.tokens, "column_words": first.words, "special": first.special}
         if first.token is not None and len(named) == 1:
             named, sides["offset"] = [first.tokens[first.token]], first.token
-        return view(rows, named, **sides, token=0, title=title)
+        return view(rows, named, **sides, token=0, **told)
     maps = {one.method: one.distances or one.maps for one in with_maps}
     rollouts = {one.method: one.rollout for one in with_maps if one.rollout is not None}
-    layer = -1 if first.layer is None else first.layer
+    # Who asks for joined maps sees them first. All others see a layer.
+    layer = len(first.maps) if first.layer is None and first.rollout is not None else -1
+    layer = layer if first.layer is None else first.layer
     depths = {len(one.maps) + (one.method in rollouts) for one in with_maps}
     shown = layer if len(depths) == 1 and not first.windows else 0
     return view(
@@ -300,5 +310,5 @@ def explanation_view(title: str, found: Sequence[Explanation]) -> View:
         special=first.special,
         token=first.token,
         layer=shown,
-        title=title,
+        **told,
     )

@@ -32,6 +32,7 @@ from captum_vz.cli.output import (
     is_terminal,
     joined_cell,
     name_files,
+    page_origin,
     print_table,
     save_page,
     save_picture,
@@ -128,7 +129,8 @@ def run(options: argparse.Namespace) -> None:
                 Wish(token=options.token, layer=options.layer, option="--", residual=options.residual),
             )
             maps = [explain_subject(subject, options.text, None, replace(wish, method=name)) for name in found.scores]
-        save_page(_page(found, truth, explanation_view(options.text, maps), options), options.html)
+        view = explanation_view(options.text, maps, page_origin(options, loaded.model))
+        save_page(_page(found, truth, view), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))
         return
@@ -290,7 +292,7 @@ def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> d
     return record
 
 
-def _page(found: Table, truth: Truth | None, view: View, options: argparse.Namespace) -> str:
+def _page(found: Table, truth: Truth | None, view: View) -> str:
     """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token or 0]
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.scores)]
@@ -312,7 +314,6 @@ def _page(found: Table, truth: Truth | None, view: View, options: argparse.Names
             rows.append(["Kendall's tau", "", *map(_two, found.kendall.values())])
     return page(
         f"What {token} draws on",
-        paragraph(f"{options.text} ({options.model})"),
         frame(view),
         table(caption, heads, rows, marked=found.token),
         *map(paragraph, _refused(found)),

@@ -22,7 +22,16 @@ from captum_vz.cli.options import (
     one_of,
     positive,
 )
-from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
+from captum_vz.cli.output import (
+    is_terminal,
+    name_files,
+    page_origin,
+    print_table,
+    save_page,
+    save_picture,
+    share_cell,
+    working,
+)
 from captum_vz.study import METHODS
 from captum_vz.visualization.terminal import score_texts
 
@@ -136,7 +145,7 @@ def run(options: argparse.Namespace) -> None:
             say(f"drawing {options.output}")
             save_picture(found.plot(), options, subject.model, found.method)
         if options.html is not None:
-            save_page(explanation_view(f"{options.text} ({options.model})", [found]).html(), options.html)
+            save_page(explanation_view(options.text, [found], page_origin(options, subject.model)).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return

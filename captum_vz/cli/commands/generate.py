@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +27,16 @@ from captum_vz.cli.options import (
     positive,
     read_text,
 )
-from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
+from captum_vz.cli.output import (
+    is_terminal,
+    name_files,
+    page_origin,
+    print_table,
+    save_page,
+    save_picture,
+    share_cell,
+    working,
+)
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
@@ -130,8 +140,9 @@ def run(options: argparse.Namespace) -> None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)
         save_picture(figure, options, model, name)
     if options.html is not None:
-        heading = f"{options.text} … {found.text} ({options.model}, {title})"
-        save_page(found.view(layer, mask=mask, title=heading).html(), options.html)
+        view = found.view(layer, mask=mask, title=f"{options.text} … {found.text}")
+        view = replace(view, subtitle=f"{options.model} continues the text ({title}).", about=page_origin(options, model))
+        save_page(view.html(), options.html)
     if options.json:
         record = json.loads(found.to_json(mask=mask))
         print(json.dumps({**record, "model": options.model, "method": name, "residual": row.residual}))

@@ -45,7 +45,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Method:
-    """A method, its maps in the order of the slider, and whether scores have signs."""
+    """A method, its maps in the order of the layers, and whether scores have signs."""
 
     name: str
     panels: tuple[Panel, ...]
@@ -93,8 +93,18 @@ def _labelled(maps: Any, place: str) -> dict[str, Any]:
     if isinstance(maps, Tensor) and maps.dim() == 2:
         return {"map": maps}
     if isinstance(maps, (Tensor, Sequence)) and not isinstance(maps, str):
-        return {f"layer {index}": one for index, one in enumerate(maps)}
+        found: dict[str, Any] = {}
+        for index, one in enumerate(maps):
+            found |= _heads(f"layer {index}", one)
+        return found
     raise ArgumentError(f"{place}got {type(maps).__name__}: expected {EXPECTED}.")
+
+
+def _heads(label: str, one: Any) -> dict[str, Any]:
+    """A layer's map, or the maps of its heads if it is `(1, heads, out, in)`."""
+    if isinstance(one, Tensor) and one.dim() == 4 and len(one) == 1:
+        return {f"{label}, head {head}": scores for head, scores in enumerate(one[0])}
+    return {label: one}
 
 
 def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Method:
@@ -162,6 +172,9 @@ class PageData:
         token: The row that is chosen at first. None: none.
         layer: The map that is shown at first, by its index in the method with the most maps.
         predict: The rows that a learner is asked about at first, or empty.
+        title: The heading.
+        subtitle: A sentence below the heading; may be empty.
+        about: Where the numbers come from, by field.
     """
 
     methods: tuple[Method, ...]
@@ -171,6 +184,9 @@ class PageData:
     token: int | None
     layer: int
     predict: tuple[int, ...]
+    title: str
+    subtitle: str
+    about: dict[str, str]
 
     @cached_property
     def encoded(self) -> Encoded:

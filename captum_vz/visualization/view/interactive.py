@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,15 +35,16 @@ class View(PageData):
         layer: The map that is shown at first, by its index in the method with the most maps.
         predict: The rows that a learner is asked about at first, or empty.
         title: The heading.
+        subtitle: A sentence below the heading; may be empty.
+        about: Where the numbers come from, by field.
         theme: "auto", "light" or "dark".
     """
 
-    title: str
     theme: str
 
     def html(self) -> str:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
-        return page(self._record, self.title, self.theme, static=static_table(self))
+        return page(self._record, self, self.theme, static=static_table(self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
@@ -65,7 +67,7 @@ class View(PageData):
 
     def _repr_html_(self) -> str:
         """The page in a frame, then a table for viewers that leave out frames."""
-        return frame(page(self._record, self.title, self.theme), self.title) + static_table(self)
+        return frame(page(self._record, self, self.theme), self.title) + static_table(self)
 
     @cached_property
     def _record(self) -> dict[str, Any]:
@@ -86,12 +88,14 @@ def view(
     layer: int = -1,
     predict: bool | Sequence[int] = False,
     title: str = "Which token does each token draw on?",
+    subtitle: str = "",
+    about: Mapping[str, str] | None = None,
     theme: str = "auto",
 ) -> View:
     """An interactive page of maps, for a notebook, a site or a file.
 
-    Pointing at a token colours its sources and underlines the tokens that draw on it. A slider goes through the layers
-    to the rollout. The page needs no network, no server and no kernel.
+    Pointing at a token colours its sources and underlines the tokens that draw on it. Below the text are the row of
+    the token in each layer, and the whole map of the layer. The page needs no network, no server and no kernel.
 
     Rows that do not sum to 1 are divided by their sums. The page then shows either the shares or the scores themselves,
     such as the distances of ``ValueZeroing(..., normalize=False)``. Maps with negative scores are shown as they are.
@@ -99,8 +103,8 @@ def view(
     Args:
         maps: A map `(out, in)`; a list of layer maps, or a tensor of them, `(layers, out, in)`; a dict of titles to
             maps; or a dict of names of methods to such lists, tensors or dicts. A map may be `(1, out, in)`, as
-            `attribute` returns it for one sentence. Or a result that has `tokens`, and `maps` or `scores`, such as
-            :func:`~captum_vz.study.compare` returns it.
+            `attribute` returns it for one sentence. A layer of a list may have heads, `(1, heads, out, in)`.
+            Or a result that has `tokens`, and `maps` or `scores`, such as :func:`~captum_vz.study.compare` returns it.
         tokens: The tokens of the rows. Only results have tokens of their own.
         columns: The source tokens, if they are others than `tokens`. Examples: the source of a cross-attention; a
             prompt and its continuation, with `offset`.
@@ -111,11 +115,14 @@ def view(
         column_words: The same for `columns`.
         special: Whether each source token is a special token, such as a tokenizer's `special_tokens_mask`. None: the
             usual special tokens are known by their text. Masks are not among them.
-        token: The row that is chosen at first. Negative positions count from the end.
-        layer: The map that is shown at first, negative ones from the end.
+        token: The row that is chosen at first. Negative positions count from the end. None: the mask, else the last
+            token that is not special.
+        layer: The map that is shown at first. Negative ones count from the last layer, without the rollout.
         predict: Whether the page begins with questions: the learner clicks the token that they expect, then sees. Or
             the rows to ask about.
-        title: The heading of the page.
+        title: The heading of the page, such as the text.
+        subtitle: A sentence below the heading, such as what the model predicts.
+        about: Where the numbers come from, by field: "model", "weights", "command". The page shows it at its end.
         theme: "light", "dark", or "auto": the theme of the notebook or site around the page, or of the system.
 
     Returns:
@@ -149,12 +156,28 @@ def view(
     if theme not in THEMES:
         raise ArgumentError(f"theme is {theme!r}: pass one of {', '.join(THEMES)}.")
     methods = tuple(read_methods(maps, rollout, (count, width)))
-    most = max(len(method.panels) for method in methods)
-    if not -most <= layer < most:
-        raise ArgumentError(f"layer {layer} is out of range: there are {most} maps, {-most} to {most - 1}.")
-    asked = _questions(predict, rows, methods)
-    chosen = position_of(token, rows.tokens)
-    return View(methods, rows, sources, offset, chosen, layer % most, asked, title, theme)
+    chosen = _first_token(rows) if token is None else position_of(token, rows.tokens)
+    asked = _questions(predict, rows, chosen)
+    fields = {str(field): str(value) for field, value in (about or {}).items()}
+    first = _first_map(methods, layer)
+    return View(methods, rows, sources, offset, chosen, first, asked, title, subtitle, fields, theme)
+
+
+def _first_map(methods: Sequence[Method], layer: int) -> int:
+    """The index of the map that is shown at first. Negative layers count from the last one that is no rollout."""
+    labels = [panel.label for panel in max(methods, key=lambda method: len(method.panels)).panels]
+    layers = sum(not label.startswith("rollout") for label in labels) or len(labels)
+    if not -layers <= layer < len(labels):
+        count = len(labels)
+        raise ArgumentError(f"layer {layer} is out of range: there are {count} maps, {-layers} to {count - 1}.")
+    return layer + layers if layer < 0 else layer
+
+
+def _first_token(rows: Labels) -> int:
+    """The mask, else the last token that is not special, else the last one."""
+    masks = [place for place, token in enumerate(rows.tokens) if re.fullmatch(r"\[MASK\]|<mask>|<extra_id_0>", token)]
+    plain = [place for place, kind in enumerate(rows.kinds) if kind not in (1, 3)]
+    return (masks[:1] or plain[-1:] or [len(rows.tokens) - 1])[0]
 
 
 def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, int | None, Any, int | None]:
@@ -171,8 +194,8 @@ def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, 
     return layers, [names[explained]], names, explained, rollout, 0
 
 
-def _questions(predict: Any, rows: Labels, methods: Sequence[Method]) -> tuple[int, ...]:
-    """The rows to ask about: the given rows, or at most five rows that are spread over the text."""
+def _questions(predict: Any, rows: Labels, chosen: int | None) -> tuple[int, ...]:
+    """The rows to ask about: the given rows; or at most five, the chosen one first, the others spread over the text."""
     if not isinstance(predict, bool):
         listed = [position_of(int(one), rows.tokens) for one in predict]
         return tuple(one for one in listed if one is not None)
@@ -180,6 +203,6 @@ def _questions(predict: Any, rows: Labels, methods: Sequence[Method]) -> tuple[i
         return ()
     count = len(rows.tokens)
     possible = [i for i in range(count) if rows.kinds[i] not in (1, 3)] or list(range(count))
-    return (
-        tuple(possible[round(i * (len(possible) - 1) / 4)] for i in range(5)) if len(possible) > 5 else tuple(possible)
-    )
+    spread = [possible[round(i * (len(possible) - 1) / 4)] for i in range(5)] if len(possible) > 5 else possible
+    first = [chosen] if chosen in possible else []
+    return tuple(dict.fromkeys([*first, *spread]))[:5]

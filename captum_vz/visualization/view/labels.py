@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,11 @@ KINDS = ("", "special", "stop", "punctuation")
 
 # A mask stands for a word, so it is not among the special tokens.
 _SPECIAL = re.compile(r"\[(?:CLS|SEP|PAD|UNK|BOS|EOS)\]|</?s>|<(?:pad|unk|bos|eos|cls|sep)>|<\|[^|<>]+\|>|<0x0A>")
-_MARKS = {"\u0120": "", "\u2581": "", "\u010a": "\\n"}  # marks of byte-level and SentencePiece vocabularies
+_MARKS = ("\u0120", "\u2581", "\u010a")  # of a space or a line break, in byte-level and SentencePiece vocabularies
+# How byte-level vocabularies write bytes: printable characters of Latin-1 as they are, the others from U+0100.
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [one for one in range(256) if one not in _PLAIN]
+_BYTES = {chr(one): one for one in _PLAIN} | {chr(256 + place): one for place, one in enumerate(_OTHERS)}
 # These characters are not seen, break lines, or reverse the text that follows.
 _ESCAPED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 # Joiners inside letters and emoji, and the tags of flags.
@@ -62,12 +66,13 @@ def read_labels(tokens: Any, words: Any, special: Any, name: str) -> Labels:
         raise ArgumentError(f"{name} is {_short(tokens)}: pass a list of strings, one for each token.")
     if not tokens:
         raise ArgumentError(f"{name} is empty: pass a string for each token of the maps.")
-    shown = [visible(token) for token in tokens]
+    read = _reader(tokens)
+    shown = [visible(read(token)) for token in tokens]
     groups = _guessed(tokens) if words is None else _given(words, len(tokens), name)
     members = [[i for i, group in enumerate(groups) if group == word] for word in range(max(groups) + 1)]
-    named = ["".join(_piece(tokens[i], shown[i]) for i in one) or shown[one[0]] for one in members]
+    named = [visible(read("".join(_letters(tokens[i]) for i in one)) or tokens[one[0]]) for one in members]
     marked = _marked(special, shown, name)
-    plain = [_kind(_piece(token, text), mark) for token, text, mark in zip(tokens, shown, marked, strict=True)]
+    plain = [_kind(_letters(text), mark) for text, mark in zip(shown, marked, strict=True)]
     whole = [_kind(text, all(marked[i] for i in one)) for text, one in zip(named, members, strict=True)]
     # A piece of a word is no stop word or punctuation by itself.
     kinds = [kind if len(members[group]) == 1 or kind < 2 else 0 for kind, group in zip(plain, groups, strict=True)]
@@ -92,11 +97,33 @@ def visible(token: str) -> str:
     return shown if shown.strip() else "␣" * len(shown) or "∅"
 
 
-def _piece(token: str, shown: str) -> str:
-    """The letters of a token, without the mark of its tokenizer."""
-    if token.startswith("##") and len(token) > 2:
-        return shown[2:]
-    return _MARKS[token[0]] + shown[1:] if token[:1] in _MARKS else shown
+def _letters(token: str) -> str:
+    """The letters of a piece of WordPiece, without its mark."""
+    return token[2:] if token.startswith("##") and len(token) > 2 else token
+
+
+def _reader(tokens: Sequence[str]) -> Callable[[str], str]:
+    """What reads the tokens of this vocabulary: their characters, without the space before a word."""
+    if any(token[:1] in ("\u0120", "\u010a") for token in tokens):
+        return _from_bytes
+    if sum(token[:1] == "\u2581" for token in tokens) > 1:
+        return lambda token: _spaceless(token.replace("\u2581", " "))
+    return lambda token: token
+
+
+def _from_bytes(token: str) -> str:
+    """A token of a byte-level vocabulary as text. A part of a character, or another text, stays as it is."""
+    if not set(token) <= _BYTES.keys():
+        return token
+    try:
+        return _spaceless(bytes(_BYTES[one] for one in token).decode())
+    except UnicodeDecodeError:
+        return token
+
+
+def _spaceless(text: str) -> str:
+    """The text without its first space, unless it is nothing else."""
+    return text[1:] if text[:1] == " " and text.strip(" ") else text
 
 
 def _guessed(tokens: Sequence[str]) -> list[int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import json
 import re
+import sys
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -47,22 +50,46 @@ def record(data: PageData) -> dict[str, Any]:
         "token": data.token,
         "layer": data.layer,
         "predict": list(data.predict),
+        "title": visible(data.title),
+        "subtitle": visible(data.subtitle) if data.subtitle else "",
+        "about": origin(data),
     }
 
 
-def page(data: dict[str, Any], title: str, theme: str, static: str = "") -> str:
+def origin(data: PageData) -> str:
+    """Where the numbers come from, on one line."""
+    version = getattr(sys.modules["captum_vz"], "__version__", "")
+    fields = data.about | {"package": f"captum_vz {version}"}
+    return visible(" \u00b7 ".join(f"{field}: {value}" for field, value in fields.items()))
+
+
+def page(record: dict[str, Any], data: PageData, theme: str, static: str = "") -> str:
     """The document, in ASCII. `static` is for readers who have switched off scripts."""
     # A "<" in the data could end the script element.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    text = json.dumps(record, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
     found = Template(_asset("view.html")).substitute(
-        title=escape(visible(title)),
+        title=escape(record["title"]),
+        subtitle=escape(record["subtitle"]),
+        about=escape(record["about"]),
+        help=_help(data),
         theme=theme,
         style=_asset("view.css"),
-        module=_asset("view.js"),
+        module=_packed("view.js"),
         data=text.replace("&", "\\u0026"),
         static=static,
     )
     return found.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _help(data: PageData) -> str:
+    """How the numbers of Value Zeroing are made, if the page has them."""
+    named = [method.name.lower().replace("-", " ") for method in data.methods]
+    if not any("value zeroing" in name for name in named):
+        return ""
+    return (
+        "<p>Value Zeroing runs a layer again with the value vector of one token set to zero, and keeps all attention "
+        "weights. The further the output at the framed token turns, the more that token draws on the zeroed one.</p>"
+    )
 
 
 def frame(document: str, title: str) -> str:
@@ -82,10 +109,17 @@ def fingerprint(data: PageData) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    """A file of the page, without its comments and its indentation, a style sheet also without its spaces."""
+    """A file of the page, without its comments, its indentation; a style sheet also without its spaces."""
     lines = [line.strip() for line in files(__package__).joinpath(name).read_text("ascii").splitlines()]
-    text = "".join(f"{line}\n" for line in lines if line and not line.startswith(("//", "/*")))
-    return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text) if name.endswith(".css") else text
+    lines = [line for line in lines if line and not line.startswith(("//", "/*"))]
+    text = "".join(f"{line}\n" for line in lines)
+    return re.sub(r"\s*([{};,])\s*|(?<=:) ", r"\1", text) if name.endswith(".css") else text
+
+
+@cache
+def _packed(name: str) -> str:
+    """A file of the page, compressed like the numbers, so that a page of few tokens is small."""
+    return base64.b64encode(gzip.compress(_asset(name).encode("ascii"), mtime=0)).decode("ascii")
 
 
 def _side(labels: Labels) -> dict[str, Any]:

@@ -10,10 +10,10 @@ const numbered = width <= 128;
 const rough = levels < 1000;
 const wantedTheme = root.dataset.theme;
 const darkSystem = matchMedia('(prefers-color-scheme: dark)');
-// `map` of the slider, `beside` (a second method), `raw`, `byRow`, `out` (the kinds that are left out), `pinned`, `hover`,
+// `map`, `tab`, `beside` (a second method), `raw`, `byRow`, `out` (the kinds that are left out), `pinned`, `hover`,
 // `focus` (items), `quiz`.
-const state = { out: new Set() };
-let numbers, rowUnits, columnUnit, columnCount, items, sources, shown, ramps, means;
+const state = { out: new Set(), tab: 'look' };
+let numbers, rowUnits, columnUnit, columnCount, items, sources, shown, ramps, means, drawn, tints;
 
 // ---------------------------------------------------------------- numbers
 
@@ -103,11 +103,24 @@ const isOut = (item) => state.out.has(item.kind);
 const size = Math.abs;
 const current = () => (state.quiz ? state.quiz.open && state.quiz.asked : state.pinned || state.hover || state.focus);
 
-// The map of a method at the slider: the one of the same label, else at the same depth.
+// The map of another method for the one that is shown: of the same label, else at the same depth.
 function mapIn({ maps }) {
   const from = state.map.method.maps;
   const depth = from.length > 1 ? from.indexOf(state.map) / (from.length - 1) : 1;
   return maps.find((map) => map.label === state.map.label) || maps[Math.round(depth * (maps.length - 1))];
+}
+
+// Maps of heads have labels such as "layer 3, head 2".
+const layerOf = ({ label }) => label.replace(/, head .*/, '');
+const headOf = ({ label }) => label.slice(layerOf({ label }).length + 2);
+
+// The maps of a strip: each layer, of the same head if it has heads; or the heads of the layer.
+function mapsOf({ method, map }, ofHeads) {
+  const same = method.maps.filter((one) => layerOf(one) === layerOf(map));
+  if (ofHeads) return same;
+  const found = new Map();
+  for (const one of method.maps) if (!found.has(layerOf(one)) || headOf(one) === headOf(map)) found.set(layerOf(one), one);
+  return [...found.values()];
 }
 
 const joined = (...names) => names.filter(Boolean).join(', ');
@@ -120,7 +133,7 @@ function ramp(from, to) {
   return Array.from({ length: 65 }, (_, i) => {
     const color = from.map((one, k) => Math.round(one + ((to[k] - one) * i) / 64));
     const [r, g, b] = color.map((one) => (one > 10 ? ((one / 255 + 0.055) / 1.055) ** 2.4 : one / 3295));
-    return [`rgb(${color})`, (0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05) ** 2 < 0.0525 ? '#fff' : '#000'];
+    return [`rgb(${color})`, (0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05) ** 2 < 0.0525 ? '#fff' : '#000', [...color, 255]];
   });
 }
 
@@ -130,6 +143,7 @@ function setTheme() {
     ? [[22, 24, 29], [127, 196, 255], [255, 170, 110]]
     : [[255, 255, 255], [8, 69, 148], [150, 50, 0]];
   ramps = [ramp(back, blue), ramp(back, orange)];
+  tints = {};
 }
 
 // The theme of the notebook (Jupyter, VS Code, Colab), site or app around the frame.
@@ -156,6 +170,8 @@ function strengths(row, map, unit) {
   return sizes.map((one) => pale * Math.min(1, state.byRow ? one / most : Math.sqrt(one / most)));
 }
 
+// A color of the style sheet. It is read once for a theme, because reading it at each hover is slow.
+const tint = (name) => (tints[name] ??= getComputedStyle(root).getPropertyValue(name));
 const colorOf = (strength, value) => ramps[value < 0 ? 1 : 0][Math.round(64 * strength)];
 
 // ---------------------------------------------------------------- building
@@ -174,14 +190,13 @@ function isRightToLeft(group) {
 function build() {
   const { method } = state.map;
   const blocks = !items.some((item) => item.block) ? ['Tokens'] : offset === null ? ['Source tokens', 'Output tokens'] : ['Prompt', 'Generated tokens'];
-  shown = [method, state.beside].filter(Boolean).map((one) => {
+  const leftwards = isRightToLeft(sources);
+  const both = state.tab === 'two' && state.beside;
+  shown = [method, both].filter(Boolean).map((one) => {
     const view = {
-      method: one, heading: element('h2'), buttons: new Map(), names: element('div'),
-      canvas: element('canvas', '', { role: 'img' }), tip: element('p', '', { className: 'tip' }),
+      method: one, leftwards, heading: element('h2'), buttons: new Map(), strips: [],
+      answer: element('p', '', { className: 'answer' }), tip: element('p', '', { className: 'tip' }),
     };
-    view.leftwards = isRightToLeft(sources);
-    const strip = element('div', [view.names, view.canvas], { className: 'strip', dir: view.leftwards ? 'rtl' : 'ltr' });
-    view.depth = element('div', [element('h3', 'Depth: the row of the chosen token in each layer'), strip, view.tip]);
     const flows = blocks.flatMap((name, block) => {
       const own = items.filter((item) => item.block === block);
       const flow = element('div', own.map((item) => {
@@ -189,18 +204,61 @@ function build() {
         view.buttons.set(item, button);
         return button;
       }), {
-        className: numbered ? 'flow numbers' : 'flow', dir: isRightToLeft(own) ? 'rtl' : 'ltr',
+        className: ['flow', numbered ? 'numbers' : '', width > 48 ? 'long' : ''].join(' '), dir: isRightToLeft(own) ? 'rtl' : 'ltr',
         role: 'toolbar', ariaLabel: joined(name, one.name),
       });
-      flow.firstChild.tabIndex = 0;
-      return blocks[1] ? [element('h3', name), flow] : [flow];
+      (view.buttons.get(own.find((item) => item === state.pinned)) || flow.firstChild).tabIndex = 0;
+      return blocks[1] ? [element('h2', name), flow] : [flow];
     });
-    listenToStrip(view);
-    view.box = element('div', [view.heading, ...flows, view.depth]);
+    view.heading.hidden = !both;
+    view.box = element('div', [view.heading, view.answer, ...flows]);
+    const heads = one.maps.some((map) => headOf(map));
+    if (new Set(one.maps.map(layerOf)).size > 1) view.strips.push(makeStrip(view, false, 'In which layer?'));
+    if (heads) view.strips.push(makeStrip(view, true, 'In which head?'));
+    view.depth = element('div', [...view.strips.map(({ box }) => box), view.tip]);
     return view;
   });
+  const whole = !both && rowUnits.length > 1 && makeWhole(shown[0]);
   $('texts').replaceChildren(...shown.map(({ box }) => box));
+  $('depths').replaceChildren(...shown.filter(({ strips }) => strips.length).map(({ depth }) => depth), ...(whole ? [whole.box] : []));
   paint();
+}
+
+function makeStrip(view, ofHeads, title) {
+  const strip = { ofHeads, names: element('div'), canvas: element('canvas', '', { role: 'img' }) };
+  const { canvas, names } = strip;
+  strip.box = element('div', [
+    element('h2', [title, ' ', element('small', view.method.name && shown?.[1] ? view.method.name : 'click a row')]),
+    element('div', [names, canvas], { className: 'strip', dir: view.leftwards ? 'rtl' : 'ltr' }),
+  ]);
+  const mapAt = (event) => strip.maps[Math.floor((event.offsetY - strip.above) / 24)];
+  const choose = (map) => map && setMap(state.map.method === view.method ? map : state.map.method.maps.find((one) => one.label === map.label));
+  canvas.onpointermove = (event) => {
+    const [map, item, source] = [mapAt(event), current(), sources[strip.columnAt(event.offsetX)]];
+    const known = map && source && item?.row >= 0;
+    view.tip.replaceChildren(...(known ? [`${map.label}, `, element('bdi', source.label), `: ${written(rowOf(map, item.row)[source.column], map)}`] : []));
+  };
+  canvas.onpointerleave = () => view.tip.replaceChildren();
+  canvas.onclick = (event) => choose(mapAt(event));
+  names.onclick = (event) => choose(strip.maps[[...names.children].indexOf(event.target.closest('button'))]);
+  return strip;
+}
+
+// The whole map of the layer.
+function makeWhole(view) {
+  const whole = { heading: element('span'), canvas: element('canvas', '', { id: 'map', role: 'img' }), tip: element('p', '', { className: 'tip' }) };
+  const { canvas, heading, tip } = whole;
+  view.whole = whole;
+  whole.frame = element('span');
+  whole.box = element('div', [element('h2', [heading, ' ', element('small', 'rows draw on columns')]), element('div', [canvas, whole.frame], { className: 'whole' }), tip]);
+  const at = (event) => whole.rows[Math.floor((event.offsetY - whole.above) / whole.cell)];
+  canvas.onpointermove = (event) => {
+    const [item, source] = [at(event), sources[whole.columnAt(event.offsetX)]];
+    tip.replaceChildren(...(item && source ? [...[item, ' draws on ', source].map(isolated), `: ${written(rowOf(view.map, item.row)[source.column], view.map)}`] : []));
+  };
+  canvas.onpointerleave = () => tip.replaceChildren();
+  canvas.onclick = (event) => { if (at(event)) pin(at(event)); };
+  return whole;
 }
 
 // ---------------------------------------------------------------- painting
@@ -212,21 +270,47 @@ function plan() {
 
 function paint() {
   planned = null;
+  const { tab, quiz } = state;
   const item = current();
-  const asking = state.quiz && !state.quiz.open;
-  $('name').textContent = state.map.label;
-  $('panel').ariaValueText = state.map.label;
+  const asking = quiz && !quiz.open;
+  const row = item?.row >= 0;
   for (const view of shown) {
     view.map = mapIn(view.method);
     view.heading.textContent = nameOf(view.map);
-    view.depth.hidden = asking || (state.quiz && !item) || view.method.maps.length < 2;
+    view.answer.replaceChildren(...(asking ? [] : answerOf(view.map, item).map(isolated)));
     paintTokens(view, item);
-    if (!view.depth.hidden) paintStrip(view, item);
+  }
+  const open = { ask: quiz, second: tab === 'two', table: tab === 'numbers', settings: tab === 'options', read: !asking, depths: !asking && tab !== 'numbers' && (item || !quiz) };
+  for (const [id, one] of Object.entries(open)) $(id).hidden = !one;
+  if (open.depths) for (const view of shown) {
+    for (const strip of view.strips) paintStrip(view, strip, item);
+    if (view.whole) paintWhole(view, item);
   }
   $('read').replaceChildren(...(asking ? [] : sentences(item).map((parts) => element('p', parts.map(isolated)))));
-  $('table').hidden = Boolean(state.quiz);
+  $('svg').parentNode.hidden = asking;
+  paintLegend();
+  paintTitle(row ? item : null);
   clearTimeout(tabled);
-  if ($('table').open) tabled = setTimeout(paintTable, 120);
+  if (open.table) tabled = setTimeout(paintTable, 120);
+}
+
+// The chosen token in the heading, if it occurs there once.
+function paintTitle(item) {
+  const parts = item ? data.title.split(item.label) : [];
+  const alone = parts.length === 2 && !/[\p{L}\p{N}]$/u.test(parts[0]) && !/^[\p{L}\p{N}]/u.test(parts[1]);
+  $('title').replaceChildren(...(alone ? [parts[0], element('em', item.label), parts[1]] : [data.title]));
+}
+
+function paintLegend() {
+  const { method } = state.map;
+  const most = state.raw && method.maps.some((map) => map.totals) ? method.total : method.signed ? method.scale : 1;
+  const top = state.byRow ? 'largest of the row' : `${+most.toPrecision(3)} ${method.signed ? 'score' : state.raw ? 'raw score' : 'share of the row'}`;
+  const stops = (colorsOf, places) => places.map((i) => colorsOf[i][0]);
+  const colors = [...(method.signed ? stops(ramps[1], [64, 32, 0]) : []), ...stops(ramps[0], [0, 32, 64])];
+  const bar = $('high').previousSibling;
+  bar.style.background = `linear-gradient(90deg, ${colors})`;
+  $('low').textContent = method.signed ? `\u2212${top}` : '0';
+  $('high').textContent = `${method.signed ? '+' : ''}${top}`;
 }
 
 function paintTokens({ map, buttons }, item) {
@@ -239,9 +323,9 @@ function paintTokens({ map, buttons }, item) {
     [button.style.backgroundColor, button.style.color] = value && strength[c] > 0.008 ? colorOf(strength[c], value) : ['', ''];
     const number = value && strength[c] > 0.07 ? written(value, map, true) : '';
     if (numbered) button.dataset.share = number === '.00' ? '' : number;
-    const drawn = column && other.row >= 0 ? size(column[other.row]) : 0;
-    const depends = drawn > 0 && drawn > meanOf(map, other.row);
-    const thick = 1 + Math.round(3 * Math.sqrt(drawn / (map.method.signed ? map.method.scale : 1)));
+    const own = column && other.row >= 0 ? size(column[other.row]) : 0;
+    const depends = own > 0 && own > meanOf(map, other.row);
+    const thick = 1 + Math.round(3 * Math.sqrt(own / (map.method.signed ? map.method.scale : 1)));
     button.style.borderBottom = depends ? `${Math.min(4, thick)}px solid var(--mark)` : '';
     const classes = {
       depends, out: isOut(other), now: other === (state.quiz ? state.quiz.asked : item), pick: other === state.quiz?.pick,
@@ -253,99 +337,164 @@ function paintTokens({ map, buttons }, item) {
 
 const shortened = (label) => (label.length > 14 ? `${[...label].slice(0, 13).join('')}\u2026` : label);
 
-// Rows of the strip are maps, columns are sources in the direction of the text, with their labels where there is room.
-function paintStrip(view, item) {
-  const { canvas, names, leftwards, method: { maps } } = view;
-  const style = getComputedStyle(root);
+// A canvas of cells, with the labels of the columns above it where there is room. `left` is the place of a column.
+function sheet(canvas, leftwards, wide, cell, start, rows, high) {
   const pen = canvas.getContext('2d');
-  const font = '11px system-ui, sans-serif';
-  const high = maps.length > 16 ? 12 : 15;
-  const wide = Math.max(60, canvas.clientWidth);
-  const cell = Math.min(28, wide / columnCount);
-  pen.font = font;
-  const left = (c) => (leftwards ? wide - (c + 1) * cell : c * cell);
+  const font = '12px system-ui, sans-serif';
+  Object.assign(pen, { font, direction: 'ltr' });
+  const left = (c) => (leftwards ? wide - start - (c + 1) * cell : start + c * cell);
   const labels = sources.map((one) => shortened(one.label));
-  const above = cell > 9 ? Math.min(120, Math.max(...labels.map((one) => pen.measureText(one).width)) + 6) : 0;
-  const tall = above + high * maps.length + 2;
+  const above = cell > 10 ? Math.min(120, Math.max(...labels.map((one) => pen.measureText(one).width)) + 8) : 0;
+  const tall = above + high * rows + 2;
   const ratio = devicePixelRatio;
   Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
   canvas.style.height = `${tall}px`;
   pen.scale(ratio, ratio);
-  Object.assign(pen, { font, textAlign: 'left' });
-  pen.fillStyle = style.getPropertyValue('--dim');
+  Object.assign(pen, { font, direction: 'ltr', textAlign: 'left', fillStyle: tint('--dim') });
   if (above) {
     pen.rotate(-Math.PI / 2);
-    labels.forEach((one, c) => pen.fillText(one, 3 - above, left(c) + cell / 2 + 4, above - 4));
+    labels.forEach((one, c) => pen.fillText(one, 5 - above, left(c) + cell / 2 + 4, above - 6));
     pen.rotate(Math.PI / 2);
   }
-  if (item?.row >= 0) {
-    maps.forEach((map, p) => {
-      const row = rowOf(map, item.row);
-      const strength = strengths(row, map, item.row);
-      row.forEach((value, c) => {
-        [pen.fillStyle] = colorOf(strength[c], value);
-        pen.fillRect(left(c), above + p * high, cell - (cell > 6), high - 1);
-      });
-    });
-  }
-  pen.strokeStyle = style.getPropertyValue('--mark');
-  pen.lineWidth = 2;
-  pen.strokeRect(1 + (leftwards ? left(columnCount - 1) : 0), above + maps.indexOf(view.map) * high, cell * columnCount - 2, high);
-  names.style.paddingTop = `${above}px`;
-  names.replaceChildren(...maps.map((map) => element(map === view.map ? 'b' : 'span', map.label, { style: `line-height: ${high}px` })));
-  canvas.ariaLabel = `Depth strip of ${item ? item.label : 'no token'}: ${maps.length} maps, ${columnCount} sources. The table has its numbers.`;
-  Object.assign(view, { above, high, columnAt: (x) => Math.floor((leftwards ? wide - x : x) / cell) });
+  return { pen, left, above, columnAt: (x) => Math.floor(((leftwards ? wide - x : x) - start) / cell) };
 }
 
-function listenToStrip(view) {
-  const { canvas, tip, method: { maps } } = view;
-  const mapAt = (event) => maps[Math.floor((event.offsetY - view.above) / view.high)];
-  canvas.onpointermove = (event) => {
-    const map = mapAt(event);
-    const item = current();
-    const source = sources[view.columnAt(event.offsetX)];
-    const known = map && source && item?.row >= 0;
-    tip.replaceChildren(...(known ? [`${map.label}, `, element('bdi', source.label), `: ${written(rowOf(map, item.row)[source.column], map)}`] : []));
-  };
-  canvas.onpointerleave = () => tip.replaceChildren();
-  canvas.onclick = (event) => {
-    const map = mapAt(event);
-    if (map) setMap(state.map.method === view.method ? map : state.map.method.maps.find((one) => one.label === map.label));
-  };
+// Rows of a strip are maps, columns are sources in the direction of the text.
+function paintStrip(view, strip, item) {
+  const { canvas, names, ofHeads } = strip;
+  const maps = mapsOf(view, ofHeads);
+  const rows = item?.row >= 0 ? maps.map((map) => rowOf(map, item.row)) : [];
+  // Layout is read once, because reading it at each hover is slow.
+  strip.room ??= canvas.parentNode.clientWidth;
+  const small = strip.room < 34 * columnCount + 70;
+  names.className = small ? 'names' : '';
+  const kept = [...names.children];
+  names.replaceChildren(...maps.map((map, p) => {
+    const [best] = rows[p] ? strongest(rows[p]) : [];
+    const value = best ? written(rows[p][best.column], map, true) : '';
+    const name = ofHeads ? headOf(map) || 'all heads' : layerOf(map);
+    const button = kept[p] || element('button');
+    button.replaceChildren(name, ...(best && small ? [' ', element('bdi', shortened(best.label)), ` ${value}`] : []));
+    return Object.assign(button, { ariaPressed: map === view.map, ariaLabel: best ? `${name} ${best.label} ${value}` : name });
+  }));
+  strip.named ??= names.offsetWidth;
+  const wide = Math.max(60, strip.room - strip.named);
+  const cell = Math.min(36, wide / columnCount);
+  const { pen, left, above, columnAt } = sheet(canvas, view.leftwards, wide, cell, 0, maps.length, 24);
+  Object.assign(pen, { textAlign: 'center', font: '11px system-ui, sans-serif' });
+  if (cell <= 6 && rows.length) {
+    const pixels = tiles(rows.map((row, p) => [maps[p], row, item.row]), view.leftwards);
+    pen.imageSmoothingEnabled = false;
+    rows.forEach((_, p) => pen.drawImage(pixels, 0, p, columnCount, 1, view.leftwards ? left(columnCount - 1) : 0, above + p * 24, cell * columnCount, 23));
+  } else rows.forEach((row, p) => {
+    const strength = strengths(row, maps[p], item.row);
+    row.forEach((value, c) => {
+      const [color, ink] = colorOf(strength[c], value);
+      pen.fillStyle = color;
+      pen.fillRect(left(c), above + p * 24, cell - 1, 23);
+      if (cell < 28 || strength[c] < 0.3) return;
+      pen.fillStyle = ink;
+      pen.fillText(written(value, maps[p], true), left(c) + cell / 2, above + p * 24 + 16);
+    });
+  });
+  Object.assign(pen, { strokeStyle: tint('--mark'), lineWidth: 2 });
+  pen.strokeRect(1 + (view.leftwards ? left(columnCount - 1) : 0), above + maps.indexOf(view.map) * 24, cell * columnCount - 2, 24);
+  names.style.paddingTop = `${above}px`;
+  canvas.ariaLabel = `${ofHeads ? 'Heads' : 'Layers'} of ${item ? item.label : 'no token'}: ${maps.length} maps, ${columnCount} sources. The table has its numbers.`;
+  Object.assign(strip, { maps, above, columnAt });
+}
+
+// A canvas with one pixel for each score.
+function tiles(lines, leftwards) {
+  const pixels = new ImageData(columnCount, lines.length);
+  lines.forEach(([map, row, unit], i) => {
+    const strength = strengths(row, map, unit);
+    row.forEach((value, c) => pixels.data.set(colorOf(strength[c], value)[2], 4 * (i * columnCount + (leftwards ? columnCount - 1 - c : c))));
+  });
+  const made = element('canvas', '', { width: columnCount, height: lines.length });
+  made.getContext('2d').putImageData(pixels, 0, 0);
+  return made;
+}
+
+// The cells are painted once for a map and its settings, because a long text has many.
+function paintWhole({ map, whole, leftwards }, item) {
+  const { canvas } = whole;
+  const rows = items.filter((one) => one.row >= 0).sort((a, b) => a.row - b.row);
+  const wide = whole.room ??= canvas.clientWidth || 300;
+  const key = [map.start, state.raw, state.byRow, [...state.out], columnCount, root.dataset.theme].join();
+  if (drawn?.key !== key) {
+    drawn = { key, cells: tiles(rows.map((one) => [map, rowOf(map, one.row), one.row]), leftwards) };
+  }
+  const named = Math.min(wide - 90, 520) / columnCount > 10;
+  const start = named ? 90 : 0;
+  const cell = Math.min(24, (Math.min(wide, 610) - start) / columnCount);
+  // Only the frame moves while the map stays.
+  const all = cell * columnCount;
+  if (whole.key !== key + wide) {
+    whole.key = key + wide;
+    Object.assign(whole, { rows, cell, ...sheet(canvas, leftwards, wide, cell, start, rows.length, cell) });
+    const { pen, left, above } = whole;
+    const x = left(leftwards ? columnCount - 1 : 0);
+    whole.x = x;
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(drawn.cells, x, above, all, cell * rows.length);
+    if (named) {
+      pen.textAlign = leftwards ? 'left' : 'right';
+      rows.forEach((one, i) => pen.fillText(shortened(one.label), leftwards ? wide - start + 6 : start - 6, above + (i + 0.5) * cell + 4, start - 8));
+      pen.fillStyle = tint('--back');
+      for (let c = 1; c < columnCount; c += 1) pen.fillRect(x + c * cell - 1, above, 1, cell * rows.length);
+      for (let i = 1; i < rows.length; i += 1) pen.fillRect(x, above + i * cell - 1, all, 1);
+    }
+  }
+  whole.frame.hidden = !(item?.row >= 0);
+  Object.assign(whole.frame.style, { left: `${whole.x - 1}px`, top: `${whole.above + rows.indexOf(item) * cell - 1}px`, width: `${all + 1}px`, height: `${Math.max(5, cell + 1)}px` });
+  whole.heading.textContent = /^(map|scores)$/.test(map.label) ? 'The whole map' : `The whole map, ${map.label}`;
+  canvas.ariaLabel = `${whole.heading.textContent}: ${rows.length} rows, ${columnCount} columns. The table has its numbers.`;
 }
 
 // ---------------------------------------------------------------- words about the numbers
 
-// Sentences as lists of strings and items, whose labels are isolated from the direction of the text.
+// The sources of a row that are shown, strongest first.
+const strongest = (row) => sources.filter((one) => row[one.column] && !isOut(one)).sort((a, b) => size(row[b.column]) - size(row[a.column]));
+
+// Sentences are lists of strings and items, whose labels are isolated from the direction of the text.
+function answerOf(map, item) {
+  if (!item) return [state.quiz ? '' : 'No token is chosen: point at a token, tap it, or press Tab.'];
+  if (!(item.row >= 0)) return [item, ' is a source: tokens that draw on it are underlined.'];
+  const row = rowOf(map, item.row);
+  const shares = !map.method.signed && !(state.raw && map.totals);
+  const least = shares ? 0.05 : 0.05 * size(row[strongest(row)[0]?.column]);
+  const [best, ...more] = strongest(row);
+  const value = (one) => (shares ? `${rough ? '\u2248\u00a0' : ''}${Math.round(100 * row[one.column])}\u00a0%` : written(row[one.column], map));
+  const others = more.slice(0, 2).filter((one) => size(row[one.column]) >= least);
+  const where = /^(map|scores)$/.test(map.label) ? [] : [/^rollout/.test(map.label) ? 'Through all layers (' : 'In ', element('b', map.label), /^rollout/.test(map.label) ? '), ' : ', '];
+  return [...where, { ...item, own: true }, ...(best
+    ? [map.method.signed ? ' depends most on ' : ' draws on ', best, ` (${value(best)})`, ...others.flatMap((one, i) => [i ? ', ' : ', then ', one, ` (${value(one)})`]), others.length || !shares ? '.' : row[best.column] > 0.5 ? ', and on hardly anything else.' : '.']
+    : [' draws on no token that is shown.'])];
+}
+
 function sentences(item) {
-  if (!item) return state.quiz ? [] : [['No token is chosen.']];
+  if (!item) return [];
   const about = rough ? '\u2248\u00a0' : '';
-  const listed = (found, value) => found.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', one, ` ${about}${value(one)}`]);
   return shown.flatMap(({ map }) => {
     const found = [];
     const name = shown.length > 1 ? `${map.method.name}: ` : '';
-    if (item.row >= 0) {
-      const row = rowOf(map, item.row);
-      const best = sources.filter((one) => row[one.column] && !isOut(one)).sort((a, b) => size(row[b.column]) - size(row[a.column]));
-      const total = totalOf(map, item.row);
-      found.push([name, item, best.length ? ' draws on ' : ' draws on no token that is shown',
-        ...listed(best, (one) => written(row[one.column], map)), '.',
-        total === null ? '' : ` There was ${total.toPrecision(3)} to divide, of at most ${map.method.total.toPrecision(3)}.`]);
-    }
+    const total = item.row >= 0 ? totalOf(map, item.row) : null;
+    if (total !== null) found.push([name, item, ` moves by ${total.toPrecision(3)}; the token that moves most, by ${map.method.total.toPrecision(3)}.`]);
     if (item.column >= 0) {
       const column = columnOf(map, item.column);
       const deep = items.filter((one) => one.row >= 0 && size(column[one.row]) > meanOf(map, one.row))
         .sort((a, b) => size(column[b.row]) - size(column[a.row]));
       found.push(deep.length
-        ? [name, 'Tokens that draw on ', item, ': ', ...listed(deep, (one) => written(column[one.row], map, false, false)), deep.length > 5 ? ` and ${deep.length - 5} more.` : '.']
+        ? [name, 'Tokens that draw on ', item, ': ', ...deep.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', one, ` ${about}${written(column[one.row], map, false, false)}`]), deep.length > 5 ? ` and ${deep.length - 5} more.` : '.']
         : [name, 'No token draws more than evenly on ', item, '.']);
     }
     return found;
   });
 }
 
-const isolated = (part) => (part.label === undefined ? part : element('bdi', part.label));
-const spoken = (parts) => parts.map((part) => part.label ?? part).join('');
+const isolated = (part) => (part.label === undefined ? part : element('bdi', part.label, { className: part.own ? 'own' : '' }));
+const spoken = (parts) => parts.map((part) => part.label ?? part.textContent ?? part).join('');
 
 let waiting, tabled;
 function say(text) {
@@ -356,7 +505,8 @@ function say(text) {
 // Only what the keyboard, a tap or a setting changes is announced.
 function show() {
   paint();
-  say([state.map.label, ...sentences(current()).map(spoken)].join('. '));
+  remember();
+  say([...shown.map(({ map }) => answerOf(map, current())), ...sentences(current())].map(spoken).join(' '));
 }
 
 // ---------------------------------------------------------------- the table
@@ -411,6 +561,126 @@ async function copy(text, done) {
   say(done);
 }
 
+// ---------------------------------------------------------------- links and pictures
+
+// The token and the layer in the address, such as "#token=6&layer=3".
+function remember() {
+  const { map, pinned } = state;
+  const parts = [pinned?.row >= 0 && `token=${rowUnits[pinned.row][0]}`, `layer=${encodeURIComponent(map.label.replace(/^layer /, ''))}`,
+    map.method !== methods[0] && `method=${methods.indexOf(map.method)}`];
+  try {
+    history.replaceState(null, '', `#${parts.filter(Boolean).join('&')}`);
+  } catch {
+    // A frame without an address of its own.
+  }
+}
+
+function recall() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  const { maps } = methods[wanted.get('method')] || state.map.method;
+  const named = maps.find(({ label }) => [label, label.replace(/^layer /, '')].includes(wanted.get('layer')));
+  state.map = named || mapIn(maps[0].method);
+  const row = wanted.get('token');
+  if (row) state.pinned = items.find((item) => rowUnits[item.row]?.includes(Number(row))) || state.pinned;
+  $('method').value = methods.indexOf(state.map.method);
+}
+
+// What is shown, as the elements of an SVG: no page, and text stays text.
+function picture() {
+  const make = (tag, attributes, text = '') => {
+    const made = document.createElementNS($('space').namespaceURI, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.textContent = text;
+    return made;
+  };
+  const [wide, edge] = [960, 24];
+  const pen = element('canvas').getContext('2d');
+  const parts = [];
+  let y = edge;
+  const write = (text, x, at, high, color, more = {}) => parts.push(make('text', { x, y: at, fill: color, 'font-size': high, ...more }, text));
+  const wrap = (text, high, color, weight = 400) => {
+    pen.font = `${weight} ${high}px sans-serif`;
+    let line = '';
+    for (const word of [...text.split(' '), null]) {
+      if (word === null || (line && pen.measureText(`${line} ${word}`).width > wide - 2 * edge)) {
+        y += high * 1.3;
+        write(line, edge, y, high, color, { 'font-weight': weight });
+        line = '';
+      }
+      line += (line && ' ') + word;
+    }
+  };
+  const box = (x, at, w, h, fill, more = {}) => parts.push(make('rect', { x, y: at, width: w, height: h, rx: 4, fill, ...more }));
+  const item = current();
+  wrap(data.title, 22, tint('--text'), 700);
+  if (data.subtitle) wrap(data.subtitle, 14, tint('--dim'));
+  for (const { map, buttons, leftwards, strips: [strip] } of shown) {
+    y += 8;
+    if (shown[1]) wrap(map.method.name, 14, tint('--dim'), 700);
+    wrap(answerOf(map, item).map(spoken1).join(''), 17, tint('--text'));
+    y += 12;
+    let x = edge;
+    pen.font = '17px sans-serif';
+    for (const [one, button] of buttons) {
+      const w = Math.max(24, pen.measureText(one.label).width + 16);
+      if (x + w > wide - edge) [x, y] = [edge, y + 48];
+      const at = leftwards ? wide - x - w : x;
+      box(at, y, w, 42, button.style.backgroundColor || tint('--soft'), one === item ? { stroke: tint('--mark'), 'stroke-width': 2 } : {});
+      const color = button.style.color || tint('--text');
+      write(one.label, at + w / 2, y + 20, 17, color, { 'text-anchor': 'middle' });
+      write(button.dataset.share || '', at + w / 2, y + 36, 11, color, { 'text-anchor': 'middle' });
+      x += w + 4;
+    }
+    y += 56;
+    if (!strip || !(item?.row >= 0)) continue;
+    const cell = Math.min(36, (wide - 2 * edge - 110) / columnCount);
+    const column = (c) => (leftwards ? wide - edge - (c + 1) * cell : edge + 110 + c * cell);
+    if (cell > 10) {
+      y += 90;
+      sources.forEach((one, c) => write(shortened(one.label), 0, 0, 12, tint('--dim'), { transform: `translate(${column(c) + cell / 2 + 4} ${y - 6}) rotate(-90)` }));
+    }
+    for (const layer of mapsOf({ method: map.method, map })) {
+      write(layer.label, edge + 100, y + 16, 12, tint(layer === map ? '--mark' : '--dim'), { 'text-anchor': 'end', 'font-weight': layer === map ? 700 : 400 });
+      const row = rowOf(layer, item.row);
+      const strength = strengths(row, layer, item.row);
+      row.forEach((value, c) => {
+        const [color, ink] = colorOf(strength[c], value);
+        box(column(c), y, cell - (cell > 6), 23, color);
+        if (cell >= 28 && strength[c] >= 0.3) write(written(value, layer, true), column(c) + cell / 2, y + 16, 11, ink, { 'text-anchor': 'middle' });
+      });
+      y += 24;
+    }
+    y += 8;
+  }
+  ramps[0].forEach(([color], i) => { if (i % 4 === 0) box(edge + 2 * i, y + 8, 8, 10, color, { rx: 0 }); });
+  write(`${$('low').textContent} to ${$('high').textContent}`, edge + 144, y + 17, 12, tint('--dim'));
+  y += 18;
+  wrap(data.about, 11, tint('--dim'));
+  const high = Math.ceil(y + edge);
+  const svg = make('svg', { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, 'font-family': 'system-ui, sans-serif' });
+  svg.append(make('title', {}, data.title), make('desc', {}, joined(answerOf(shown[0].map, item).map(spoken1).join(''), data.about)), make('rect', { width: wide, height: high, fill: tint('--back') }), ...parts);
+  return { text: new XMLSerializer().serializeToString(svg), wide, high };
+}
+
+const spoken1 = (part) => spoken([part]);
+
+function download(blob, ending) {
+  const address = URL.createObjectURL(blob);
+  element('a', '', { href: address, download: `captum_vz.${ending}` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+function savePng() {
+  const { text, wide, high } = picture();
+  const drawing = new Image(wide, high);
+  drawing.onload = () => {
+    const canvas = element('canvas', '', { width: 2 * wide, height: 2 * high });
+    canvas.getContext('2d').drawImage(drawing, 0, 0, 2 * wide, 2 * high);
+    canvas.toBlob((blob) => download(blob, 'png'));
+  };
+  drawing.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+}
+
 // ---------------------------------------------------------------- predict, then reveal
 
 // The sources that may be picked: not the token itself, not what is left out.
@@ -423,10 +693,11 @@ function startQuiz() {
   const from = some.length ? some : possible;
   const count = Math.min(5, from.length);
   const spread = Array.from({ length: count }, (_, i) => from[Math.round((i * (from.length - 1)) / Math.max(1, count - 1))]);
-  const targets = given.length ? [...new Set(given)] : spread;
+  const first = possible.filter((one) => one === state.pinned);
+  const targets = given.length ? [...new Set(given)] : [...first, ...spread.filter((one) => one !== state.pinned)].slice(0, count);
   if (!targets.length) { say('There is no token to ask about.'); return; }
-  Object.assign(state, { pinned: null, beside: null, quiz: { targets, at: -1, picks: [], points: [] } });
-  $('beside').value = -1;
+  Object.assign(state, { kept: state.pinned, pinned: null, quiz: { targets, at: -1, picks: [], points: [] } });
+  $('method').disabled = true;
   build();
   nextQuestion();
 }
@@ -446,7 +717,7 @@ function nextQuestion() {
   if (quiz.at === quiz.targets.length) { endQuiz(); return; }
   Object.assign(quiz, { asked: quiz.targets[quiz.at], open: false, pick: null });
   $('ask').hidden = false;
-  $('handin').hidden = $('controls').disabled = true;
+  $('handin').hidden = true;
   ask([`Question ${quiz.at + 1} of ${quiz.targets.length}: which other token does `, quiz.asked, ` draw on most, in ${nameOf(state.map)}? Choose a token.`], '');
   focusToken(shown[0].buttons.get(quiz.asked));
 }
@@ -482,11 +753,9 @@ function endQuiz() {
 }
 
 function stopQuiz() {
-  state.quiz = null;
+  Object.assign(state, { quiz: null, pinned: state.kept });
   $('ask').hidden = true;
-  $('controls').disabled = false;
-  paint();
-  $('start').focus();
+  $('method').disabled = false;
 }
 
 // ---------------------------------------------------------------- events
@@ -494,9 +763,30 @@ function stopQuiz() {
 function setMap(map) {
   if (!map || state.quiz) return;
   state.map = map;
-  $('panel').max = map.method.maps.length - 1;
-  $('panel').value = map.method.maps.indexOf(map);
-  $('panel').parentNode.hidden = map.method.maps.length < 2;
+  show();
+}
+
+function setTab(name) {
+  if (state.quiz) stopQuiz();
+  state.tab = name;
+  for (const tab of $('tabs').children) {
+    Object.assign(tab, { ariaSelected: tab.id === name, tabIndex: tab.id === name ? 0 : -1 });
+    tab.setAttribute('aria-controls', 'panel');
+  }
+  $('panel').setAttribute('aria-labelledby', name);
+  build();
+  if (name === 'predict') startQuiz();
+}
+
+// The methods that may stand beside: all others.
+function setMethod(method) {
+  const others = methods.filter((one) => one !== method);
+  if (!others.includes(state.beside)) [state.beside] = others;
+  $('beside').replaceChildren(...others.map((one) => new Option(one.name, methods.indexOf(one))));
+  if (state.beside) $('beside').value = methods.indexOf(state.beside);
+  state.map = mapIn(method);
+  $('method').value = methods.indexOf(method);
+  build();
   show();
 }
 
@@ -511,10 +801,11 @@ function onKey(event) {
   if (!button) return;
   const all = [...button.parentNode.children];
   const near = (by) => all[all.indexOf(button) + (button.parentNode.dir === 'rtl' ? -by : by)];
-  const layer = (by) => setMap(state.map.method.maps[Number($('panel').value) + by]);
+  const { maps } = state.map.method;
+  const layer = (by) => setMap(maps[maps.indexOf(state.map) + by]);
   const act = {
     ArrowRight: () => near(1), ArrowLeft: () => near(-1), Home: () => all[0], End: () => all.at(-1),
-    ArrowUp: () => layer(1), ArrowDown: () => layer(-1), Escape: () => pin(),
+    ArrowUp: () => layer(1), ArrowDown: () => layer(-1), Escape: () => { state.focus = null; pin(); },
   }[event.key];
   if (!act) return;
   event.preventDefault();
@@ -565,24 +856,35 @@ function listen() {
     else pin(state.pinned !== button.item && button.item);
   };
   texts.onkeydown = onKey;
-  $('panel').oninput = () => setMap(state.map.method.maps[$('panel').value]);
-  $('method').onchange = () => { setMap(mapIn(methods[$('method').value])); build(); };
+  $('tabs').onclick = ({ target }) => { if (target.id !== 'tabs') setTab(target.id); };
+  $('tabs').onkeydown = ({ key, target }) => {
+    const all = [...$('tabs').children].filter((one) => !one.hidden);
+    const goal = { ArrowRight: 1, ArrowLeft: -1 }[key];
+    const next = goal && all[(all.indexOf(target) + goal + all.length) % all.length];
+    if (next) { setTab(next.id); next.focus(); }
+  };
+  $('method').onchange = () => setMethod(methods[$('method').value]);
   $('beside').onchange = () => { state.beside = methods[$('beside').value]; build(); show(); };
   $('unit').onchange = setUnitsAndPin;
   $('values').onchange = () => { state.raw = $('values').value === 'raw'; show(); };
   $('scale').onchange = () => { state.byRow = $('scale').value === 'row'; show(); };
   $('filter').onchange = ({ target }) => { state.out[target.checked ? 'add' : 'delete'](Number(target.value)); show(); };
-  $('table').ontoggle = paintTable;
   $('copy').onclick = () => {
     const { rows } = tableOf(current());
     copy(rows.map((cells) => cells.join('\t')).join('\n'), `Copied ${rows.length - 1} rows.`);
   };
-  $('start').onclick = startQuiz;
   $('next').onclick = nextQuestion;
-  $('stop').onclick = stopQuiz;
+  $('stop').onclick = () => { setTab('look'); $('look').focus(); };
   $('copyresult').onclick = () => copy($('result').value, 'Copied the result.');
+  $('link').onclick = () => { remember(); copy(location.href, 'Copied the link.'); };
+  $('svg').onclick = () => download(new Blob([picture().text], { type: 'image/svg+xml' }), 'svg');
+  $('png').onclick = savePng;
+  window.onhashchange = () => { recall(); build(); };
   darkSystem.onchange = retheme;
-  new ResizeObserver(plan).observe(texts);
+  new ResizeObserver(() => {
+    for (const one of shown.flatMap(({ strips, whole }) => [...strips, whole || {}])) one.room = one.named = undefined;
+    plan();
+  }).observe(texts);
 }
 
 function retheme() {
@@ -611,33 +913,29 @@ function fitFrame() {
 
 // Settings that this page has no use for are hidden.
 function fillSettings() {
-  const names = methods.map((method, i) => new Option(method.name || 'scores', i));
-  $('method').append(...names);
-  $('beside').append(new Option('none', -1), ...names.map((one) => one.cloneNode(true)));
   const hide = (one, hidden) => { one.parentNode.hidden = hidden; };
+  $('method').append(...methods.map((method, i) => new Option(method.name || 'scores', i)));
   hide($('method'), methods.length < 2);
-  hide($('beside'), methods.length < 2);
+  $('two').hidden = methods.length < 2;
   hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
   hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
   const kinds = [...data.columns.kinds, ...data.columns.wordKinds].map(String);
   for (const box of $('filter').querySelectorAll('input')) hide(box, !kinds.includes(box.value));
   $('filter').hidden = kinds.every((kind) => kind === '0');
+  $('sums').hidden = methods.some(({ signed }) => signed);
+  $('link').hidden = location.protocol === 'about:';
 }
 
-if (typeof DecompressionStream === 'undefined') {
-  $('read').textContent = 'This browser has no DecompressionStream.';
-} else {
-  await unpack();
-  setTheme();
-  fillSettings();
-  setUnits();
-  const { maps } = methods[0];
-  state.map = maps[Math.min(data.layer, maps.length - 1)];
-  state.pinned = items.find((item) => item.row === data.token);
-  listen();
-  build();
-  setMap(state.map);
-  fitFrame();
-  if (data.predict.length) startQuiz();
-  document.body.dataset.ready = '';
-}
+await unpack();
+setTheme();
+fillSettings();
+setUnits();
+const { maps } = methods[0];
+state.map = maps[Math.min(data.layer, maps.length - 1)];
+state.pinned = items.find((item) => item.row === data.token);
+recall();
+setMethod(state.map.method);
+setTab(data.predict.length ? 'predict' : 'look');
+listen();
+fitFrame();
+document.body.dataset.ready = '';
