@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -105,11 +105,17 @@ class Answers:
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
         """
+        remarks: list[Any] = []
         wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or ""
+        answer = self._explain(*wanted, remarks)
         try:
-            with warnings.catch_warnings(record=True) as remarks:
+            # Not around a yield: other code runs there, whose warnings are its own.
+            with warnings.catch_warnings():
                 warnings.simplefilter("always", UserWarning)
-                yield from self._explain(*wanted, remarks)
+                warnings.showwarning = lambda *told, **_: remarks.append(_Told(*told[:2]))
+                first = next(answer)
+            yield first
+            yield from answer
         except ERRORS as error:
             yield _refusal(error), "", None, "", None, []
 
@@ -300,6 +306,13 @@ def _explained(
     if not found:
         raise next(iter(reasons.values()))
     return found, [f"Without {name}: {reason}" for name, reason in reasons.items()]
+
+
+class _Told(NamedTuple):
+    """A warning."""
+
+    message: Any
+    category: type[Warning]
 
 
 def _refusal(error: BaseException) -> str:

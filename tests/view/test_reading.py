@@ -346,6 +346,7 @@ def test_table_is_copied(opened: Open) -> None:
         view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html(), permissions=["clipboard-read", "clipboard-write"]
     )
     part(page, "numbers")
+    page.locator("tbody tr").first.wait_for()
     page.click("#copy")
     heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
     assert heads.split("\t") == ["position", "source", "layer 0", "layer 1", "rollout"]
