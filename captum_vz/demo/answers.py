@@ -33,6 +33,8 @@ TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
 MOST_METHODS: Final = 6
 MOST_NEW_TOKENS: Final = 32
+#: What rollouts add to the map of each layer for the residual connection.
+RESIDUALS: Final[Mapping[str, float | str | None]] = {"0.5": 0.5, "none": None, "paper": "paper"}
 KEPT: Final = 16  # folders with files to download
 #: What a model or its files may raise for a text or a name that they cannot use.
 ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -91,6 +93,7 @@ class Answers:
         target: str | None = "",
         truth: bool = False,
         other: str | None = "",
+        residual: str = "0.5",
     ) -> Iterator[tuple[Any, ...]]:
         """What :meth:`explain` returns: first without pictures and files, which take longer, then with them.
 
@@ -104,9 +107,10 @@ class Answers:
             target: The label or word that is explained; empty: what the model predicts.
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
+            residual: A name of :data:`RESIDUALS`, for rollouts.
         """
         remarks: list[Any] = []
-        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or ""
+        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual
         answer = self._explain(*wanted, remarks)
         try:
             # Not around a yield: other code runs there, whose warnings are its own.
@@ -139,6 +143,7 @@ class Answers:
         target: str,
         truth: bool,
         against: str,
+        residual: str,
         remarks: list[Any],
     ) -> Iterator[tuple[Any, ...]]:
         if not methods or len(methods) > MOST_METHODS:
@@ -149,6 +154,7 @@ class Answers:
             other = [line.strip() for line in other.splitlines() if line.strip()]
         place = -1 if layer is None else int(layer)
         wish = Wish(token=token.strip() or None, layer=place, target=target.strip() or None, distances=True)
+        wish = replace(wish, residual=RESIDUALS[residual])
         found, refused = _explained(subject, text, other, methods, wish)
         names = [one.method for one in found]
         comparison = side_by_side(found)

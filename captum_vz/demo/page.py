@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.app.pages import note
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, RESIDUALS, TITLE, Answers
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.visualization import read_provenance
@@ -133,7 +133,7 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
         sentence, name, place, number = examples[index]
         return sentence, name, place, number, "", "", "", *_nothing(CHANGED)
 
-    pair, target, _, other = others[4:]
+    pair, target, _, other, _ = others[4:]
     chosen = [text, model, token, layer, pair, target, other]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
@@ -183,7 +183,14 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             elem_id="pair",
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
-    return [model, methods, token, layer, pair, target, truth, other]
+    residual = gr.Radio(
+        list(RESIDUALS),
+        value="0.5",
+        label="Residual of rollouts",
+        info="What joined maps add for the residual connection: half of each row, nothing, or as in the paper.",
+        elem_id="residual",
+    )
+    return [model, methods, token, layer, pair, target, truth, other, residual]
 
 
 def _nothing(line: str) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """What the demo's page shows: limits, files, and text that stays text."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,14 @@ def test_two_texts_have_two_views(answers: Answers) -> None:
     assert view.count("<iframe") == 2
     told, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="a " * 60)
     assert 'role="alert"' in told
+
+
+def test_residual_is_chosen(answers: Answers) -> None:
+    asked = "a hat [MASK] small", "agreement", ["value-zeroing-rollout"], "", -1
+    tables = {name: answers.explain(*asked, residual=name)[3] for name in ("0.5", "none", "paper")}
+    assert tables["0.5"] == answers.explain(*asked)[3] != tables["none"]
+    cells = [re.findall(r">(\d\.\d+)</td>", tables[name]) for name in ("none", "paper")]
+    assert cells[0] == cells[1]  # the paper's rollout has no residual
 
 
 def test_empty_layer_is_the_last(answers: Answers) -> None:

@@ -141,7 +141,8 @@ def run(options: argparse.Namespace) -> None:
         save_picture(figure, options, model, name)
     if options.html is not None:
         view = found.view(layer, mask=mask, title=f"{options.text} … {found.text}")
-        view = replace(view, subtitle=f"{options.model} continues the text ({title}).", about=page_origin(options, model))
+        told = f"{options.model} continues the text ({title})."
+        view = replace(view, subtitle=told, about=page_origin(options, model))
         save_page(view.html(), options.html)
     if options.json:
         record = json.loads(found.to_json(mask=mask))
