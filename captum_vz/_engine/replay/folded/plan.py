@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from captum_vz._engine.numerics.tensors import for_query_heads
+
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.
 VECTORS = 1024
 
@@ -113,6 +115,11 @@ class SourceBlock:
     source: Tensor
     folded: int
     chunks: tuple[PairChunk, ...]
+
+    def head_values(self, values: Tensor, heads: int, members: slice | None = None) -> Tensor:
+        """The values of all query heads at the sources, or at some of the members, `(member, head, d_head)`."""
+        batch, source = (x if members is None else x[members] for x in (self.batch, self.source))
+        return for_query_heads(values.transpose(1, 2)[batch, source], heads)
 
 
 def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None, direct: bool) -> list[SourceBlock]:

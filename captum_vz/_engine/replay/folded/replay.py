@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import ModuleAnswer
 from captum_vz._engine.numerics.budget import budget_of, has_fast_bfloat16, is_out_of_memory
-from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
+from captum_vz._engine.numerics.tensors import gather_rows
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
     CannotReplayError,
@@ -142,7 +142,7 @@ class FoldedLayer:
         """What the context of a chunk's last row loses, `(head * d_head)`."""
         heads, own = self._pairs.heads, chunk.spans[-1].vectors
         members = slice(own.start // len(heads), own.stop // len(heads))
-        values = head_values(self._problem, block, members).sum(0)
+        values = block.head_values(self._problem.site.attention.values, self._problem.site.shape.heads, members).sum(0)
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
     def _read(self, trace: Trace, contexts: Tensor, last: Tensor, lost: Tensor) -> FeedForwardStructure:
@@ -258,13 +258,6 @@ class FoldedLayer:
         return runner
 
 
-def head_values(problem: ReplayProblem, block: SourceBlock, members: slice | None = None) -> Tensor:
-    """The values of all query heads at the sources of a block, or at some of its members, `(member, head, d_head)`."""
-    values = problem.site.attention.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-    batch, source = (x if members is None else x[members] for x in (block.batch, block.source))
-    return for_query_heads(values[batch, source], problem.site.shape.heads)
-
-
 class FoldedReplay:
     """Packed pairs whose first linear modules act on sources. For usual layers, and for enough pairs."""
 
@@ -277,11 +270,14 @@ class FoldedReplay:
                 unlike = "only changes of zeroed values are multiplied in bfloat16"
                 problem.site.layer.warnings.append(f"matmul_precision='medium' has no effect: {unlike}")
             return False
+        # In bfloat16 the later matrices cost little too, so twice as much is saved.
+        enough = budget_of(problem.output.device).folding_calls / (4 if _in_bfloat16(problem) else 2)
+        most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
+        if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
+            return False
         if problem.site.attention.weights is None:
             return True  # it fails, with the reason
-        # In bfloat16 the later matrices cost little too, so twice as much is saved.
-        saved = _products_saved(problem, _pair_table(problem))[0] * (2 if _in_bfloat16(problem) else 1)
-        return 2 * saved > budget_of(problem.output.device).folding_calls
+        return _products_saved(problem, _pair_table(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
@@ -366,7 +362,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     for block in blocks:
-        values = head_values(problem, block)[:, pairs.heads]
+        values = block.head_values(problem.site.attention.values, problem.site.shape.heads)[:, pairs.heads]
         vectors = (values.transpose(0, 1) @ layer.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
         if layer.modules is not None:
             folded = vectors[: block.folded * len(pairs.heads)]
