@@ -14,6 +14,8 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -285,22 +287,30 @@ def clean(notebook: NotebookNode) -> None:
         cell.metadata = nbformat.from_dict({"tags": sorted(tags_of(cell))} if tags_of(cell) else {})
 
 
+def _report(path: Path, write: bool) -> list[str]:
+    """Run a lesson and its unsolved copy. Returns the lesson's name and time, and what is wrong with it."""
+    notebook = nbformat.read(path, as_version=4)
+    began = time.perf_counter()
+    problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook), *run_unsolved(notebook)]
+    if write:
+        clean(notebook)
+        nbformat.write(notebook, path)
+    return [f"{path.name}: {time.perf_counter() - began:.0f} s", *problems]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lessons", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="beginnings of file names, such as 03 (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many lessons run at a time (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="keep the outputs in the notebooks")
     options = parser.parse_args(arguments)
     wanted = tuple(options.lessons) or ("",)
     failed = False
-    for path in (one for one in lessons() if one.name.startswith(wanted)):
-        notebook = nbformat.read(path, as_version=4)
-        began = time.perf_counter()
-        problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook), *run_unsolved(notebook)]
-        print(f"{path.name}: {time.perf_counter() - began:.0f} s", *problems, sep="\n  ", flush=True)
-        failed = failed or bool(problems)
-        if options.write:
-            clean(notebook)
-            nbformat.write(notebook, path)
+    paths = [one for one in lessons() if one.name.startswith(wanted)]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for report in pool.map(partial(_report, write=options.write), paths):
+            print(*report, sep="\n  ", flush=True)
+            failed = failed or len(report) > 1
     return int(failed)
 
 
