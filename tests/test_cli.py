@@ -230,7 +230,7 @@ def test_picture_file_can_be_named(folder: Path, capsys: pytest.CaptureFixture[s
     assert sorted(path.name for path in folder.iterdir()) == ["here.svg", "without_ending"]
     assert Image.open(folder / "without_ending").format == "PNG"
     svg = (folder / "here.svg").read_text("utf-8")
-    panels = re.findall(r"<!-- (layer \d+|rollout[^>]*) -->", svg)
+    panels = re.findall(r">(layer \d+|rollout[^<]*)</text>", svg)
     assert panels == [
         *(f"layer {index}" for index in range(len(find_layers(load_model()[0])))),
         "rollout, residual 0.5",

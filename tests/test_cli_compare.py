@@ -221,7 +221,7 @@ def test_picture_has_the_row_of_the_truth(capsys: pytest.CaptureFixture[str]) ->
     for options, shown in (((), False), (("--truth",), True)):
         assert compared(capsys, "--output", "methods.svg", *options).endswith("picture: methods.svg\n")
         drawn = Path("methods.svg").read_text("utf-8")
-        assert ("<!-- blanking out -->" in drawn) is shown
+        assert (">blanking out</text>" in drawn) is shown
 
 
 def test_model_without_words_has_no_truth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -84,7 +85,7 @@ def _parsed(commands: argparse.ArgumentParser, arguments: Sequence[str]) -> argp
     options, rest = commands.parse_known_args(arguments)
     if rest:
         wrong = [one.partition("=")[0] for one in rest if one.startswith("-")]
-        known = [name for action in options.parser._actions for name in action.option_strings]
+        known = re.findall(r"(?<![\w-])--[a-z][\w-]*", options.parser.format_help())
         hint = meant(wrong, known) if wrong else " (put a text of several words between quotes)"
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return options

@@ -145,7 +145,13 @@ class LLMTokenMaps(Attribution):
         """The scores `(generated, features)`, and the generated tokens."""
         prompt, columns = features_of(inp, self.tokenizer)
         found = attribute_generation(
-            self.model, self.tokenizer, prompt, self.attr_method, method_options=method_options, **options
+            self.model,
+            self.tokenizer,
+            prompt,
+            self.attr_method,
+            method_options=method_options,
+            residual="paper",  # a name is its class here
+            **options,
         )
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")

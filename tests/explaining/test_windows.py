@@ -55,7 +55,8 @@ def test_rows_are_those_of_their_windows(method: str) -> None:
     for number, window in enumerate(windows):
         inputs, places = inputs_of(encoding, window)
         layers = find_layers(model)
-        mapped = kind(model, layers).attribute(inputs)
+        options = {"residual": 0.5} if "rollout" in method else {}
+        mapped = kind(model, layers, **options).attribute(inputs)
         mapped = (mapped[-1] if isinstance(mapped, list) else mapped)[0]
         for row, place in enumerate(places):
             edges = [place - window[0] if number else count, window[1] - 1 - place if window[1] < count - 1 else count]

@@ -272,7 +272,7 @@ def test_method_by_its_name(name: str) -> None:
 
 def test_default_is_the_rollout() -> None:
     found = attribute_generation(case_of("gpt2").model, tokenizer_of_words(), PROMPT, generated=NEW)
-    assert torch.equal(found.scores, found_by(ValueZeroingRollout, "gpt2").scores)
+    assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
 
 
 def test_gradient_maps_and_their_rollout_by_objects() -> None:

@@ -85,7 +85,7 @@ def draw_comparison(
     >>> truth = torch.tensor([0.1, 0.6, float("nan")])
     >>> figure = draw_comparison(rows, ["the", "pictures", "[MASK]"], token=2, truth=truth)
     >>> [text.get_text() for text in figure.axes[0].texts if "." in text.get_text()][:2]
-    ['0.57', '0.29']
+    ['0.44', '0.24']
     """
     if not scores:
         raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
