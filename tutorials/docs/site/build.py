@@ -48,6 +48,7 @@ FOLDED = """<details class="answer">
 
 </details>"""
 NOTEBOOKS = "notebooks"
+VERDICT = "application/vnd.captum-vz.verdict+json"
 DOWNLOADS = (
     f'<a href="../{NOTEBOOKS}/{{name}}.ipynb" download>Download this notebook</a>, or '
     f'<a href="../{NOTEBOOKS}/{{name}}_student.ipynb" download>the student\'s copy</a>, without solutions and answers.'
@@ -99,6 +100,8 @@ def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
             heading = cell["source"].partition("\n")[0].lstrip("# ") if cell["source"].startswith("#") else heading
         else:  # otherwise, the text of a picture is the name of its file
             cell["metadata"]["mystnb"] = {"image": {"alt": f"What the code above draws, in section “{heading}”"}}
+            for output in cell["outputs"]:  # MyST warns of what only the grader reads
+                output.get("data", {}).pop(VERDICT, None)
     fold_answers(notebook["cells"])
     first = notebook["cells"][0]
     first["source"] += "\n\n" + DOWNLOADS.format(name=path.stem)
