@@ -156,7 +156,7 @@ def test_answer_stands_under_its_own_text_only(visit: Visit) -> None:
     visit.frame("view")
     page.locator("#text input, #text textarea").press_sequentially("x")
     page.locator("#view iframe").wait_for(state="detached")
-    assert "Press Enter" in page.locator("#told").inner_text()
+    page.locator("#told", has_text="Press Enter").wait_for()
     page.locator("#text input, #text textarea").fill("some hat [MASK] small.")
     page.keyboard.press("Enter")
     assert visit.frame("view").get_by_role("heading", level=1).inner_text() == "some hat [MASK] small."
@@ -295,6 +295,7 @@ def test_table_looks_as_on_other_pages(visit: Visit) -> None:
 
 def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
     visit = Visit(browser, demo)
+    visit.page.locator("#view iframe").wait_for()  # the answer on load
     visit.page.locator("#explain").click()
     visit.page.get_by_text("Explained: [MASK], position 6.").wait_for()
     visit.context.close()
