@@ -301,7 +301,7 @@ def _report(path: Path, write: bool) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lessons", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="beginnings of file names, such as 03 (default: all)")
-    parser.add_argument("--jobs", type=int, default=2, help="how many lessons run at a time (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many lessons run at a time (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="keep the outputs in the notebooks")
     options = parser.parse_args(arguments)
     wanted = tuple(options.lessons) or ("",)
