@@ -253,6 +253,7 @@ def test_pages_in_a_browser(site: Path, opened: Any) -> None:
     page.wait_for_selector("#search-results li a", timeout=10_000)
     page.goto((site / "index.html").as_uri())
     (view,) = page.frames[1:]
+    view.wait_for_selector("body[data-ready]", timeout=10_000)
     assert "pictures" in view.locator("body").inner_text()
 
 
