@@ -1,12 +1,11 @@
 """The README's code runs, its commands are those of `.ci/run`, and it stays short."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz.testbed import load_model
 from tests.documents import ROOT, blocks_of, commands_of, run_blocks
 
 README = ROOT / "README.md"
@@ -30,20 +29,23 @@ def test_readme_is_short() -> None:
     assert len(README.read_text("utf-8").split()) <= MOST_WORDS
 
 
+@pytest.mark.slow
 def test_numbers_of_the_first_picture() -> None:
-    """The caption quotes what is computed, in the order of its sentences."""
-    caption = README.read_text("utf-8").partition("*Value Zeroing in the four layers")[2].partition("\n\n")[0]
-    quoted = re.findall(r"(?<![\w.=])0\.\d\d", caption)
-    model, tokenizer = load_model()
-    encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    the, pictures, mask = map(encoding.tokens().index, ("the", "pictures", "[MASK]"))
-    layers = find_layers(model)
-    read = ValueZeroing(model, layers[3]).attribute(encoding, token=mask)[0]
-    kept, bare = (
-        ValueZeroingRollout(model, layers, residual=one).attribute(encoding, token=mask)[0] for one in (0.5, None)
-    )
-    assert quoted == [f"{number:.2f}" for number in (read[pictures], kept[pictures], bare[the])]
-    assert (kept.argmax(), bare.argmax()) == (pictures, the)
+    """Its description and its caption quote what the script computes."""
+    described, caption = re.findall(r"!\[(Which word.*?)\]\(.*?\n\n\*(.*?)\*\n", README.read_text("utf-8"), re.DOTALL)[
+        0
+    ]
+    assert len(caption.split()) <= 40
+    script = runpy.run_path(str(ROOT / "tutorials" / "images" / "first.py"))
+    words, _, rows = script["rows"]()
+    cue = words.index("pictures")
+    assert all(max(rows[name]) == rows[name][cue] for name in ("layer 3", "truth*"))
+    shown = [rows["layer 3"][cue], rows["truth*"][cue], *script["shares"]().values()]
+    assert re.findall(r"\d\.\d\d", described) == [f"{share:.2f}" for share in shown]
+    ranks = script["shares"](metric="cue_ap")
+    alike = [ranks[name] for name in ("Value Zeroing", "attention norms", "attention")]
+    assert re.findall(r"\d\.\d\d", caption) == [f"{share:.2f}" for share in alike]
+    assert max(ranks.values()) - min(alike) < 0.01
 
 
 def test_readme_links_every_page() -> None:

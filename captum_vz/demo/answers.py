@@ -27,6 +27,7 @@ from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
+from captum_vz.study.methods import METHODS
 from captum_vz.visualization import View, add_provenance, weights_fingerprint
 
 TITLE: Final = "Which token does each token draw on?"
@@ -303,8 +304,9 @@ def _explained(
     found: list[Explanation] = []
     reasons: dict[str, RefusedError] = {}
     for name in methods:
+        layer = wish.layer if METHODS[name].layered else None
         try:
-            found.append(explain_subject(subject, text, pair, replace(wish, method=name)))
+            found.append(explain_subject(subject, text, pair, replace(wish, method=name, layer=layer)))
         except ArgumentError:
             raise
         except RefusedError as error:

@@ -134,7 +134,6 @@ def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
 def attention_gradient_rows(batch: Batch) -> list[Tensor]:
     """Attention times the positive gradient of the target's logit, one row for each layer."""
     target, foil = explained_classes(batch)
-
     run = LayerAttentionGradient(batch.model, batch.layers).run(
         batch.inputs, token=batch.token, target=target, foil=foil
     )
@@ -162,19 +161,22 @@ def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> Value
 def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
     """The scores of a Captum method on value gates: absolute amounts, as shares. Random numbers have the seed 0."""
     (target, foil), ids = explained_classes(batch), batch.inputs["input_ids"]
-    gated = ValueGates(batch.model, batch.layers)
+    gated, mask = ValueGates(batch.model, batch.layers), batch.feature_mask
+    features = torch.arange(ids.shape[1], device=ids.device)[None] if mask is None else mask
+    member = features.unique(return_inverse=True)[1].expand_as(ids)  # the gate of each token
     named = {key: x for key, x in batch.inputs.items() if isinstance(x, Tensor) and x.ndim and len(x) == len(ids)}
     pairs = torch.tensor([target, foil or target], device=ids.device).transpose(0, 1)  # (example, 2, axis)
 
-    def logit(gates: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
-        logits = gated(gates, **batch.inputs | dict(zip(named, inputs, strict=True)))
+    def logit(gates: Tensor, member: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
+        logits = gated(gates.gather(1, member), **batch.inputs | dict(zip(named, inputs, strict=True)))
         of_target, of_foil = (logits[(range(len(logits)), *one.T)] for one in pairs.unbind(1))
         return of_target if foil is None else of_target - of_foil
 
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
-        gates, further = torch.ones(ids.shape, device=ids.device), (pairs, *named.values())
-        return [normalize_rows(kind(logit).attribute(gates, additional_forward_args=further, **options).detach().abs())]
+        gates = torch.ones(len(ids), int(member.max()) + 1, device=ids.device)
+        options["additional_forward_args"] = (member, pairs, *named.values())
+        return [normalize_rows(kind(logit).attribute(gates, **options).detach().abs()).gather(1, member)]
 
 
 def alti_logit_rows(batch: Batch) -> list[Tensor]:

@@ -21,6 +21,7 @@ function           takes                              returns
 `as_llm_result`    a map and the tokens               Captum's result for language models
 `terminal_text`    scores `(in,)` and the tokens      lines of text, with or without colour
 `readable_tokens`  token ids                          the tokens as readable strings
+`three_steps`      nothing                            the definition of Value Zeroing as a diagram
 ================== ================================== ========================================
 """
 
@@ -40,7 +41,7 @@ from captum_vz.visualization.pictures import (
     weights_fingerprint,
 )
 from captum_vz.visualization.terminal import readable_tokens, terminal_text
-from captum_vz.visualization.view import View, view
+from captum_vz.visualization.view import View, three_steps, view
 
 __all__ = [
     "Description",
@@ -62,6 +63,7 @@ __all__ = [
     "terminal_text",
     "text_record",
     "text_records",
+    "three_steps",
     "view",
     "weights_fingerprint",
 ]

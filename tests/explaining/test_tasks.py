@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captum.attr import IntegratedGradients, Saliency, ShapleyValueSampling
 from PIL import Image
+from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -20,10 +22,10 @@ from transformers import (
 )
 
 import captum_vz
-from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
-from captum_vz.study import METHODS, register_method
+from captum_vz.study import METHODS, Batch, register_method
 from captum_vz.testbed import load_model
 from tests.explaining.models import (
     NAMES,
@@ -150,6 +152,66 @@ def test_words_are_zeroed_together() -> None:
     assert mapped.maps[0].shape == (7, 7)
     assert mapped.scores.sum().item() == pytest.approx(1, abs=1e-4)
     assert len(mapped.raw_tokens) == len(mapped.words) == len(mapped.special) == 7
+
+
+@pytest.mark.parametrize("kind", ["function", Saliency])
+def test_words_have_the_sum_of_the_scores_of_a_method_of_your_own(kind: Any) -> None:
+    model, words = classifier(), tokenizer()
+    text, pieces = "the wug of some hat", slice(2, 5)
+
+    def places(batch: Batch) -> Tensor:
+        return torch.arange(1.0, 1 + batch.inputs["input_ids"].shape[1])[None]
+
+    method = places if kind == "function" else kind
+    apart = captum_vz.explain(model, text, tokenizer=words, method=method, target=1).scores
+    joint = captum_vz.explain(model, text, tokenizer=words, method=method, target=1, words=True).scores
+    torch.testing.assert_close(joint, torch.cat([apart[:2], apart[pieces].sum(0, keepdim=True), apart[5:]]))
+    assert joint.sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["value-zeroing-integrated", "value-zeroing-shapley"])
+def test_pieces_of_a_word_share_a_gate(name: str) -> None:
+    model, words = classifier(), tokenizer()
+    text = "the wug of some hat"
+    inputs, groups = words(text, return_tensors="pt"), torch.tensor([[0, 1, 2, 2, 2, 3, 4, 5, 6]])
+    gated = ValueGates(model, find_layers(model))
+
+    def logit(gates: Tensor) -> Tensor:
+        found: Tensor = gated(gates, **{key: one.expand(len(gates), -1) for key, one in inputs.items()})[:, 1]
+        return found
+
+    gates = torch.ones(1, 9)
+    torch.manual_seed(0)
+    if name == "value-zeroing-integrated":
+        each = IntegratedGradients(logit).attribute(gates, n_steps=50, internal_batch_size=None)[0]
+        amounts = torch.stack([each[groups[0] == word].sum() for word in range(7)])
+    else:
+        each = ShapleyValueSampling(logit).attribute(gates, feature_mask=groups, n_samples=25)[0]
+        amounts = torch.stack([each[groups[0] == word][0] for word in range(7)])
+    found = captum_vz.explain(model, text, tokenizer=words, method=name, target=1, words=True)
+    torch.testing.assert_close(found.scores, amounts.abs() / amounts.abs().sum(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_method_is_a_class(together: bool) -> None:
+    asked: dict[str, Any] = {"tokenizer": tokenizer(), "words": together, "token": 2}
+    model, text = classifier(), "the wug of some hat"
+    expected = captum_vz.explain(model, text, method="value-zeroing", **asked)
+    found = captum_vz.explain(model, text, method=ValueZeroing, **asked)
+    torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_layer_is_never_ignored() -> None:
+    model, words = classifier(), tokenizer()
+    inputs = words(SENTENCE, return_tensors="pt")
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words, target=1, layer=0)
+    assert (found.method, found.layer) == ("value-zeroing-effect-layer", 0)
+    expected = ValueZeroingEffect(model, find_layers(model)[0]).attribute(inputs, target=1)[0]
+    torch.testing.assert_close(found.scores, expected)
+    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer out"):
+        captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing-effect", layer=0)
+    with pytest.raises(ArgumentError, match="layer 2 is out of range"):
+        captum_vz.explain(model, SENTENCE, tokenizer=words, layer=2)
 
 
 # Other heads of a text

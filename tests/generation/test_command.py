@@ -89,11 +89,6 @@ def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> N
     assert [float(line.split()[2]) for line in lines[2:7]] == pytest.approx(found.scores[2, :, -1].tolist(), abs=1e-4)
 
 
-def test_layer_of_a_method_without_layers_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [generate(capsys, "--method", "input-x-gradient", "--layer", layer) for layer in ("-1", "2")]
-    assert shown[0] == shown[1]
-
-
 def test_word_that_is_not_in_the_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "1", "--mask", "hat,unheardof"]) == 0
     assert capsys.readouterr().err == "captum-vz: --mask: 'unheardof' is no word of the prompt.\n"
@@ -153,6 +148,7 @@ def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str],
     [
         (["--step", "3"], "--step 3 is out of range: --max-new-tokens is 3"),
         (["--layer", "3"], "--layer 3 is out of range: the model has"),
+        (["--method", "input-x-gradient", "--layer", "1"], "input-x-gradient has no scores of single layers"),
         (["--max-new-tokens", "0"], "argument --max-new-tokens: 0 is less than 1"),
         (["--method", "blank-out"], "--method: there is no method 'blank-out'"),
         (["--output", "nowhere/x.png"], "there is no folder nowhere"),

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from captum_vz import ALTILogit, LayerAttentionGradient, ValueZeroing
+from captum_vz._names import known_name
 from captum_vz.app.checks import check_layer
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Question
 from captum_vz.app.explaining.windows import Cut, Piece
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
-from captum_vz.study.scoring.given import checked_rows
+from captum_vz.study.scoring.given import checked_rows, named_method
+
+MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
 
 
 @dataclass
@@ -39,9 +42,40 @@ class Row:
     window: tuple[int, int] | None = None
 
 
-def joined_by(name: str, residual: Any) -> Method | None:
-    """The method that joins the maps of a method of the registry, with this residual. None: there is none."""
-    found = rollout_of(METHODS[name])
+@dataclass(frozen=True)
+class Chosen:
+    """The method that was chosen, its name, and its layer, negative ones from the end."""
+
+    name: str
+    method: Method
+    layer: int = -1
+
+    @classmethod
+    def of(cls, asked: Any, layer: int | None, residual: Any, option: str) -> Chosen:
+        """What a user asks for.
+
+        Raises:
+            ArgumentError: It is no method, it cannot take the residual, or it has no scores of single layers.
+        """
+        if isinstance(asked, str):
+            asked = known_name(f"{option}method", asked, METHODS)
+        name, method = named_method(asked)
+        if layer is not None and not method.layered:
+            raise ArgumentError(
+                f"{name} has no scores of single layers: leave {option}layer out, or choose a method that has, such as "
+                f"{EFFECT_OF_LAYER if method.explains_output else MAPS}."
+            )
+        return cls(name, method.with_residual(residual), -1 if layer is None else layer)
+
+    @property
+    def asked(self) -> Any:
+        """What other functions take for it: what the user passed, or the name in the registry."""
+        return self.name if self.method.source is None else self.method.source
+
+
+def joined_by(method: Method, residual: Any) -> Method | None:
+    """The method that joins the maps of a method, with this residual. None: there is none."""
+    found = rollout_of(method)
     return None if found is None else found.with_residual(residual)
 
 
@@ -50,8 +84,7 @@ class Run:
     """One method on one piece of a text."""
 
     subject: Subject
-    method: Method
-    name: str
+    chosen: Chosen
     piece: Piece
     residual: Any
     groups: Tensor | None = None
@@ -59,26 +92,31 @@ class Run:
     @cached_property
     def batch(self) -> Batch:
         """The piece as the registry of methods takes it."""
-        subject = self.subject
-        return Batch(
-            subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0], feature_mask=self.groups
-        )
+        subject, groups = self.subject, None if self._is_foreign else self.groups
+        return Batch(subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0], feature_mask=groups)
 
-    def row(self, question: Question, layer: int, option: str) -> tuple[Tensor, int]:
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether rows come from a user's code, which knows no features."""
+        return self.chosen.method.own and self.chosen.method.maps is None
+
+    def row(self, question: Question, option: str) -> tuple[Tensor, int]:
         """The row `(in,)` of a question, and the number of layers to choose from."""
-        method = self.method
+        method, layer = self.chosen.method, self.chosen.layer
         place = self._place(question)
         if method.explains_output and method.of_text is not None:
             if method.layered:
                 check_layer(layer, len(self.subject.layers), option)
-            return self._of_output(question, place, layer), len(self.subject.layers)
+            return self._of_output(question, place), len(self.subject.layers)
         batch = self.batch
         batch.token = [place]
         batch.targets, batch.foils = (
             [number] if question.is_logit and number is not None else None for number in (question.entry, question.foil)
         )
-        checked = method.own and "input_ids" in batch.inputs
-        rows = list(checked_rows(self.name, method, batch, ["the text"])) if checked else method.rows(batch)
+        if self._is_foreign and "input_ids" in batch.inputs:
+            rows = [self._added(one) for one in checked_rows(self.chosen.name, method, batch, ["the text"])]
+        else:
+            rows = method.rows(batch)
         if method.layered:
             check_layer(layer, len(rows), option)
         return rows[layer if method.layered else 0][0], len(rows)
@@ -90,13 +128,13 @@ class Run:
             return self.piece.local(question.token)
         return len(places) - 1
 
-    def _of_output(self, question: Question, place: int, layer: int) -> Tensor:
+    def _of_output(self, question: Question, place: int) -> Tensor:
         """The row of a method that explains a number of the output, as the method's class returns it."""
-        method, subject, inputs = self.method, self.subject, self.piece.inputs
+        method, subject, inputs = self.chosen.method, self.subject, self.piece.inputs
         if not question.field:
             raise UnsupportedLayerError(
-                f"{type(subject.model).__name__} gives no logits, but {self.name} explains a logit. Pass a model "
-                "with a head, or a method with maps, such as value-zeroing."
+                f"{type(subject.model).__name__} gives no logits, but {self.chosen.name} explains a logit. Pass a "
+                "model with a head, or a method with maps, such as value-zeroing."
             )
         reader = question.reader(place)
         target: Any = reader
@@ -106,11 +144,11 @@ class Run:
             foil = None if question.foil is None else question.index(place, question.foil)
         kind = method.of_text
         if kind is LayerAttentionGradient:
-            maps: Any = kind(subject.forward, subject.layers[layer])
+            maps: Any = kind(subject.forward, subject.layers[self.chosen.layer])
             shares: Tensor = maps.attribute(inputs, reader, feature_mask=self.groups, token=place)
             return shares[0]
         if kind is ALTILogit and not question.is_logit:
-            raise UnsupportedLayerError(f"{self.name} explains logits: pass value-zeroing-effect.")
+            raise UnsupportedLayerError(f"{self.chosen.name} explains logits: pass value-zeroing-effect.")
         if isinstance(kind, partial):  # a method of Captum on word embeddings
             own = {} if question.is_logit else {"objective": reader}
             made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
@@ -118,7 +156,7 @@ class Run:
             return self._added(made.attribute(inputs, **asked, **method.options))[0]
         if kind is ALTILogit:
             return self._added(kind(subject.forward, subject.layers).attribute(inputs, target=target, foil=foil))[0]
-        of_layer = {"layer": layer} if method.layered else {}
+        of_layer = {"layer": self.chosen.layer} if method.layered else {}
         made = kind(subject.forward, subject.layers, **of_layer)
         effects: Tensor = made.attribute(inputs, target=target, foil=foil, feature_mask=self.groups)
         return effects[0]
@@ -132,18 +170,18 @@ class Run:
 
     def maps(self) -> tuple[list[Tensor], Tensor | None]:
         """The layers' maps `(out, in)`, and their rollout; nothing for a method without maps."""
-        method = self.method
+        method = self.chosen.method
         if method.maps is None:
             return [], None
-        joining = joined_by(self.name, self.residual)
+        joining = joined_by(method, self.residual)
         rollout = None
         if joining is not None and joining.joined is not None:
             rollout = self.batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
         return [one[0] for one in self.batch.whole_maps(method.maps)], rollout
 
-    def map_of(self, layer: int) -> Tensor:
+    def map_of(self) -> Tensor:
         """The map that the rows are from: of a layer, or joined up to it."""
-        method = self.method
+        method, layer = self.chosen.method, self.chosen.layer
         assert method.maps is not None
         if method.joined is None:
             return self.batch.whole_maps(method.maps)[layer][0]
@@ -178,11 +216,10 @@ class Scores:
 
 def computed(
     subject: Subject,
-    method: str,
+    chosen: Chosen,
     text: Cut,
     questions: Sequence[Question],
     words: Sequence[int] | None,
-    layer: int,
     distances: bool,
     residual: Any,
     option: str,
@@ -191,43 +228,42 @@ def computed(
 
     Args:
         subject: The model.
-        method: The name of the method.
+        chosen: The method.
         text: The text in pieces.
         questions: What is explained.
         words: The word of each token, if the tokens of a word are zeroed together.
-        layer: The layer, negative ones from the end.
         distances: Whether to compute the distances of Value Zeroing as well.
         residual: What rollouts add for the residual connection.
         option: What stands before the names of options in messages.
     """
-    chosen_method, runs = METHODS[method].with_residual(residual), []
+    method, runs = chosen.method, []
     for piece in text.pieces:
         groups = None
         if words is not None and piece.places is not None:
             groups = torch.tensor([[words[place] for place in piece.places]], device=subject.device)
-        runs.append(Run(subject, chosen_method, method, piece, residual, groups))
+        runs.append(Run(subject, chosen, piece, residual, groups))
     whole, depth, rows = len(runs) == 1, 1, []
     count = 0 if whole else text.windows[-1][1] + len(_after(text))
     # Whole maps first: rows are then taken from them.
     maps, rollout = runs[0].maps() if whole else ([], None)
     for question in questions:
         of_all = not question.of_token and not whole
-        chosen = range(len(runs)) if of_all else [text.owner(question.token)]
+        places = range(len(runs)) if of_all else [text.owner(question.token)]
         found = []
-        for number in chosen:
-            scores, depth = runs[number].row(question, layer, option)
+        for number in places:
+            scores, depth = runs[number].row(question, option)
             found.append(scores if whole else runs[number].piece.spread(scores, count))
-        token = question.token if question.of_token or not METHODS[method].explains_output else None
-        if of_all and METHODS[method].explains_output:
+        token = question.token if question.of_token or not method.explains_output else None
+        if of_all and method.explains_output:
             rows.append(Row(question.name, token, torch.stack(found).sum(0) / len(found)))
             continue
         rows += [
             Row(question.name, token, one, None if whole else text.windows[number])
-            for number, one in zip(chosen, found, strict=True)
+            for number, one in zip(places, found, strict=True)
         ]
-    if not whole and METHODS[method].maps is not None:
-        maps = [_joined_map(runs, text, layer, count)]
-    own = runs[0].distances() if distances and whole and METHODS[method].maps is ValueZeroing else []
+    if not whole and method.maps is not None:
+        maps = [_joined_map(runs, text, count)]
+    own = runs[0].distances() if distances and whole and method.maps is ValueZeroing else []
     return Scores(rows, depth, maps, rollout, own, residual)
 
 
@@ -237,9 +273,9 @@ def _after(text: Cut) -> tuple[int, ...]:
     return tuple(place for place in places if place >= text.windows[-1][1])
 
 
-def _joined_map(runs: Sequence[Run], text: Cut, layer: int, count: int) -> Tensor:
+def _joined_map(runs: Sequence[Run], text: Cut, count: int) -> Tensor:
     """The map of the whole text, each row from the window in which its token has the most context."""
-    maps = [run.map_of(layer) for run in runs]
+    maps = [run.map_of() for run in runs]
     whole = maps[0].new_zeros(count, count)
     for place in range(count):
         number = text.owner(place)

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
-from captum_vz._names import known_name
 from captum_vz.app.checks import check_layer, depth_of, remarks
-from captum_vz.app.explaining.computing import Row, Scores, by_words, computed
+from captum_vz.app.explaining.computing import EFFECT, EFFECT_OF_LAYER, MAPS, Chosen, Row, Scores, by_words, computed
 from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
 from captum_vz.app.explaining.explanation import Explanation
 from captum_vz.app.explaining.subjects import Subject, read_input, source_names, subject_of
@@ -44,9 +43,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
 from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
-from captum_vz.study.methods import METHODS
 
-MAPS, EFFECT = "value-zeroing", "value-zeroing-effect"
 #: Tasks whose rows explain the state of a token, unless the user chooses a method.
 BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
 #: The tensors of an output that tasks read.
@@ -57,11 +54,11 @@ FIELDS: Final = ("logits", "start_logits", "end_logits")
 class Wish:
     """What a user asks for, except the model and the text. See :func:`explain` for the meaning of each."""
 
-    method: str | None = None
+    method: Any = None
     target: int | str | None = None
     foil: int | str | None = None
     token: int | str | None = None
-    layer: int = -1
+    layer: int | None = None
     words: bool = False
     window: Any = None
     distances: bool = False
@@ -77,11 +74,11 @@ def explain(
     *,
     tokenizer: Any = None,
     task: str | None = None,
-    method: str | None = None,
+    method: Any = None,
     target: int | str | None = None,
     foil: int | str | None = None,
     token: int | str | None = None,
-    layer: int = -1,
+    layer: int | None = None,
     words: bool = False,
     window: Any = None,
     stack: str | None = None,
@@ -116,14 +113,17 @@ def explain(
             choice.
         tokenizer: The tokenizer of a model that is passed as an object; the processor of its images or sound.
         task: The task whose head is loaded from a folder. None: the head that the checkpoint has.
-        method: A name of :data:`~captum_vz.study.METHODS`. None: see the table.
+        method: A name of :data:`~captum_vz.study.METHODS`, or a class, an object or a function, see
+            :func:`~captum_vz.study.as_method`. None: see the table.
         target: What is explained: a label, by its name or number; a word of the vocabulary; a part of `text_pair`, or
             an answer of multiple choice. None: what the model predicts.
         foil: The label or word whose logit is subtracted ("why target rather than foil?").
         token: The token that is explained, by its position or as it is written. None: see the table; for classes, the
             token that the head reads, `[CLS]` or the last one.
-        layer: The layer of methods with a map for each layer, negative ones from the end.
-        words: Whether the tokens of a word are zeroed together, so that words have scores.
+        layer: The layer of methods with scores for each layer, negative ones from the end. None: the last one. With a
+            layer, the default for labels is the effect of this layer's values alone.
+        words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
+            a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
             this number and the number of tokens that two windows share (a quarter by default); or True: as many as
             the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
@@ -150,22 +150,24 @@ def explain(
     return explain_subject(subject_of(model, tokenizer, task, stack=stack), text, text_pair, wish)
 
 
-def default_method(subject: Subject) -> str:
-    """The method that explains a model, unless the user chooses one."""
-    return MAPS if subject.task in BY_MAPS else EFFECT
+def default_method(subject: Subject, layer: int | None = None) -> str:
+    """The method that explains a model, or a layer of it, unless the user chooses one."""
+    if subject.task in BY_MAPS:
+        return MAPS
+    return EFFECT if layer is None else EFFECT_OF_LAYER
 
 
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
-    name = known_name(f"{wish.option}method", wish.method or default_method(subject), METHODS)
-    wish = replace(wish, method=name)
-    METHODS[name].with_residual(wish.residual)  # refuses another value
-    if not (subject.task == SEQ2SEQ and (METHODS[name].explains_output or wish.stack == "decoder")):
+    asked = default_method(subject, wish.layer) if wish.method is None else wish.method
+    chosen = Chosen.of(asked, wish.layer, wish.residual, wish.option)
+    wish = replace(wish, method=chosen)
+    if not (subject.task == SEQ2SEQ and (chosen.method.explains_output or wish.stack == "decoder")):
         subject = subject.encoder
-    elif METHODS[name].layered:
+    elif chosen.method.layered:
         subject = replace(subject, layers=find_layers(subject.model, "decoder"))
-    if METHODS[name].layered:
-        check_layer(wish.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
+    if chosen.method.layered:
+        check_layer(chosen.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
     if subject.task in (*OF_IMAGES, *OF_SOUND):
         return _signal(subject, text, text_pair, wish)
     if not isinstance(text, str):
@@ -188,7 +190,6 @@ def _text(
     subject: Subject, text: str, pair: str | None, wish: Wish, given: tuple[Predictions, Question] | None = None
 ) -> Explanation:
     """A text, or two. `given` are the predictions and the question, if they do not follow from the output."""
-    name = wish.method or MAPS
     encoding = encode(subject.tokenizer, text, pair)
     token = wish.token
     prepared = _prepared(subject, encoding, token, wish.option)
@@ -227,15 +228,15 @@ def _text(
     else:
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
-    found = computed(subject, name, pieces, rows, words, wish.layer, wish.distances, wish.residual, wish.option)
-    if not METHODS[name].explains_output:  # the row is that of a token
+    found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual, wish.option)
+    if not wish.method.method.explains_output:  # the row is that of a token
         found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
     if words is not None:
         found = by_words(found, words)
     windows = pieces.windows if len(pieces.pieces) > 1 else []
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
     return Explanation.of(
-        subject, name, wish.layer, found, predictions, prepared.tokens, read, special, raw, wish.words, windows
+        subject, wish.method, found, predictions, prepared.tokens, read, special, raw, wish.words, windows
     )
 
 
@@ -317,7 +318,7 @@ def _sentences(subject: Subject, text: str, other: str | None, wish: Wish) -> Ex
         predictions = [("cosine similarity", cosine_similarity(embedding(text), reference).item())]
     name = "the embedding" if other is None else f"similarity to {other}"
     question = Question(name, 0, read=_similarity(reference), of_token=False)
-    if not METHODS[wish.method or EFFECT].explains_output:
+    if not wish.method.method.explains_output:
         question = replace(question, of_token=True)
     return _text(subject, text, None, wish, (predictions, question))
 
@@ -331,14 +332,14 @@ def _similarity(reference: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
     """The words that an encoder-decoder generates, by cross-attention."""
-    name = wish.method or EFFECT
+    chosen: Chosen = wish.method
     if wish.target is not None or wish.foil is not None or wish.token is not None or wish.words or wish.window:
         raise ArgumentError(
             "generated words are explained one by one: leave target, foil, token, words and window out, or use "
             "captum_vz.generation.attribute_generation."
         )
-    found = attribute_generation(subject.model, subject.tokenizer, text, name, residual=wish.residual)
-    layer = found.layer_index(wish.layer) if METHODS[name].layered else 0
+    found = attribute_generation(subject.model, subject.tokenizer, text, chosen.asked, residual=wish.residual)
+    layer = found.layer_index(chosen.layer) if chosen.method.layered else 0
     ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
     rows = [
@@ -347,16 +348,13 @@ def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
     ]
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
     scores = Scores(rows, len(subject.layers), residual=wish.residual)
-    return Explanation.of(
-        subject, name, wish.layer, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, []
-    )
+    return Explanation.of(subject, chosen, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, [])
 
 
 def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     """An image or a sound."""
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes no second text, words or windows: leave them out.")
-    name = wish.method or EFFECT
     piece = Piece(None, read_input(subject, given))
     pieces = Cut([piece], [(0, 0)])
     numbers = _numbers(subject, pieces, 0)
@@ -384,10 +382,10 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         wish.option,
     )
     predictions, rows = questions(subject.task, asked)
-    found = computed(subject, name, pieces, rows, None, wish.layer, wish.distances, wish.residual, wish.option)
+    found = computed(subject, wish.method, pieces, rows, None, wish.distances, wish.residual, wish.option)
     labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
-    if not METHODS[name].explains_output:
+    if not wish.method.method.explains_output:
         found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]
     return Explanation.of(
-        subject, name, wish.layer, found, predictions, labels, None, [False] * len(labels), labels, False, []
+        subject, wish.method, found, predictions, labels, None, [False] * len(labels), labels, False, []
     )

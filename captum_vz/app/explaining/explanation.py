@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz import LayerAttentionGradient
-from captum_vz.app.explaining.computing import Row, Scores, joined_by
+from captum_vz.app.explaining.computing import Chosen, Row, Scores, joined_by
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Predictions
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.study import Table
-from captum_vz.study.methods import INSIDE, METHODS, residual_text
+from captum_vz.study.methods import INSIDE, Method, residual_text
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization._files import written
 from captum_vz.visualization.terminal import score_texts
@@ -35,7 +35,8 @@ class Explanation:
 
     Attributes:
         task: What the model does: "sequence-classification", "masked-lm" and so on.
-        method: The name of the method in :data:`~captum_vz.study.METHODS`.
+        method: The name of the method.
+        kind: The method, as a row of :data:`~captum_vz.study.METHODS`.
         tokens: The tokens as a person reads them, special tokens included; the words, if words were zeroed.
         rows: The rows, one for each thing that is explained: its name, its token, its scores `(in,)`.
         predictions: What the model predicts, with probabilities: labels, words, an answer. Of a regression its number.
@@ -55,6 +56,7 @@ class Explanation:
 
     task: str
     method: str
+    kind: Method
     tokens: list[str]
     rows: list[Row]
     predictions: Predictions
@@ -73,8 +75,7 @@ class Explanation:
     def of(
         cls,
         subject: Subject,
-        method: str,
-        layer: int,
+        chosen: Chosen,
         found: Scores,
         predictions: Predictions,
         tokens: Sequence[str],
@@ -92,14 +93,15 @@ class Explanation:
             windows = [(words[start], words[stop - 1] + 1) for start, stop in windows]
             raw = ["".join(one for one, word in zip(raw, words, strict=True) if word == k) for k in range(len(firsts))]
             words = list(range(len(firsts)))
-        depth, joining = found.depth, joined_by(method, found.residual)
+        depth, joining = found.depth, joined_by(chosen.method, found.residual)
         return cls(
             subject.task,
-            method,
+            chosen.name,
+            chosen.method,
             list(tokens),
             found.rows,
             predictions,
-            layer % depth if METHODS[method].layered else None,
+            chosen.layer % depth if chosen.method.layered else None,
             depth,
             found.maps,
             found.rollout,
@@ -124,11 +126,11 @@ class Explanation:
     @property
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
-        return replace(METHODS[self.method], residual=self._own_residual).scope(self.layer or 0)
+        return replace(self.kind, residual=self._own_residual).scope(self.layer or 0)
 
     @property
     def _own_residual(self) -> float | str | None:
-        return self.residual if METHODS[self.method].joined is not None else INSIDE
+        return self.residual if self.kind.joined is not None else INSIDE
 
     @property
     def rollout_name(self) -> str:
@@ -138,8 +140,7 @@ class Explanation:
     @property
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
-        method = METHODS[self.method]
-        return method.explains_output and method.of_text not in (None, LayerAttentionGradient)
+        return self.kind.explains_output and self.kind.of_text not in (None, LayerAttentionGradient)
 
     def named_rows(self) -> dict[str, Tensor]:
         """The rows by names that differ. A word that occurs twice has its position before it."""
@@ -165,7 +166,7 @@ class Explanation:
 
     def view(self, title: str = "") -> View:
         """The interactive view of the maps, or of the rows."""
-        return explanation_view(title or METHODS[self.method].title, [self])
+        return explanation_view(title or self.kind.title, [self])
 
     @property
     def prediction(self) -> str:
@@ -252,7 +253,7 @@ def side_by_side(found: Sequence[Explanation]) -> Table:
 
 def draw_explanation(found: Explanation) -> Figure:
     """The maps of all layers and their rollout, or the rows of a method without layer maps."""
-    title = METHODS[found.method].title
+    title = found.kind.title
     rows = {name: scores.double().cpu() for name, scores in found.named_rows().items()}
     if found.is_signed:
         look: dict[str, Any] = {"scale": "shared", "title": f"{title} on the output"}

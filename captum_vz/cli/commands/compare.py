@@ -124,11 +124,11 @@ def run(options: argparse.Namespace) -> None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
-            subject, wish = (
-                subject_of_loaded(loaded),
-                Wish(token=options.token, layer=options.layer, option="--", residual=options.residual),
-            )
-            maps = [explain_subject(subject, options.text, None, replace(wish, method=name)) for name in found.scores]
+            subject = subject_of_loaded(loaded)
+            wish = Wish(token=options.token, option="--", residual=options.residual)
+            layers = {name: options.layer if METHODS[name].layered else None for name in found.scores}
+            wishes = [replace(wish, method=name, layer=layer) for name, layer in layers.items()]
+            maps = [explain_subject(subject, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))
         save_page(_page(found, truth, view), options.html)
     if options.json:

@@ -88,9 +88,8 @@ def add_explain(commands: Any) -> None:
     sub.add_argument(
         "--layer",
         type=int,
-        default=-1,
         help="the layer whose scores are printed, from 0, negative ones from the end; the last layer of joined maps "
-        "(default: the last)",
+        "(default: the last; with a layer, labels are explained by value-zeroing-effect-layer)",
     )
     sub.add_argument("--words", action="store_true", help="zero the tokens of a word together, and score words")
     sub.add_argument(
@@ -125,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model, task=options.task, stack=options.stack)
-        say(f"{options.method or default_method(subject)}: maps of {len(subject.layers)} layers")
+        say(f"{options.method or default_method(subject, options.layer)}: maps of {len(subject.layers)} layers")
         wish = Wish(
             options.method,
             options.target,

@@ -79,7 +79,7 @@ def add_generate(commands: Any) -> None:
         help=f"one of {', '.join(METHODS)} (default: {ROLLOUT}; {CROSS} of the cross-attention for a model with an "
         "encoder)",
     )
-    sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
+    sub.add_argument("--layer", type=int, help="from 0, negative ones from the end (default: the last)")
     sub.add_argument("--step", type=int, help="print all prompt tokens for one new token, from 0")
     sub.add_argument(
         "--mask",
@@ -116,8 +116,11 @@ def run(options: argparse.Namespace) -> None:
                 "or a model with an encoder and a decoder."
             )
         layers = find_layers(model, "decoder" if has_encoder else None)
+        asked = -1 if options.layer is None else options.layer
         if layered:
-            check_layer(options.layer, depth_of(Loaded(model, tokenizer, layers)), "--")
+            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)), "--")
+        elif options.layer is not None:
+            raise CommandError(f"--method {name} has no scores of single layers: leave --layer out.")
         read = encoder_of(model)
         read_text(options.text, Loaded(read, tokenizer, find_layers(read)))
         check_room(options.text, Loaded(model, tokenizer, layers), most)
@@ -126,15 +129,15 @@ def run(options: argparse.Namespace) -> None:
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
         more = {"method_options": dict(row.options), **sampling}
         of_layer = method is effect_of_layer
-        method = partial(effect_of_layer, layer=options.layer) if of_layer else method
+        method = partial(effect_of_layer, layer=asked) if of_layer else method
         found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, method, most, **more)
     starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
     mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
-    layer = found.layer_index(options.layer) if layered and not of_layer else 0
+    layer = found.layer_index(asked) if layered and not of_layer else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    shown = row.scope(options.layer % len(layers) if of_layer else layer)
+    shown = row.scope(asked % len(layers) if of_layer else layer)
     title = ", ".join(filter(None, [name, shown]))
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)

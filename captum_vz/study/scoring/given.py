@@ -123,6 +123,11 @@ def given_methods(methods: Any) -> dict[str, Method]:
     return found
 
 
+def named_method(method: Any) -> tuple[str, Method]:
+    """One method that a user passes, and its name."""
+    return _name_of(method), as_method(method)
+
+
 def as_method(method: Any, *, layered: bool = False) -> Method:
     """What a user passes, as a row of the registry.
 

@@ -86,10 +86,23 @@ def _help(data: PageData) -> str:
     named = [method.name.lower().replace("-", " ") for method in data.methods]
     if not any("value zeroing" in name for name in named):
         return ""
+    diagram = three_steps().replace(' xmlns="http://www.w3.org/2000/svg"', "")  # HTML needs no address
     return (
-        "<p>Value Zeroing runs a layer again with the value vector of one token set to zero, and keeps all attention "
-        "weights. The further the output at the framed token turns, the more that token draws on the zeroed one.</p>"
+        f"{diagram}<p>Value Zeroing runs a layer again with the value vector of one token set to zero, and keeps all "
+        "attention weights. The further the output at the framed token turns, the more that token draws on the zeroed "
+        "one.</p>"
     )
+
+
+def three_steps() -> str:
+    """The definition of Value Zeroing as a diagram, in SVG: zero one value, keep the weights, compare the outputs.
+
+    A notebook shows it with `IPython.display.SVG`.
+
+    >>> three_steps()[:4], three_steps().count("<text")
+    ('<svg', 18)
+    """
+    return _asset("three_steps.svg")
 
 
 def frame(document: str, title: str) -> str:

@@ -1,0 +1,111 @@
+"""Draw the first picture of the README: python tutorials/images/first.py
+
+Left: the row of `[MASK]` in each layer of the embedded model, and what blanking out each word does to the answer.
+Right: the share of the cue in the row of each method, over sentences of the package's own grammar. All numbers are
+computed.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from captum_vz import explain
+from captum_vz.study import METHODS, Example, Method, compare, run_study
+from captum_vz.testbed import agreement_sentences, load_model
+
+PICTURE = Path(__file__).with_name("first.png")
+SENTENCE, TARGET, FOIL = "the pictures of some hat [MASK] scaring marcus.", "are", "is"
+MARK, GREY = "#d55e00", "#6b7280"
+#: The methods on the right, as the picture names them.
+COMPARED: dict[str, Method] = {
+    "Value Zeroing": METHODS["value-zeroing"],
+    "attention norms": METHODS["attention-norm"],
+    "attention": METHODS["attention"],
+    "ALTI": METHODS["alti"],
+    "rollout, residual 0.5": METHODS["value-zeroing-rollout"].with_residual(0.5),
+    "random": METHODS["random"],
+}
+
+
+def rows() -> tuple[list[str], int, dict[str, list[float]]]:
+    """The words, the place of the mask, and its row in each layer and in the truth."""
+    found = explain("agreement", SENTENCE)
+    model, tokenizer = load_model()
+    truth = compare(model, tokenizer, SENTENCE, "random", TARGET, foil=FOIL, truth=True).truth
+    assert found.token is not None and truth is not None
+    kept = [place for place, special in enumerate(found.special) if not special and found.tokens[place] != "."]
+    shown = {f"layer {number}": one[found.token, kept].tolist() for number, one in enumerate(found.maps)}
+    shown["truth*"] = truth[kept].nan_to_num(nan=0.0).tolist()
+    return [found.tokens[place] for place in kept], kept.index(found.token), shown
+
+
+def shares(count: int = 260, metric: str = "cue_dot") -> dict[str, float]:
+    """The mean share of the cue in the row of each method, in the last layer; another metric of the same rows."""
+    examples = [Example.from_record(record) for record in agreement_sentences(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        study = run_study({"agreement": load_model()}, examples, Path(folder, "study"), COMPARED, [metric], quiet=True)
+        summary = study.summary
+    last = summary[(summary["group"] == "all") & (summary["layer"].isna() | (summary["layer"] == 3))]
+    means = last.set_index("method")["mean"]
+    return {name: float(means[name]) for name in COMPARED}
+
+
+def draw(path: Path = PICTURE, count: int = 260) -> None:
+    """Draw the picture into a file."""
+    fig = Figure(figsize=(9.6, 3.9), dpi=150)
+    left, right = fig.add_axes((0.0, 0.0, 0.63, 1.0)), fig.add_axes((0.775, 0.26, 0.185, 0.5))
+    words, mask, numbers = rows()
+    draw_words(left, words, mask, numbers)
+    draw_bars(right, shares(count), count)
+    fig.savefig(path, metadata={"Software": None})
+
+
+def draw_words(ax: Axes, words: Sequence[str], mask: int, numbers: Mapping[str, Sequence[float]]) -> None:
+    """The words of each row, on a colour for their share."""
+    ax.set_axis_off()
+    ax.set(xlim=(-1.3, len(words) + 0.1), ylim=(len(numbers) + 2.1, -1.0))
+    ax.text(-1.25, -0.5, f"Which word decides between “{TARGET}” and “{FOIL}”?", size=14, weight="bold", va="center")
+    blues, cue = colormaps["Blues"], int(torch.tensor(numbers["truth*"]).argmax())
+    for number, (name, row) in enumerate(numbers.items()):
+        y = number + 0.3 * (name == "truth*")
+        bold = "bold" if row[cue] > 0.9 else None
+        ax.text(-0.12, y + 0.42, name, size=9, ha="right", va="center", weight=bold)
+        for place, (word, share) in enumerate(zip(words, row, strict=True)):
+            edge = {"ec": MARK, "lw": 1.6} if place == mask else {"ec": "#d1d5db", "lw": 0.7}
+            box = FancyBboxPatch((place + 0.04, y), 0.92, 0.84, boxstyle="round,pad=0,rounding_size=0.12", **edge)
+            box.set_facecolor("white" if place == mask else blues(share**0.5))
+            ax.add_patch(box)
+            ink = "white" if share > 0.3 and place != mask else "black"
+            tell = share >= 0.05 and place != mask
+            ax.text(place + 0.5, y + (0.3 if tell else 0.42), word, size=8.5, color=ink, ha="center", va="center")
+            if tell:
+                ax.text(place + 0.5, y + 0.64, f"{share:.2f}", size=7, color=ink, ha="center", va="center")
+    end = len(numbers) + 0.55
+    told = "Rows of [MASK] by Value Zeroing: zero the value of a word, measure how far [MASK] moves."
+    ax.text(-1.25, end + 0.2, told, size=8, color=GREY, va="center")
+    told = f"* Blank out a word: how much of the lead of “{TARGET}” over “{FOIL}” goes with it."
+    ax.text(-1.25, end + 0.65, told, size=8, color=GREY, va="center")
+
+
+def draw_bars(ax: Axes, found: Mapping[str, float], count: int) -> None:
+    """The share of the deciding word by method."""
+    colours = ["#08519c", *["#9ca3af"] * (len(found) - 1)]
+    bars = ax.barh(range(len(found)), list(found.values()), color=colours, height=0.66)
+    ax.bar_label(bars, [f"{share:.2f}" for share in found.values()], padding=3, size=8.5)
+    ax.set_yticks(range(len(found)), list(found), size=8.5)
+    ax.set(ylim=(len(found) - 0.5, -0.5), xlim=(0, 1), xticks=[])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_title(f"Share on the word that decides:\nlast layer, {count} sentences", size=9, loc="left", x=-0.62)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    draw()
+    print(PICTURE.name)
