@@ -15,7 +15,7 @@ from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, Readings, is_reproduced
 from captum_vz._engine.replay.definition import Reads
-from captum_vz._engine.replay.trust import check_unknown_code
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.library import keeps_examples_apart
 from captum_vz._engine.structure.modules import Readout
