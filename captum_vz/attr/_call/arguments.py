@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from captum_vz.attr._call.misuse import (
     check_readable,
     unmasked_padding,
 )
-from captum_vz.attr._call.model_errors import ExplainedErrors
+from captum_vz.attr._call.model_errors import explain_error
 from captum_vz.errors import ArgumentError
 from captum_vz.functional.groups import numbered
 
@@ -213,7 +214,17 @@ def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
     tokens = token_input(inputs)
     if tokens is None and isinstance(inputs, Mapping):
         tokens = inputs.get("decoder_input_ids")
-    return ExplainedErrors(tokens)(forward)
+    return explained_errors(tokens)(forward)
+
+
+@contextmanager
+def explained_errors(tokens: Any) -> Iterator[None]:
+    """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
+    try:
+        yield
+    except Exception as error:
+        explain_error(error, tokens)
+        raise
 
 
 def _refuse_empty(inputs: Any) -> None:
