@@ -8,6 +8,7 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
+from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
@@ -79,6 +80,7 @@ __all__ = [
     "not_finite",
     "once_a_pass",
     "projected_vectors",
+    "random_states",
     "repeated",
     "traced_replays",
     "value_zeroing_scores",

@@ -295,7 +295,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 )
                 output = this.run(forward)
                 runs.output = output if later else None
-        if runs.drawn.noted:
+        if runs.drawn is not None and runs.drawn.fixed:
             notes.append(SHUFFLED)
         maps = this.results
         for place, (asked, scores) in later.items():
