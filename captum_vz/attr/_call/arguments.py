@@ -112,6 +112,16 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     return [f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix)"]
 
 
+def begins_with_padding(site: AttentionSite) -> bool:
+    """Whether padding stands on the left of an example of the first layer's tokens, which are those of the inputs."""
+    record, mask = site.layer, site.target_mask
+    # Behind an encoder or a cache, the inputs hold other tokens as well.
+    others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
+    if record.index or is_replica(record.layer) or others or not record.states:
+        return False
+    return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
+
+
 def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
     """A warning if ids hold padding at an end, by the model's config, and the attention sees it."""
     if isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None:
