@@ -223,6 +223,12 @@ def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     UnsupportedLayerError: the layer called no attention that can be read, or not the one that is asked for.
     """
     name, found = layer.name, layer.attentions
+    if layer.projects_more is not None and not found:
+        raise UnsupportedLayerError(
+            f"{type(layer.projects_more).__name__} of the layer {name} projects values several times in one run: those "
+            "of its tokens, and others, such as those of summaries of many tokens. A token is also in these summaries, "
+            "so Value Zeroing is not defined for this layer. Use a method without attention, such as TokenAttribution."
+        )
     if layer.given is not None and not found:
         raise UnsupportedLayerError(
             f"values names {layer.given.projection} of the layer {name}, which did not run once in a run of the layer "
