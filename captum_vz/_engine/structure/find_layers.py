@@ -74,7 +74,8 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
             )
         raise UnsupportedLayerError(
             f"{kind} no {stack + ' ' if stack else ''}stack of layers with attention: expected a ModuleList or "
-            "Sequential whose members contain a module named after attention. " + _attentions_alone(modules)
+            "Sequential whose members contain a module named after attention. "
+            + _attentions_alone({} if lists else modules)
         )
     if len(stacks) > 1:
         raise ArgumentError(f"{kind} several stacks of layers: {', '.join(stacks)}. Pass {_choices(chosen)}.")
@@ -82,7 +83,7 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
 
 
 def _attentions_alone(modules: dict[str, nn.Module]) -> str:
-    """What to do with a model without a stack of layers."""
+    """What to do with a model without a stack of layers. XLM runs the parts of its blocks in its own forward."""
     for name, module in modules.items():
         if _members(module) and all("attention" in type(one).__name__.lower() for one in _members(module)):
             return (
