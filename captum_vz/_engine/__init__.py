@@ -8,6 +8,7 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
+from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
@@ -15,7 +16,7 @@ from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, Readings, is_reproduced
 from captum_vz._engine.replay.definition import Reads
-from captum_vz._engine.replay.trust import check_unknown_code
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.library import keeps_examples_apart
 from captum_vz._engine.structure.modules import Readout
@@ -79,6 +80,7 @@ __all__ = [
     "not_finite",
     "once_a_pass",
     "projected_vectors",
+    "random_states",
     "repeated",
     "traced_replays",
     "value_zeroing_scores",

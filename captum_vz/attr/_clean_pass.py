@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half
 from captum_vz.attr._base.captum import warn
 from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, end_of_inputs
+from captum_vz.attr._call.arguments import FeatureGroups, Inputs, begins_with_padding, bind_forward, end_of_inputs
 from captum_vz.attr._call.misuse import check_no_cache
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, Heads, attentions_of_layers, select_heads
@@ -70,7 +70,8 @@ def run_clean(
                 f"{name} cannot zero values. Use ValueZeroing for the maps of such layers."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
-        padding.note(site)
+        if not padding and begins_with_padding(site):
+            padding.append(LeftPadding(site))
         ends.append(end_of_inputs(site, inputs))
         half = is_half(record)
         notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
@@ -79,10 +80,10 @@ def run_clean(
         return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
     forward = bind_forward(forward_func, inputs, further)
-    runs, padding = Runs(forward, layers, run), LeftPadding()
+    runs, padding = Runs(forward, layers, run), list[LeftPadding]()
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
-    notes.extend(padding.warnings(forward_func, inputs, further))
+    notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")
     return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes)

@@ -51,6 +51,7 @@ VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
+XLM = {"vocab_size": 50, "emb_dim": 16, "n_layers": 2, "n_heads": 4}
 GIT = SIZE | {"vision_config": VISION}
 IDS = torch.tensor([[5, 9, 3, 7, 8, 4], [6, 2, 7, 3, 0, 0]])
 MASK = (IDS != 0).long()
@@ -108,6 +109,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
     "YOSO": ("YosoModel", SIZE, None, False, of("attention.self.value")),
     "ProphetNet": ("ProphetNetModel", PROPHETNET, None, False, of("self_attn.value_proj")),
     "GIT": ("GitModel", GIT, "layer", False, of("attention.self.value")),
+    "XLM": ("XLMModel", XLM, None, False, of("v_lin")),
+    "FlauBERT": ("FlaubertModel", XLM, None, False, of("v_lin")),
 }
 
 
@@ -126,6 +129,11 @@ def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return (model.encoder if name == "ProphetNet" else model).double().eval(), inputs
 
 
+def layers_of(name: str, model: Any) -> list[nn.Module]:
+    """XLM runs the parts of its blocks in the forward of the model, so its layers are its attention modules."""
+    return list(model.attentions) if hasattr(model, "attentions") else find_layers(model, stack=CASES[name][2])
+
+
 @torch.no_grad()
 def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Any]) -> Tensor:
     """The map by its definition, `(batch, out, in)`. Rows and columns of padding are 0."""
@@ -134,6 +142,7 @@ def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str
     with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
         model(**inputs)
     args, kwargs = kept[0]
+    kwargs = kwargs | dict.fromkeys(kwargs.keys() & {"cache"})  # each run would append to XLM's
 
     def run() -> Tensor:
         output = layer(*args, **kwargs)
@@ -155,7 +164,7 @@ def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str
 @pytest.mark.parametrize("name", CASES)
 def test_maps_equal_the_twins(name: str) -> None:
     model, inputs = case(name)
-    layers = find_layers(model, stack=CASES[name][2])
+    layers = layers_of(name, model)
     maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
     for layer, layer_map in zip(layers, maps, strict=True):
         expected = expected_map(name, model, layer, inputs)
@@ -214,8 +223,17 @@ def test_projection_with_two_inputs_is_refused() -> None:
             return (super().forward(hidden_states, *args, **kwargs)[0] + summary,)
 
     layer.attention.self.__class__ = WithSummary
-    with pytest.raises(AssertionError, match="called no attention that can be read"):
+    with pytest.raises(AssertionError, match="WithSummary of the layer YosoLayer projects values several times"):
         ValueZeroing(model, layer).attribute(inputs)
+
+
+def test_inline_attention_as_a_layer() -> None:
+    """The map of an attention module differs from that of its block. XLM has no block."""
+    model, inputs = case("YOSO")
+    with pytest.raises(AssertionError, match=r"YosoSelfAttention is the attention module of a YosoLayer.* whole block"):
+        ValueZeroing(model, find_layers(model)[0].attention.self).attribute(inputs)
+    with pytest.raises(AssertionError, match=r"XLMModel has no stack .* Pass list\(model\.attentions\)"):
+        find_layers(case("XLM")[0])
 
 
 class InlineFirst(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_numbers_without_a_use() -> None:
 
 
 def test_numbers_of_another_thread() -> None:
+    """A thread that draws all the time. Nothing of the model depends on its numbers, so nothing is said."""
     case, over = FAMILIES["bert"].case, threading.Event()
     method = ValueZeroing(case.model, case.layers)
     expected = method.attribute(case.inputs)
@@ -161,8 +163,10 @@ def test_numbers_of_another_thread() -> None:
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        for _ in range(5):
-            assert_same(method.attribute(case.inputs), expected)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(5):
+                assert_same(method.attribute(case.inputs), expected)
     finally:
         over.set()
         thread.join()

@@ -372,9 +372,13 @@ def test_effects_and_half_precision() -> None:
 
 def test_summaries_of_tokens_are_refused() -> None:
     """The values of LongT5's transient global tokens are computed from many tokens."""
-    model = encoder_of("LongT5", **LONGT5, encoder_attention_type="transient-global", global_block_size=2)
-    with pytest.raises(AssertionError, match="LongT5TransientGlobalAttention computes attention in an unknown way"):
-        ValueZeroing(model, find_layers(model)[0]).attribute({"input_ids": IDS, "attention_mask": REAL.long()})
+    model: Any = encoder_of("LongT5", **LONGT5, encoder_attention_type="transient-global", global_block_size=2)
+    layer: Any = find_layers(model)[0]
+    message = "projects values several times in one run: .* those of summaries of many"
+    named = layer.layer[0].TransientGlobalSelfAttention.v
+    for values in (None, named):
+        with pytest.raises(AssertionError, match=f"LongT5TransientGlobalAttention of the layer LongT5Block {message}"):
+            ValueZeroing(model, layer, values=values).attribute({"input_ids": IDS, "attention_mask": REAL.long()})
 
 
 def test_weights_of_sparse_attention_are_refused() -> None:

@@ -96,7 +96,7 @@ class Recorder(AttentionHandler):
         values = first_tensor(output)
         attention = self._running[-1] if self._running else record.layer
         holder = attention if record.given is None else record.layer
-        if values is not None and (self._running or record.given) and is_value_projection(module, holder, record.given):
+        if values is not None and is_value_projection(module, holder, record.given):
             self._inline_values.setdefault(id(attention), []).append(values)
         if isinstance(module, nn.Parameter):
             return
@@ -174,9 +174,10 @@ class Recorder(AttentionHandler):
         given = self.record.given
         row, values, result = given or family_of(module), projected[0], first_tensor(output)
         # A module that projects several times projects something else too, or projects in parts.
-        if row is None or (len(projected) > 1 and row.second_projection is None):
+        if row is not None and len(projected) > 1 and row.second_projection is None:
+            self.record.projects_more = module
             return
-        if values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
+        if row is None or values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
             return
         columns, values = row.columns(module, values), row.rows(values)
         tokens = result.shape[:1] if row.sequence_first or result.dim() == 2 else result.shape[1:-1]

@@ -198,6 +198,7 @@ class LayerRecord:
         given: Where the user says that the values are.
         layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
         inputs: What the user's call was given. Empty: it is unknown.
+        projects_more: An attention module that projects more than its tokens' values by the same weights. None: none.
     """
 
     layer: nn.Module
@@ -220,6 +221,7 @@ class LayerRecord:
     given: ValueProjection | None = None
     layout: str = "tokens"
     inputs: tuple[Any, ...] = ()
+    projects_more: nn.Module | None = None
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self.layer).__name__

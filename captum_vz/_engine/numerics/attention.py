@@ -20,6 +20,11 @@ def causal_mask(out: int, sources: int, device: torch.device) -> Tensor:
     return torch.ones(1, 1, out, sources, dtype=torch.bool, device=device).tril()
 
 
+def all_tokens(batch: int, tokens: int, device: torch.device) -> Tensor:
+    """Return the mask of tokens that hides none, bool `(batch, tokens)`."""
+    return torch.ones(batch, tokens, dtype=torch.bool, device=device)
+
+
 @dataclass(frozen=True, eq=False)
 class RowWeights:
     """The weights `(batch, head, out, in)` of a long text. Rows are computed when they are asked for.

@@ -35,7 +35,7 @@ class ResultsOfPass:
         return result
 
     def forget(self) -> None:
-        """Compute anew. torch counts no writes through `.data` or numpy, which code of the user's may have done."""
+        """Drop all results. A layer with code of the user's may write into a shared mask without torch counting it."""
         self._known.clear()
         self._last.clear()
 

@@ -23,7 +23,7 @@ from captum_vz._engine.capture.interventions import ContextHandler, Intervene, S
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.trust import run_with_noise
+from captum_vz._engine.replay.unknown_code import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz._engine.taps.changes import Changes, undoing

@@ -41,7 +41,7 @@ from captum_vz._engine.replay.base import (
     count_of,
     only_chunk,
 )
-from captum_vz._engine.replay.trust import is_independent
+from captum_vz._engine.replay.unknown_code import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map

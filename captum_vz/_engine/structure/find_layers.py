@@ -74,12 +74,23 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
             )
         raise UnsupportedLayerError(
             f"{kind} no {stack + ' ' if stack else ''}stack of layers with attention: expected a ModuleList or "
-            "Sequential whose members contain a module named after attention. Use a list of the model's Transformer "
-            "blocks instead, such as list(model.encoder.layer)."
+            "Sequential whose members contain a module named after attention. "
+            + _attentions_alone({} if lists else modules)
         )
     if len(stacks) > 1:
         raise ArgumentError(f"{kind} several stacks of layers: {', '.join(stacks)}. Pass {_choices(chosen)}.")
     return list({id(layer): layer for layers in stacks.values() for layer in layers}.values())
+
+
+def _attentions_alone(modules: dict[str, nn.Module]) -> str:
+    """What to do with a model without a stack of layers. XLM runs the parts of its blocks in its own forward."""
+    for name, module in modules.items():
+        if _members(module) and all("attention" in type(one).__name__.lower() for one in _members(module)):
+            return (
+                f"The model runs its attention, {name}, outside of any block. Pass list(model.{name}): maps of these "
+                "modules leave out the rest of a block."
+            )
+    return "Use a list of the model's Transformer blocks instead, such as list(model.encoder.layer)."
 
 
 def _check_model(model: Any) -> None:

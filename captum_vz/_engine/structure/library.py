@@ -1,9 +1,15 @@
-"""Whether code is torch's and transformers' own, whose behaviour is known."""
+"""Whether code is torch's and transformers' own, and what need not be checked of it.
+
+A replay can reproduce the clean output and still be wrong for zeroed values: values may be permuted, the context may be
+clamped outside its clean range, positions may compete. Modules of torch and transformers do none of this, except for
+experts of limited capacity. Code from elsewhere may.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -12,13 +18,44 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.taps.handler import is_hooked
-from captum_vz._private import accelerate_hook, modules_of
+from captum_vz._private import accelerate_hook, modules_of, own_parameters
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
 FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
 # Words in the names of classes whose tokens may compete for experts of limited capacity.
 COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LayerTrust:
+    """What need not be checked of a layer.
+
+    Attributes:
+        library: All code of the layer is torch's and transformers'.
+        independent: Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
+    """
+
+    library: bool
+    independent: bool
+
+    @classmethod
+    def of(cls, layer: LayerRecord) -> LayerTrust:
+        """The trust in a recorded layer."""
+        library = is_library_code(layer)
+        return cls(library, library and each_module_runs_once(layer))
+
+
+def each_module_runs_once(layer: LayerRecord) -> bool:
+    """Whether each module with parameters, except those of the attention, ran once and on all positions.
+
+    Experts do not: each runs on the positions that it is given. Their positions may compete.
+    """
+    batch, _, out, _ = layer.attentions[0].shape
+    inside = {id(module) for one in layer.attentions for module in modules_of(one.module)}
+    holders = [m for m in modules_of(layer.layer) if id(m) not in inside and own_parameters(m)]
+    matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
+    return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 
 
 def is_library_code(layer: LayerRecord) -> bool:

@@ -1,30 +1,32 @@
-"""The attention of a recorded layer that is explained, its layout and its padding."""
+"""The attention of a recorded layer that is explained: which of them it is, and its layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache, is_half, recorded_in_float32
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
-from captum_vz._engine.numerics.attention import all_weights
-from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
+from captum_vz._engine.numerics.attention import all_tokens, all_weights
+from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
-from captum_vz._engine.structure.choice import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import (
     find_streams,
-    first_own_source,
+    first_tokens,
+    mixes_outside,
     reads_other_states,
+    reads_own_states,
     values_depend_on_own_position,
     values_follow_token_order,
 )
+from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.windows import Windows, find_windows
-from captum_vz._engine.taps.transformers import MADE_OF
-from captum_vz._private import tree_leaves
+from captum_vz._private import modules_of, tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
@@ -135,7 +137,7 @@ class AttentionSite:
 
 
 def attention_site(layer: LayerRecord, attention: str, streams: bool = False) -> AttentionSite:
-    """The site of the attention that is meant, see `choose_attention`.
+    """The site of the attention that is meant, see `_choose_attention`.
 
     With `streams`, tokens may have several vectors each.
 
@@ -143,10 +145,10 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
         UnsupportedLayerError: The layer called no attention that can be read, or not the one that is asked for, or the
             layout of its tokens is unknown.
     """
-    merge_parts(layer)
-    chosen = choose_attention(layer, attention)
+    _merge_parts(layer)
+    chosen = _choose_attention(layer, attention)
     if not layer.rearranges(chosen):
-        return AttentionSite(layer, chosen, *padding_masks(layer, chosen))
+        return AttentionSite(layer, chosen, *_masks(layer, chosen))
     layout = find_streams(layer, chosen)
     reason = f"the layer has {len(layer.attentions)} attentions"
     is_prompt = layout is not None and layout.count == 1
@@ -167,12 +169,21 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
                 "LayerAttention have maps of such layers."
             )
         layer.layout = "streams"
-        return AttentionSite(layer, chosen, *padding_masks(layer, chosen), streams=layout)
+        return AttentionSite(layer, chosen, *_masks(layer, chosen), streams=layout)
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
         f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
         f"one attention, but {reason}. Pass a single Transformer block as `layer`."
     )
+
+
+def _masks(layer: LayerRecord, attention: AttentionRecord) -> tuple[Tensor, Tensor]:
+    """Which rows `(batch, out)` and which sources `(batch, in)` are no padding: all, if no attention has a mask."""
+    if any(one.visible is not None for one in layer.attentions):
+        return padding_masks(layer, attention)
+    (batch, _, *sizes), device = attention.shape, attention.values.device
+    rows, sources = (once_a_pass(all_tokens, batch, tokens, device) for tokens in sizes)
+    return rows, sources
 
 
 def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[AttentionRecord, Windows]:
@@ -193,105 +204,176 @@ def not_finite(dtype: torch.dtype) -> str:
     return f"values that are not finite (NaN or infinity) in {dtype}. {advice.get(dtype, '')}Check weights and inputs."
 
 
-def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:
-    """Which rows `(batch, out)` and which sources `(batch, in)` of an attention are no padding.
+def _merge_parts(layer: LayerRecord) -> None:
+    """Merge the calls that one forward makes for parts of its own attention."""
+    number = 1
+    while number < len(layer.attentions):
+        if layer.attentions[number].repeated and reads_own_states(LayerRunner(layer), layer.attentions[number]):
+            layer.merge(number)
+        else:
+            number += 1
 
-    Padding is what no token sees in self-attention, not even the token itself, if the inputs hide it or if it sees
-    nothing. In sparse attention the layer chooses what is seen, so the mask that it was given is read too. A source
-    that no valid row sees is padding.
+
+def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
+    """The record of the attention that is meant.
+
+    `attention` is "self" for the self-attention, which comes first, "cross" for the cross-attention that follows it, or
+    a dot and the name of a module of the layer.
+
+    UnsupportedLayerError: the layer called no attention that can be read, or not the one that is asked for.
     """
-    # The self-attention of these tokens comes first. Attentions with another number of tokens are passed over.
-    first = attention if windows else min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
-    batch, _, out, sources = first.shape
-    device = attention.values.device
-    rows = once_a_pass(_ones, batch, out, device)
-    seen = None if first.visible is None or sources < out else first.is_seen()
-    cross = seen is not None and len(layer.attentions) == 1 and len(layer.states) > 1 and not seen.all()
-    # The mask of a cross-attention alone says nothing of its rows.
-    if seen is not None and not (cross and reads_other_states(LayerRunner(layer), first)):
-        if sources != out and not seen[..., -1].any():
-            raise RefusedError(
-                f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last of "
-                "them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
-                "DynamicCache."
-            )
-        start = first_own_source(LayerRunner(layer), first) if sources > out else None
-        if start is None or start + out > sources:
-            start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
-        rows, all_seen = once_a_pass(_seen_by_any, seen, start)
-        if not all_seen:
-            rows = once_a_pass(_not_hidden, rows, seen, _hidden_by_inputs(layer, first, seen, start))
-            given = layer.kwargs.get("attention_mask")
-            if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and first.inline is None:
-                rows = once_a_pass(_shown_too, rows, given, start)
-    if attention.visible is None:
-        return rows, once_a_pass(_ones, batch, attention.shape.sources, device)
-    inline = attention.inline if attention is first else None
-    shown = once_a_pass(_seen_from, rows, attention.is_seen())
-    if inline is not None and inline.row.sequence_first and shown.shape == rows.shape:
-        shown = shown | rows  # XLNet's mask was changed, so that tokens that only see themselves see nothing
-    return rows, shown
+    name, found = layer.name, layer.attentions
+    if layer.projects_more is not None and not found:
+        raise UnsupportedLayerError(
+            f"{type(layer.projects_more).__name__} of the layer {name} projects values several times in one run: those "
+            "of its tokens, and others, such as those of summaries of many tokens. A token is also in these summaries, "
+            "so Value Zeroing is not defined for this layer. Use a method without attention, such as TokenAttribution."
+        )
+    if layer.given is not None and not found:
+        raise UnsupportedLayerError(
+            f"values names {layer.given.projection} of the layer {name}, which did not run once in a run of the layer "
+            "and return values (batch, tokens, d). Name a part that does. If the layer uses the weight of a module in "
+            "a function (torchvision's Swin), pass this weight, such as layer.attn.qkv.weight."
+        )
+    if not found:
+        raise UnsupportedLayerError(
+            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a whole "
+            "Transformer block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True "
+            "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
+            "are: ValueZeroing(model, layer, values=layer.attn.to_v)."
+        )
+    if layer.given is not None and len(found) == 2 and any(one.inline is None for one in found):
+        raise UnsupportedLayerError(
+            f"values names {layer.given.projection} of the layer {name}, but its attention can be read without it: "
+            "expected a layer that computes attention in its own code. Leave values None."
+        )
+    chosen = _of_module(layer, attention[1:]) if attention.startswith(".") else _self_or_cross(layer, attention)
+    if layer.given is not None and chosen.inline is not None:
+        try:
+            _check_named_values(layer, chosen)
+        except CannotReplayError as error:
+            raise UnsupportedLayerError(
+                f"values names {layer.given.projection} of the layer {name}, but these are no values of its "
+                f"attention: {error}. Name the part whose rows the attention sums."
+            ) from error
+    if chosen.dropout:
+        rate, training = chosen.dropout, chosen.module.training
+        advice = "Call model.eval() first." if training else f"Pass dropout_p={rate} if self.training else 0.0."
+        mode = "train" if training else "eval"
+        raise RefusedError(f"The attention of {name} drops {rate} of its weights in {mode} mode. {advice}")
+    return chosen
 
 
-# Layers share their masks, so each of these is computed once a pass.
+def _of_module(layer: LayerRecord, name: str) -> AttentionRecord:
+    """The record of the one attention that runs in a submodule of the layer."""
+    parts = set(layer.layer.get_submodule(name).modules())
+    found = [one for one in layer.attentions if one.module in parts]
+    if len(found) != 1:
+        raise UnsupportedLayerError(
+            f"{name} of the layer {layer.name} called {len(found)} attentions that can be read in one run, not one."
+            + _advice(layer)
+        )
+    return found[0]
 
 
-def _ones(batch: int, tokens: int, device: torch.device) -> Tensor:
-    return torch.ones(batch, tokens, dtype=torch.bool, device=device)
+def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
+    """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
+    name, found = layer.name, layer.attentions
+    is_cross = attention == "cross"
+    stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
+    if len(found) > 2 or stacks:
+        advice = "" if stacks else _advice(layer)
+        single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model), and not a stack."
+        advice = f"{advice} If the layer is a stack of blocks, pass one of them." if advice else single
+        raise UnsupportedLayerError(f"The layer {name} called attention {len(found)} times in one run.{advice}")
+    if is_cross and len(found) != 2:
+        raise UnsupportedLayerError(
+            f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
+            "attention='self', or the layers of a decoder that reads an encoder."
+        )
+    two = len(found) == 2
+    lists = [module for module in modules_of(layer.layer) if isinstance(module, nn.ModuleList)] if two else []
+    in_list = any({one.module for one in found} <= set(members.children()) for members in lists)
+    alike = two and found[0].shape[2:] == found[1].shape[2:]
+    if in_list or (alike and reads_own_states(LayerRunner(layer), found[1])):
+        kinds = " and ".join(type(one.module).__name__ for one in found)
+        raise UnsupportedLayerError(
+            f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
+            f"second one is no cross-attention.{_advice(layer)}"
+        )
+    unreadable = _unreadable_before(layer, found[is_cross])
+    if unreadable is not None:
+        raise UnsupportedLayerError(
+            f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
+            f"unknown which of them attention={attention!r} means.{_advice(layer)}"
+        )
+    return found[is_cross]
 
 
-def _seen_by_any(seen: Tensor, start: int) -> tuple[Tensor, bool]:
-    """Which tokens, the sources from `start` on, any token sees, `(batch, out)`, and whether this holds for all."""
-    rows = seen.any(1)[:, start : start + seen.shape[1]]
-    return rows, bool(rows.all())
+def _advice(layer: LayerRecord) -> str:
+    """A space and a sentence that names the attentions of a layer, in the order of their runs. Empty: no names."""
+    named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
+    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))
+    one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
 
 
-def _not_hidden(rows: Tensor, seen: Tensor, hidden: Tensor) -> Tensor:
-    return rows | (seen.any(2) & ~hidden)
+def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
+    """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
 
-
-def _shown_too(rows: Tensor, mask: Tensor, start: int) -> Tensor:
-    return rows | mask_as_bool(mask).any(1).any(1)[:, start : start + rows.shape[1]]
-
-
-def _seen_from(rows: Tensor, seen: Tensor) -> Tensor:
-    return (seen & rows[:, :, None]).any(1)
-
-
-def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tensor, start: int) -> Tensor:
-    """Which tokens a mask of tokens hides, and no pattern of the attention, bool `(batch, out)`.
-
-    The layer's own tokens are the sources from `start` on of `seen (batch, out, in)`.
+    The first submodule that is given more rows that change than values do is given such sums. CannotReplayError: they
+    are queries, keys, or no part of an attention.
     """
-    assert attention.visible is not None
-    visible, (batch, _, out, sources) = attention.visible, attention.shape
-    of_call = tree_leaves([dict(x) if isinstance(x, Mapping) else x for x in layer.inputs])
-    given = [x for x in (*tree_leaves((layer.args, layer.kwargs)), *of_call) if isinstance(x, Tensor)]
-    of_pairs = any(isinstance(x, Tensor) and x.shape[-2:] == (out, sources) for x in of_call)
-    masks = (*given, *(getattr(x, MADE_OF) for x in given if hasattr(x, MADE_OF)))
-    of_tokens = [x for x in masks if x.shape in ((batch, sources), (batch, 1, 1, sources), (batch, out))]
-    by_shape = visible.shape[2] == 1 and len(visible) == batch  # it hides tokens from all tokens
-    inline = attention.inline is not None and not of_pairs
-    return once_a_pass(_hidden, seen, start, by_shape, inline, *of_tokens)
+    runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
+    in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
+    if not in_tokens and not layer.rearranges(attention):
+        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
+    for source in dict.fromkeys((0, sources // 2, sources - 1)):
+        seen = []
+        for strength in (0, 1, 2):
+            handler = AddToValues(attention, source, strength)
+            output = runner.run(handler)
+            seen.append([*handler.given, output])
+        for clean, once, twice in zip(*seen, strict=True):
+            moved = once - clean
+            # Other layouts have more rows (one for each head), other projections have more numbers.
+            alone = moved.count_nonzero() <= attention.values[:, 0].numel() or moved.any(-1).sum() <= batch
+            if not moved.any() or (alone and min(out, sources) > 1):
+                continue
+            eps = torch.finfo(attention.values.dtype).eps
+            if (twice - once - moved).abs().max() <= 0.01 * moved.abs().max() + 8 * eps * twice.abs().max():
+                return
+            raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
+    raise CannotReplayError("they change no other token")
 
 
-def _hidden(seen: Tensor, start: int, by_shape: bool, inline: bool, *masks: Tensor) -> Tensor:
-    out, own = seen.shape[1], slice(start, start + seen.shape[1])
-    seen = seen[:, :, own]
-    unseen = ~seen.any(1)
-    if by_shape:
-        return unseen
-    if inline and (seen.diagonal(dim1=1, dim2=2) | unseen).all():
-        return unseen  # families that compute attention inline make masks of tokens: all others see themselves
-    # What one example hides and another one shows, where the pattern of the attention is the same in all.
-    alike = ((seen == seen.any(0) & ~unseen[:, None]) | ~seen.any(2, keepdim=True)).all(1).all(1)
-    hidden = unseen & alike[:, None] & ~unseen.all(0)
-    for mask in masks:
-        tokens = mask.reshape(len(seen), -1).to(unseen.device)
-        tokens = tokens if tokens.shape[1] == out else tokens[:, own]
-        factors = ((tokens == 0) | (tokens == 1)).all()
-        if factors or ((tokens == 0) | ~mask_as_bool(tokens)).all():
-            shows = tokens.bool() if factors else mask_as_bool(tokens)
-            for one in (~shows, shows):  # a mask may mark what is hidden, or what is not
-                hidden = hidden | one if unseen[one].all() else hidden
-    return hidden
+def _inline_attention(layer: LayerRecord) -> str:
+    """What to add about an attention module whose attention was not seen."""
+    if isinstance(layer.layer, torch.fx.GraphModule):
+        return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
+    kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
+    return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
+
+
+def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | None:
+    """The name of an attention that ran before `attention` and could not be read, or None.
+
+    Either a module before it has a class of such a name; or `attention`, the only one, reads other states, and the
+    layer's own tokens mix all the same.
+    """
+    inside = {id(module) for seen in layer.attentions for module in modules_of(seen.module)}
+    for module in layer.modules_run:
+        if module is attention.module:
+            break
+        if type(module).__name__.endswith("Attention") and id(module) not in inside:
+            parts = set(modules_of(module))
+            if not any(seen.module in parts for seen in layer.attentions):
+                return type(module).__name__
+    alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not layer.rearranges(attention)
+    if alone and len(layer.states) > 1:
+        runner = LayerRunner(layer)
+        own = runner.states[0]
+        first = first_tokens(own, attention)
+        if reads_other_states(runner, attention) and mixes_outside(runner, own, layer.first_output, [first]):
+            return "or something else that mixes its tokens"
+    return None

@@ -184,6 +184,7 @@ VALUE_PROJECTIONS = {
     "LayoutLMv3SelfAttention": BERT_LIKE,
     "LiltSelfAttention": BERT_LIKE,
     "LongT5LocalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
+    "LongT5TransientGlobalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
     "LongformerSelfAttention": LONGFORMER,
     "LukeSelfAttention": BERT_LIKE,
     "MPNetSelfAttention": ValueProjection("v"),
@@ -193,6 +194,7 @@ VALUE_PROJECTIONS = {
     "MobileViTSelfAttention": BERT_LIKE,
     "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES),
     "MvpAttention": BART_LIKE,
+    "PegasusXGlobalLocalAttention": BART_LIKE,
     "PerceiverSelfAttention": ValueProjection("value", "num_heads"),
     "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
     "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
@@ -224,9 +226,11 @@ VALUE_PROJECTIONS = {
     "modeling_dab_detr.DetrAttention": BART_LIKE,
     "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
     "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
+    "modeling_flaubert.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
     "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True),
     "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
     "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
+    "modeling_xlm.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
 }
 
 

@@ -30,40 +30,44 @@ FIX = (
 )
 
 
+# By the index of a layer and the number of its run: the tensors that it is given, and the generators when it returns.
+Given = dict[tuple[int, int], tuple[list[Tensor], Any]]
+
+
 class DrawnInputs:
-    """The inputs of layers in a pass in which random numbers were drawn. Create it before the pass.
+    """What layers were given in a pass in which the generators of random numbers moved.
 
     A model may draw numbers and not use them, or another thread draws them. So what the pass gave to the layers is
     compared with what a second call of the forward function gives them.
+
+    Attributes:
+        fixed: Whether the forward function fixes the numbers that are drawn before a layer, known after :meth:`check`.
+            The generators of the second call are then as in the first, although they were not when it began.
     """
 
+    fixed = False
+
     def __init__(self) -> None:
-        self._before = random_states()
-        self._given: dict[tuple[int, int], list[Tensor]] = {}  # by the index of the layer, and the number of the run
+        self._given: Given = {}
         self._filled = False  # whether a layer was given a key-value cache with tokens of earlier calls
 
     def note(self, record: LayerRecord) -> None:
-        """Keep the inputs of a layer that has run, if random numbers were drawn before."""
-        if is_replica(record.layer) or not (self._given or self._before != random_states()):
+        """Keep the inputs of a layer that has run."""
+        if is_replica(record.layer):
             return
         arguments = record.args, record.kwargs
-        self._given[record.index, record.number] = [x.clone() for x in _tensors(arguments)]
+        self._given[record.index, record.number] = _copied(arguments), random_states()
         place = next((m.layer_idx for m in record.layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
         caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
         own = next((x.shape[1] for x in record.states), 0)
         self._filled |= record.number == 0 and any(int(one.get_seq_length(place)) > own for one in caches)
-
-    @property
-    def noted(self) -> bool:
-        """Whether random numbers were drawn before a layer ran."""
-        return bool(self._given)
 
     def check(self, forward: Callable[[], Any], layers: Sequence[nn.Module], output: Any = None) -> None:
         """Raise RefusedError if the inputs of the layers depend on random numbers. `forward` is called once more.
 
         So is the `output` of the pass, if it is used.
         """
-        if not self._given and (output is None or self._before == random_states()):
+        if not self._given and output is None:
             return
         if self._filled:
             raise RefusedError(
@@ -80,10 +84,12 @@ class DrawnInputs:
                 f"forward_func draws random numbers, and fails if it is called again ({type(error).__name__}: {error})."
                 f" So it is unknown whether each call has the same result. Call model.eval(), or {FIX}."
             ) from error
-        for (index, number), given in self._given.items():
-            if not _are_same(given, found.get((index, number), [])):
+        for (index, number), (given, states) in self._given.items():
+            now, states_now = found.get((index, number), ([], None))
+            if not _are_same(given, now):
                 place = "the explained layer" if len(layers) == 1 else f"layer {index} of the explained layers"
                 _refuse(forward, f"gives {place} ({type(layers[index]).__name__}) another input")
+            self.fixed |= states == states_now
         if output is not None and not _are_same(_tensors(output), _tensors(again)):
             _refuse(forward, "has another output")
 
@@ -114,19 +120,23 @@ def repeated(call: Callable[[], Any]) -> Any:
     return undoing(run)
 
 
-def _inputs_and_output(
-    forward: Callable[[], Any], layers: Sequence[nn.Module]
-) -> tuple[dict[tuple[int, int], list[Tensor]], Any]:
-    """The tensors that each layer is given in each run, and what `forward` returns."""
-    given: dict[tuple[int, int], list[Tensor]] = {}
+def _inputs_and_output(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> tuple[Given, Any]:
+    """What each layer is given in each run, and what `forward` returns."""
+    given: Given = {}
     count: Counter[int] = Counter()
+    runs: dict[AttentionHandler, tuple[tuple[int, int], list[Tensor]]] = {}
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-        given[index, count[id(layer)]] = [x.clone() for x in _tensors((args, kwargs))]
+        handler = AttentionHandler()
+        runs[handler] = (index, count[id(layer)]), _copied((args, kwargs))
         count[id(layer)] += 1
-        return AttentionHandler()
+        return handler
 
-    with layer_hooks(layers, begin, lambda *_: None):
+    def end(handler: AttentionHandler, *_: Any) -> None:
+        run, tensors = runs.pop(handler)
+        given[run] = tensors, random_states()
+
+    with layer_hooks(layers, begin, end):
         return given, forward()
 
 
@@ -156,6 +166,10 @@ def _drawing_modules(forward: Callable[[], Any]) -> list[tuple[str, nn.Module]]:
 
 def _tensors(arguments: Any) -> list[Tensor]:
     return [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.numel()]
+
+
+def _copied(arguments: Any) -> list[Tensor]:
+    return [x.clone() for x in _tensors(arguments)]
 
 
 def _are_same(given: list[Tensor], found: list[Tensor]) -> bool:

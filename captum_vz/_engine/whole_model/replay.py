@@ -33,7 +33,7 @@ from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
-from captum_vz._engine.replay.trust import check_unknown_code
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler

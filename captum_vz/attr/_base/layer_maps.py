@@ -31,6 +31,7 @@ from captum_vz.attr._call.arguments import (
     Arguments,
     FeatureGroups,
     Inputs,
+    begins_with_padding,
     bind_forward,
     default_layers,
     end_of_inputs,
@@ -258,7 +259,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 record.inputs = arguments[:2]
                 site = attention_site(record, attentions[record.index], self.accepts_streams)
                 batch, _, out, _ = site.shape
-                padding.note(site)
+                if not padding and begins_with_padding(site):
+                    padding.append(LeftPadding(site))
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
                 real = site.target_mask if end is None else site.target_mask[:, :end]
                 run = layers[record.index], record.number, end or out, real, site.attention.tokens_first
@@ -281,7 +283,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 return placeholder(record, self.get_name())
 
             mixing = OtherMixing() if find_other_mixing else None
-            padding = LeftPadding()
+            padding: list[LeftPadding] = []
             runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
             with runs.checked(whole_blocks=self.replays_layers):
                 this = LayerPass(
@@ -295,7 +297,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 )
                 output = this.run(forward)
                 runs.output = output if later else None
-        if runs.drawn.noted:
+        if runs.drawn is not None and runs.drawn.fixed:
             notes.append(SHUFFLED)
         maps = this.results
         for place, (asked, scores) in later.items():
@@ -306,7 +308,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         notes.extend(itertools.chain.from_iterable(of_layers))
         if shares:
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
-        notes.extend(padding.warnings(self.forward_func, *arguments[:2]))
+        notes.extend(said for one in padding for said in one.warnings(self.forward_func, *arguments[:2]))
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return MapRun(maps, tokens, output, mixing, there[0] if there else None)

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import DrawnInputs, LayerRecord, ReturnedTensor, alike_tensors, first_tensor, given_states
+from captum_vz._engine import (
+    DrawnInputs,
+    LayerRecord,
+    ReturnedTensor,
+    alike_tensors,
+    first_tensor,
+    given_states,
+    random_states,
+)
 from captum_vz._private import tree_leaves
 from captum_vz.attr._call.misuse import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -28,10 +36,11 @@ class Runs:
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
         output: What the pass returned, if scores depend on it. None: they do not.
-        drawn: The inputs that depend on random numbers.
+        drawn: What the layers were given after random numbers were drawn. None: none were.
     """
 
     output: Any = None
+    drawn: DrawnInputs | None = None
 
     def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
         self._forward = forward
@@ -42,7 +51,7 @@ class Runs:
         self._several: dict[int, tuple[int, int]] = {}  # by layer: a run with outputs of one shape, their number
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
-        self.drawn = DrawnInputs()
+        self._random = random_states()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
@@ -50,7 +59,10 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
-        self.drawn.note(record)
+        if self.drawn is None and self._random != random_states():
+            self.drawn = DrawnInputs()
+        if self.drawn is not None:
+            self.drawn.note(record)
         if len(found := alike_tensors(record.output)) > 1:
             self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
@@ -79,7 +91,10 @@ class Runs:
         finally:
             self._last = _Last()  # which holds a layer's output
         self._refuse_unrelated()
-        self.drawn.check(self._forward, self._layers, self.output)
+        if self.drawn is None and self.output is not None and self._random != random_states():
+            self.drawn = DrawnInputs()
+        if self.drawn is not None:
+            self.drawn.check(self._forward, self._layers, self.output)
         if whole_blocks:
             self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:

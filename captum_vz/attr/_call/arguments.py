@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from captum_vz.attr._call.misuse import (
     check_readable,
     unmasked_padding,
 )
-from captum_vz.attr._call.model_errors import ExplainedErrors
+from captum_vz.attr._call.model_errors import explain_error
 from captum_vz.errors import ArgumentError
 from captum_vz.functional.groups import numbered
 
@@ -109,6 +110,16 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
             "Leave token None, and take the row from the map of all of the layer's tokens."
         )
     return [f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix)"]
+
+
+def begins_with_padding(site: AttentionSite) -> bool:
+    """Whether padding stands on the left of an example of the first layer's tokens, which are those of the inputs."""
+    record, mask = site.layer, site.target_mask
+    # Behind an encoder or a cache, the inputs hold other tokens as well.
+    others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
+    if record.index or is_replica(record.layer) or others or not record.states:
+        return False
+    return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
 
 
 def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
@@ -213,7 +224,17 @@ def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
     tokens = token_input(inputs)
     if tokens is None and isinstance(inputs, Mapping):
         tokens = inputs.get("decoder_input_ids")
-    return ExplainedErrors(tokens)(forward)
+    return explained_errors(tokens)(forward)
+
+
+@contextmanager
+def explained_errors(tokens: Any) -> Iterator[None]:
+    """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
+    try:
+        yield
+    except Exception as error:
+        explain_error(error, tokens)
+        raise
 
 
 def _refuse_empty(inputs: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ContextDecorator
 from types import FrameType
 from typing import Any
 
@@ -18,26 +17,16 @@ from captum_vz.errors import ArgumentError, RefusedError
 MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
-class ExplainedErrors(ContextDecorator):
-    """Names the mistake in the inputs, if the model raises an error in the `with` block because of it.
+def explain_error(error: Exception, tokens: Any) -> None:
+    """Raise ArgumentError, which names the mistake in the inputs, if the model raised `error` because of it.
 
-    Args:
-        tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
+    `tokens` is the input that holds token ids or embeddings. The shape of other inputs is not known.
     """
-
-    def __init__(self, tokens: Any) -> None:
-        self.tokens = tokens
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
-            return
-        tokens = self.tokens
-        if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
+    if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
+        return
+    if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

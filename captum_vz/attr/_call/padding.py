@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import AttentionSite, LayerPass, LayerRecord, attention_site, is_out_of_memory, repeated
-from captum_vz._private import is_replica
-from captum_vz.attr._call.arguments import bind_forward
+from captum_vz.attr._call.arguments import begins_with_padding, bind_forward
 from captum_vz.attr._call.misuse import has_cache
 from captum_vz.attr._call.model_errors import MODEL_ERRORS
 
@@ -38,31 +37,20 @@ def tokens_of_example(inputs: Any, mask: Tensor, index: int, places: Tensor) -> 
 
 
 class LeftPadding:
-    """Whether padding on the left changes the vectors that the explained layers are given.
+    """Whether padding on the left changes the vectors that the first explained layer is given.
 
-    `note` is called with each layer in the pass, and `warnings` after the pass. No model is known by its name: one
-    example is run without its padding, up to the first layer, and its vectors are compared.
+    It is made while this layer runs, see :func:`begins_with_padding`. No model is known by its name: after the pass,
+    one example is run without its padding, up to the layer, and its vectors are compared.
     """
 
-    def __init__(self) -> None:
-        self._layer: nn.Module | None = None
-        self._states: Tensor | None = None
-        self._mask: Tensor | None = None  # which tokens are no padding, (batch, tokens)
-
-    def note(self, site: AttentionSite) -> None:
-        """Keep what the first layer is given, if padding stands on its left."""
-        record, mask = site.layer, site.target_mask
-        if self._layer is not None or record.index or is_replica(record.layer):
-            return
-        # Behind an encoder or a cache, the inputs hold other tokens as well.
-        others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
-        padded = ~mask[:, 0] & mask.any(1)
-        if padded.any() and not others and record.states and record.states[0].shape[:2] == mask.shape:
-            self._layer, self._mask, self._states = record.layer, mask.clone(), record.states[0].clone()
+    def __init__(self, site: AttentionSite) -> None:
+        self._layer = site.layer.layer
+        self._mask = site.target_mask.clone()  # which tokens are no padding, (batch, tokens)
+        self._states = site.layer.states[0].clone()
 
     def warnings(self, forward_func: Callable[..., Any], inputs: Any, further: Any) -> list[str]:
         """A warning if the vectors of tokens change with the padding, and if another form of the inputs mends this."""
-        if self._layer is None or self._states is None or self._mask is None or has_cache(inputs, further):
+        if has_cache(inputs, further):
             return []
         layer, mask, states = self._layer, self._mask, self._states
         padding = (mask.cumsum(1) == 0).sum(1) * mask.any(1)
@@ -100,14 +88,16 @@ class LeftPadding:
 
 def left_padding(forward_func: Callable[..., Any], inputs: Any, further: Any, layer: nn.Module) -> list[str]:
     """The warning of `LeftPadding` for a call and one layer."""
-    padding = LeftPadding()
-    LayerPass([layer], lambda record: _noted(padding, record)).run(bind_forward(forward_func, inputs, further))
-    return padding.warnings(forward_func, inputs, further)
+    found: list[LeftPadding] = []
 
+    def note(record: LayerRecord) -> Tensor:
+        site = attention_site(record, "self")
+        if not found and begins_with_padding(site):
+            found.append(LeftPadding(site))
+        return torch.empty(0)
 
-def _noted(padding: LeftPadding, record: LayerRecord) -> Tensor:
-    padding.note(attention_site(record, "self"))
-    return torch.empty(0)
+    LayerPass([layer], note).run(bind_forward(forward_func, inputs, further))
+    return [said for one in found for said in one.warnings(forward_func, inputs, further)]
 
 
 class _Stop(Exception):  # noqa: N818 - no error: it ends a call of the user's function

@@ -1,13 +1,9 @@
-"""What need not be checked of a layer because its code is known, and what runs of unknown code show.
+"""What runs of a layer of unknown code show: whether its positions compete, and whether all its mixing is read.
 
-A replay can reproduce the clean output and still be wrong for zeroed values: values may be permuted, the context may be
-clamped outside its clean range, positions may compete. Modules of torch and transformers do none of this, except for
-experts of limited capacity. Code from elsewhere may.
-
-Such code may also use a value once more: subtracted from the output, added to it, convolved, made into a gate. Some
-heads may be computed where no tap sees them. The layer runs with a graph of gradients, in which each attention that is
-read returns a constant. The graph shows what the values are made of, and other heads. In one more run with these
-constants, the values are zeroed where they are projected. If the output changes, something else uses them.
+Unknown code may use a value once more, outside the attention: subtracted from the output, added to it, convolved, made
+into a gate. Some heads may be computed where no tap sees them. The layer runs with a graph of gradients, in which each
+attention that is read returns a constant. The graph shows what the values are made of, and other heads. In one more run
+with these constants, the values are zeroed where they are projected. If the output changes, something else uses them.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.capture.module_state import random_states
-from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import (
@@ -44,8 +38,6 @@ from captum_vz._engine.structure.library import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
     SET_GRADIENTS,
-    modules_of,
-    own_parameters,
     softmax_axis,
     tree_map,
     without_function_modes,
@@ -54,37 +46,6 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
-
-
-@dataclass(frozen=True)
-class LayerTrust:
-    """What need not be checked of a layer.
-
-    Attributes:
-        library: All code of the layer is torch's and transformers'.
-        independent: Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
-    """
-
-    library: bool
-    independent: bool
-
-    @classmethod
-    def of(cls, layer: LayerRecord) -> LayerTrust:
-        """The trust in a recorded layer."""
-        library = is_library_code(layer)
-        return cls(library, library and each_module_runs_once(layer))
-
-
-def each_module_runs_once(layer: LayerRecord) -> bool:
-    """Whether each module with parameters, except those of the attention, ran once and on all positions.
-
-    Experts do not: each runs on the positions that it is given. Their positions may compete.
-    """
-    batch, _, out, _ = layer.attentions[0].shape
-    inside = {id(module) for one in layer.attentions for module in modules_of(one.module)}
-    holders = [m for m in modules_of(layer.layer) if id(m) not in inside and own_parameters(m)]
-    matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
-    return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 
 
 def run_with_noise(run: Callable[[], Tensor], strength: float) -> Tensor | None:
