@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerFast
 if TYPE_CHECKING:
     from transformers import BertForMaskedLM, LlamaForCausalLM
 
-AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
-CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
-EMBEDDED: Final[dict[str | Path, Path]] = {"agreement": AGREEMENT_FOLDER, "causal": CAUSAL_FOLDER}
+#: The embedded models by their names, and the folders of their weights.
+EMBEDDED: Final[dict[str | Path, Path]] = {name: Path(__file__).parent / name for name in ("agreement", "causal")}
+AGREEMENT_FOLDER: Final = EMBEDDED["agreement"]
+CAUSAL_FOLDER: Final = EMBEDDED["causal"]
 
 
 @overload
@@ -62,7 +63,7 @@ def load_model(
     >>> tokenizer.decode(at_mask.argmax())
     'are'
     """
-    folder = EMBEDDED[name] if name in EMBEDDED else Path(name)
+    folder = EMBEDDED.get(name) or Path(name)
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(
@@ -70,7 +71,7 @@ def load_model(
         )
     about = json.loads((folder / "config.json").read_text("utf-8"))
     # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
-    kind: Any = transformers.LlamaForCausalLM if about["model_type"] == "llama" else transformers.BertForMaskedLM
+    kind: Any = getattr(transformers, about["architectures"][0])
     config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Trains the embedded model: ``python -m captum_vz.testbed.train --blimp PATH``.
+"""Trains an embedded masked model: ``python -m captum_vz.testbed.train --blimp PATH``.
 
 The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences only. The target is masked with
 probability 0.8, other words with probability 0.15. Words other than the target are sometimes split into sub-words. The
@@ -12,15 +12,17 @@ import string
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.evaluation import measure
@@ -123,7 +125,13 @@ LEARNING_RATE: Final = 1e-3
 MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
-DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
+DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128, "architecture": "bert"}
+#: The class of each architecture, the name of its head, and the positions that its embeddings have more than tokens.
+ARCHITECTURES: Final = {
+    "bert": ("BertForMaskedLM", "cls", 0),
+    # RoBERTa's positions begin after the padding's id, which is 0 here.
+    "roberta-prelayernorm": ("RobertaPreLayerNormForMaskedLM", "lm_head", 1),
+}
 
 
 class Example(NamedTuple):
@@ -146,8 +154,9 @@ def train_model(
     layers: int = 4,
     width: int = 128,
     heads: int = 4,
-) -> BertForMaskedLM:
-    """A BERT trained from scratch on the good sentences of `records`.
+    architecture: str = "bert",
+) -> PreTrainedModel:
+    """A masked language model trained from scratch on the good sentences of `records`.
 
     Args:
         tokenizer: A tokenizer from :func:`build_tokenizer`.
@@ -157,24 +166,29 @@ def train_model(
         layers: The number of layers.
         width: The width of the hidden states. The feed-forward layers are four times as wide.
         heads: The number of attention heads.
+        architecture: "bert", whose layers norm sums (post-norm), or "roberta-prelayernorm", whose layers norm inputs.
 
     Returns:
         The model, in eval mode.
     """
     torch.manual_seed(seed)
-    model = BertForMaskedLM(
-        BertConfig(
+    name, head, more = ARCHITECTURES[architecture]
+    kind = getattr(transformers, name)
+    model = kind(
+        kind.config_class(
             vocab_size=len(tokenizer),
             hidden_size=width,
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=4 * width,
-            max_position_embeddings=MAX_LENGTH,
+            max_position_embeddings=MAX_LENGTH + more,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
     examples = training_examples(tokenizer, records)
-    fit(model, examples, tokenizer, lambda batch: _loss(model, batch, tokenizer), LEARNING_RATE, epochs, seed)
+    unembed = getattr(model, head)
+    loss = partial(_loss, model.base_model, unembed, tokenizer)
+    fit(model, examples, tokenizer, loss, LEARNING_RATE, epochs, seed)
     return model.eval()
 
 
@@ -248,7 +262,7 @@ def _split_words(example: Example, words: dict[int, str], vocabulary: dict[str, 
     return Example(list(chain(*pieces)), sum(map(len, pieces[: example.target])))
 
 
-def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> Tensor:
+def _loss(encoder: nn.Module, head: nn.Module, tokenizer: PreTrainedTokenizerFast, batch: list[Example]) -> Tensor:
     """The cross-entropy of the masked tokens. Logits are computed for masked tokens only."""
     ids = pad_sequence(
         [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=tokenizer.pad_token_id
@@ -256,10 +270,10 @@ def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTok
     masked = (torch.rand(ids.shape) < MASK_OTHER) & (ids >= len(SPECIAL))
     targets = torch.tensor([example.target for example in batch])
     masked[torch.arange(len(batch)), targets] = torch.rand(len(batch)) < MASK_TARGET
-    hidden = model.bert(
+    hidden = encoder(
         ids.masked_fill(masked, tokenizer.mask_token_id), attention_mask=(ids != tokenizer.pad_token_id).long()
     ).last_hidden_state
-    return torch.nn.functional.cross_entropy(model.cls(hidden[masked]), ids[masked])
+    return torch.nn.functional.cross_entropy(head(hidden[masked]), ids[masked])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
@@ -301,6 +315,8 @@ class Run(NamedTuple):
         parser.add_argument("--width", type=int)
         parser.add_argument("--heads", type=int, default=4)
         parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
+        if "architecture" in defaults:
+            parser.add_argument("--architecture", choices=ARCHITECTURES, help="(default: bert)")
         parser.set_defaults(**defaults)
         options = parser.parse_args(arguments)
         start = time.perf_counter()
@@ -311,9 +327,10 @@ class Run(NamedTuple):
             parser.error(str(error))
 
     @property
-    def model_options(self) -> dict[str, int]:
+    def model_options(self) -> dict[str, Any]:
         """What the training function is given, besides tokenizer and records."""
-        return {name: getattr(self.options, name) for name in ("epochs", "seed", "layers", "width", "heads")}
+        names = ("epochs", "seed", "layers", "width", "heads", "architecture")
+        return {name: getattr(self.options, name) for name in names if hasattr(self.options, name)}
 
     def write_card(self, model: nn.Module, vocabulary: int, accuracy: dict[str, Any]) -> None:
         """Write and print the card of a model that was written: its settings and its accuracy."""
