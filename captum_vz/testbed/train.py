@@ -125,7 +125,9 @@ LEARNING_RATE: Final = 1e-3
 MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
-DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128, "architecture": "bert"}
+DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
+#: What only the masked models choose.
+CHOICES: Final = {"learning_rate": LEARNING_RATE, "dropout": 0.1, "architecture": "bert"}
 #: The class of each architecture, the name of its head, and the positions that its embeddings have more than tokens.
 ARCHITECTURES: Final = {
     "bert": ("BertForMaskedLM", "cls", 0),
@@ -154,6 +156,8 @@ def train_model(
     layers: int = 4,
     width: int = 128,
     heads: int = 4,
+    learning_rate: float = LEARNING_RATE,
+    dropout: float = 0.1,
     architecture: str = "bert",
 ) -> PreTrainedModel:
     """A masked language model trained from scratch on the good sentences of `records`.
@@ -166,6 +170,8 @@ def train_model(
         layers: The number of layers.
         width: The width of the hidden states. The feed-forward layers are four times as wide.
         heads: The number of attention heads.
+        learning_rate: The highest learning rate.
+        dropout: The probability of dropout, of hidden states and of attention weights.
         architecture: "bert", whose layers norm sums (post-norm), or "roberta-prelayernorm", whose layers norm inputs.
 
     Returns:
@@ -183,12 +189,13 @@ def train_model(
             intermediate_size=4 * width,
             max_position_embeddings=MAX_LENGTH + more,
             pad_token_id=tokenizer.pad_token_id,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
         )
     )
     examples = training_examples(tokenizer, records)
-    unembed = getattr(model, head)
-    loss = partial(_loss, model.base_model, unembed, tokenizer)
-    fit(model, examples, tokenizer, loss, LEARNING_RATE, epochs, seed)
+    loss = partial(_loss, model.base_model, getattr(model, head), tokenizer)
+    fit(model, examples, tokenizer, loss, learning_rate, epochs, seed)
     return model.eval()
 
 
@@ -316,6 +323,8 @@ class Run(NamedTuple):
         parser.add_argument("--heads", type=int, default=4)
         parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
         if "architecture" in defaults:
+            parser.add_argument("--learning-rate", type=float, help="the highest one")
+            parser.add_argument("--dropout", type=float)
             parser.add_argument("--architecture", choices=ARCHITECTURES, help="(default: bert)")
         parser.set_defaults(**defaults)
         options = parser.parse_args(arguments)
@@ -329,7 +338,7 @@ class Run(NamedTuple):
     @property
     def model_options(self) -> dict[str, Any]:
         """What the training function is given, besides tokenizer and records."""
-        names = ("epochs", "seed", "layers", "width", "heads", "architecture")
+        names = ("epochs", "seed", "layers", "width", "heads", *CHOICES)
         return {name: getattr(self.options, name) for name in names if hasattr(self.options, name)}
 
     def write_card(self, model: nn.Module, vocabulary: int, accuracy: dict[str, Any]) -> None:
@@ -352,7 +361,7 @@ class Run(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
-    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS)
+    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS, **CHOICES)
     folder, records = run.options.output, run.records
     sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
     tokenizer = build_tokenizer(sentences, MAX_LENGTH)
