@@ -53,6 +53,8 @@ HOOK_FILES = {"_engine.capture.forward_pass", "_engine.capture.embeddings"}
 HOOK_FILES |= {"_engine.whole_model.replay", "_engine.whole_model.randomness"}
 # The verification records layers by hooks of its own, because it shares no code with the engine.
 HOOK_FILES |= {"verification.recorded"}
+# Activation patching changes what a layer is given, for one forward pass.
+HOOK_FILES |= {"study.examples.patching"}
 # Every folder but `attr`, which holds one method a file, has at most nine files.
 ROOMY = {"attr"}
 # The most Python files of the package, and of its engine.

@@ -12,6 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import captum_vz
+from captum_vz.testbed.model import EMBEDDED
 from tests.documents import ROOT
 
 PACKAGE = ROOT / "captum_vz"
@@ -74,7 +75,7 @@ def test_wheel_holds_the_package(wheel: Contents) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in wheel if ".dist-info/" not in name} == expected
-    data = {f"captum_vz/testbed/{model}/{name}" for model in ("agreement", "causal") for name in DATA}
+    data = {f"captum_vz/testbed/{model}/{name}" for model in EMBEDDED for name in DATA}
     assert data | {"captum_vz/py.typed"} <= expected
 
 
@@ -82,10 +83,10 @@ def test_wheel_states_its_licenses(wheel: Contents) -> None:
     about = {name.partition(".dist-info/")[2]: data.decode() for name, data in wheel.items() if ".dist-info/" in name}
     assert about["licenses/LICENSE"].startswith("BSD 3-Clause License")
     assert "License-File: LICENSE\n" in about["METADATA"]
-    for model in ("agreement", "causal"):
+    for model in EMBEDDED:
         assert f"License-File: captum_vz/testbed/{model}/LICENSE.txt\n" in about["METADATA"]
     assert re.search(r"^License(-Expression)?: BSD-3-Clause$", about["METADATA"], re.MULTILINE)
-    for model in ("agreement", "causal"):
+    for model in EMBEDDED:
         data = wheel[f"captum_vz/testbed/{model}/LICENSE.txt"].decode()
         assert all(name in data for name in ("BSD 3-Clause", "BLiMP", "CC BY 4.0"))
     assert about["entry_points.txt"] == "[console_scripts]\ncaptum-vz = captum_vz.cli:main\n"
@@ -138,7 +139,7 @@ def test_weights_are_safetensors() -> None:
     pickles = {".bin", ".ckpt", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
     folders = (PACKAGE, ROOT / "tests", ROOT / "tutorials")
     assert not [path for folder in folders for path in folder.rglob("*") if path.suffix in pickles]
-    for model, least in (("agreement", 50), ("causal", 25)):
+    for model, least in (("agreement", 50), ("six-layers", 50), ("pre-norm", 50), ("causal", 25)):
         with safe_open(PACKAGE / "testbed" / model / "model.safetensors", "pt") as weights:
             assert len(weights.keys()) > least
 

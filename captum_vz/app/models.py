@@ -68,7 +68,7 @@ class Loaded(NamedTuple):
 
 
 def load(name: str, hub: bool = True) -> Loaded:
-    """Load "agreement" or "causal" (the embedded models), "minilm", or what Hugging Face finds by a folder or an id.
+    """Load an embedded model by its name, "minilm", or what Hugging Face finds by a folder or an id.
 
     Args:
         name: The name.

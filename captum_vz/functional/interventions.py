@@ -34,6 +34,18 @@ class Intervention:
     #: Whether the values of other sources count. If True, padding is left out, one example at a time.
     reads_others: bool = True
 
+    def in_run(self, layer: int, run: int) -> Intervention:
+        """The intervention in one run of a layer. A subclass overrides it if layers get different values.
+
+        Args:
+            layer: The place of the layer among the layers that were passed, from 0.
+            run: The run of this layer, from 0. A layer that runs once has only run 0.
+
+        Returns:
+            By default the intervention itself.
+        """
+        return self
+
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
         """The values with those of zeroed sources replaced.
 

@@ -13,6 +13,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
     reproduce, Reproduction  the paper's three evaluations, of any model
     sanity_checks            methods on copies of a model with random layers
+    value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
     run_study, Study         a study in a folder, which continues after a kill, and its results
 """
 
@@ -27,6 +28,7 @@ from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, 
 from captum_vz.study.scoring.given import as_method, load_plugin, register_method
 
 if TYPE_CHECKING:
+    from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
     from captum_vz.study.paper.evaluations import reproduce
     from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study
@@ -49,10 +51,12 @@ __all__ = [
     "Example",
     "Method",
     "Metric",
+    "Patched",
     "Reproduction",
     "Scorer",
     "Study",
     "Table",
+    "activation_patching",
     "as_method",
     "blimp_examples",
     "compare",
@@ -66,6 +70,7 @@ __all__ = [
     "run_study",
     "sanity_checks",
     "select_blimp",
+    "value_patching",
     "write_jsonl",
 ]
 
@@ -75,14 +80,17 @@ _NEED_EXTRA = {
     "EvaluationBatch": "scoring.metrics",
     "METRICS": "scoring.metrics",
     "Metric": "scoring.metrics",
+    "Patched": "examples.patching",
     "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
     "Study": "results",
+    "activation_patching": "examples.patching",
     "randomized_copies": "scoring.sanity",
     "register_metric": "scoring.metrics",
     "reproduce": "paper.evaluations",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",
+    "value_patching": "examples.patching",
 }
 
 

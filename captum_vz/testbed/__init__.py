@@ -1,4 +1,4 @@
-"""A testbed without downloads: two embedded language models, and sentences whose cue is known.
+"""A testbed without downloads: four embedded language models, and sentences whose cue is known.
 
 In sentences with agreement, it is known which token a model must use. In "the pictures of some hat [MASK] scaring
 marcus", only the cue *pictures* decides that the target is *are*. The model predicts the right form nearly always.
@@ -8,7 +8,8 @@ https://aclanthology.org/2023.eacl-main.245).
 ========================== ===================================================================================
 function                   returns
 ========================== ===================================================================================
-`load_model`               an embedded model and its tokenizer: "agreement" (the default) or "causal"
+`load_model`               an embedded model and its tokenizer: "agreement" (the default), "six-layers",
+                           "pre-norm" or "causal"
 `agreement_sentences`      sentence pairs with known cue and target, from the package's own grammar
 `encode_record`            the tokens of a masked sentence, and the token positions of its cue and target
 `form_ids`, `prefers_good` the token ids of the two forms of the target, and whether a model prefers the good form

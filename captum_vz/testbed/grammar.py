@@ -123,7 +123,7 @@ def _record(name: str, index: int, pair_id: int) -> Record:
     for slot in paradigm.slots:
         index, choice = divmod(index, len(slot))
         choices.append(slot[choice])
-    draft = paradigm.write(bool(plural), *choices)
+    draft, other = (paradigm.write(number, *choices) for number in (bool(plural), not plural))
 
     words = draft.text.split()
     target = words.index("_")
@@ -158,6 +158,7 @@ def _record(name: str, index: int, pair_id: int) -> Record:
         "lexically_identical": cue < target,
         "pairID": str(pair_id),
         "cue": [cue],
+        "other_cue": [other.text.split()[cue].strip("*")],
         "label": "plural" if plural else "singular",
     }
     return mask_target(record)
@@ -176,9 +177,10 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
 
     Returns:
         Records in BLiMP's format (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) with the keys that
-        :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``) and two more: ``cue``, a
-        list with the position of the cue, and ``label``, its number, "singular" or "plural". Positions count the words
-        of :func:`~captum_vz.testbed.split_words` from 0.
+        :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``) and three more: ``cue``,
+        a list with the position of the cue, ``other_cue``, a list with the same noun in the other number, and
+        ``label``, its number, "singular" or "plural". Positions count the words of
+        :func:`~captum_vz.testbed.split_words` from 0.
 
     Raises:
         ValueError: The paradigm is unknown, `n` is negative, or the grammar has fewer than `n` pairs.

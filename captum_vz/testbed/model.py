@@ -12,17 +12,26 @@ from safetensors.torch import load_model as load_weights
 from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
-    from transformers import BertForMaskedLM, LlamaForCausalLM
+    from transformers import BertForMaskedLM, LlamaForCausalLM, RobertaPreLayerNormForMaskedLM
 
-AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
-CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
-EMBEDDED: Final[dict[str | Path, Path]] = {"agreement": AGREEMENT_FOLDER, "causal": CAUSAL_FOLDER}
+#: The embedded models by their names, and the folders of their weights.
+EMBEDDED: Final[dict[str | Path, Path]] = {
+    name: Path(__file__).parent / name for name in ("agreement", "six-layers", "pre-norm", "causal")
+}
+AGREEMENT_FOLDER: Final = EMBEDDED["agreement"]
+CAUSAL_FOLDER: Final = EMBEDDED["causal"]
 
 
 @overload
 def load_model(
-    name: Literal["agreement"] = "agreement", attn_implementation: str | None = None
+    name: Literal["agreement", "six-layers"] = "agreement", attn_implementation: str | None = None
 ) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]: ...
+
+
+@overload
+def load_model(
+    name: Literal["pre-norm"], attn_implementation: str | None = None
+) -> tuple[RobertaPreLayerNormForMaskedLM, PreTrainedTokenizerFast]: ...
 
 
 @overload
@@ -46,7 +55,8 @@ def load_model(
     change the random state.
 
     Args:
-        name: "agreement", or "causal" for three LLaMA layers trained on the same sentences
+        name: "agreement". Of the models trained on the same sentences: "six-layers" for six BERT layers, "pre-norm"
+            for five layers that norm their inputs (RoBERTa-PreLayerNorm), or "causal" for three LLaMA layers
             (:mod:`captum_vz.testbed.train_causal`). Or a folder written by one of the training scripts.
         attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
 
@@ -62,15 +72,16 @@ def load_model(
     >>> tokenizer.decode(at_mask.argmax())
     'are'
     """
-    folder = EMBEDDED[name] if name in EMBEDDED else Path(name)
+    folder = EMBEDDED.get(name) or Path(name)
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(
-            f"{weights} is missing: pass 'agreement', 'causal' or a folder written by captum_vz.testbed.train."
+            f"{weights} is missing: pass {', '.join(map(repr, EMBEDDED))} or a folder written by "
+            "captum_vz.testbed.train."
         )
     about = json.loads((folder / "config.json").read_text("utf-8"))
     # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
-    kind: Any = transformers.LlamaForCausalLM if about["model_type"] == "llama" else transformers.BertForMaskedLM
+    kind: Any = getattr(transformers, about["architectures"][0])
     config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):

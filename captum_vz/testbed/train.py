@@ -1,4 +1,4 @@
-"""Trains the embedded model: ``python -m captum_vz.testbed.train --blimp PATH``.
+"""Trains an embedded masked model: ``python -m captum_vz.testbed.train --blimp PATH``.
 
 The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences only. The target is masked with
 probability 0.8, other words with probability 0.15. Words other than the target are sometimes split into sub-words. The
@@ -12,15 +12,17 @@ import string
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.evaluation import measure
@@ -124,6 +126,14 @@ MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
 DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
+#: What only the masked models choose.
+CHOICES: Final = {"learning_rate": LEARNING_RATE, "dropout": 0.1, "architecture": "bert"}
+#: The class of each architecture, the name of its head, and the positions that its embeddings have more than tokens.
+ARCHITECTURES: Final = {
+    "bert": ("BertForMaskedLM", "cls", 0),
+    # RoBERTa's positions begin after the padding's id, which is 0 here.
+    "roberta-prelayernorm": ("RobertaPreLayerNormForMaskedLM", "lm_head", 1),
+}
 
 
 class Example(NamedTuple):
@@ -146,8 +156,11 @@ def train_model(
     layers: int = 4,
     width: int = 128,
     heads: int = 4,
-) -> BertForMaskedLM:
-    """A BERT trained from scratch on the good sentences of `records`.
+    learning_rate: float = LEARNING_RATE,
+    dropout: float = 0.1,
+    architecture: str = "bert",
+) -> PreTrainedModel:
+    """A masked language model trained from scratch on the good sentences of `records`.
 
     Args:
         tokenizer: A tokenizer from :func:`build_tokenizer`.
@@ -157,24 +170,32 @@ def train_model(
         layers: The number of layers.
         width: The width of the hidden states. The feed-forward layers are four times as wide.
         heads: The number of attention heads.
+        learning_rate: The highest learning rate.
+        dropout: The probability of dropout, of hidden states and of attention weights.
+        architecture: "bert", whose layers norm sums (post-norm), or "roberta-prelayernorm", whose layers norm inputs.
 
     Returns:
         The model, in eval mode.
     """
     torch.manual_seed(seed)
-    model = BertForMaskedLM(
-        BertConfig(
+    name, head, more = ARCHITECTURES[architecture]
+    kind = getattr(transformers, name)
+    model = kind(
+        kind.config_class(
             vocab_size=len(tokenizer),
             hidden_size=width,
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=4 * width,
-            max_position_embeddings=MAX_LENGTH,
+            max_position_embeddings=MAX_LENGTH + more,
             pad_token_id=tokenizer.pad_token_id,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
         )
     )
     examples = training_examples(tokenizer, records)
-    fit(model, examples, tokenizer, lambda batch: _loss(model, batch, tokenizer), LEARNING_RATE, epochs, seed)
+    loss = partial(_loss, model.base_model, getattr(model, head), tokenizer)
+    fit(model, examples, tokenizer, loss, learning_rate, epochs, seed)
     return model.eval()
 
 
@@ -248,7 +269,7 @@ def _split_words(example: Example, words: dict[int, str], vocabulary: dict[str, 
     return Example(list(chain(*pieces)), sum(map(len, pieces[: example.target])))
 
 
-def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> Tensor:
+def _loss(encoder: nn.Module, head: nn.Module, tokenizer: PreTrainedTokenizerFast, batch: list[Example]) -> Tensor:
     """The cross-entropy of the masked tokens. Logits are computed for masked tokens only."""
     ids = pad_sequence(
         [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=tokenizer.pad_token_id
@@ -256,10 +277,10 @@ def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTok
     masked = (torch.rand(ids.shape) < MASK_OTHER) & (ids >= len(SPECIAL))
     targets = torch.tensor([example.target for example in batch])
     masked[torch.arange(len(batch)), targets] = torch.rand(len(batch)) < MASK_TARGET
-    hidden = model.bert(
+    hidden = encoder(
         ids.masked_fill(masked, tokenizer.mask_token_id), attention_mask=(ids != tokenizer.pad_token_id).long()
     ).last_hidden_state
-    return torch.nn.functional.cross_entropy(model.cls(hidden[masked]), ids[masked])
+    return torch.nn.functional.cross_entropy(head(hidden[masked]), ids[masked])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
@@ -301,6 +322,10 @@ class Run(NamedTuple):
         parser.add_argument("--width", type=int)
         parser.add_argument("--heads", type=int, default=4)
         parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
+        if "architecture" in defaults:
+            parser.add_argument("--learning-rate", type=float, help="the highest one")
+            parser.add_argument("--dropout", type=float)
+            parser.add_argument("--architecture", choices=ARCHITECTURES, help="(default: bert)")
         parser.set_defaults(**defaults)
         options = parser.parse_args(arguments)
         start = time.perf_counter()
@@ -311,9 +336,10 @@ class Run(NamedTuple):
             parser.error(str(error))
 
     @property
-    def model_options(self) -> dict[str, int]:
+    def model_options(self) -> dict[str, Any]:
         """What the training function is given, besides tokenizer and records."""
-        return {name: getattr(self.options, name) for name in ("epochs", "seed", "layers", "width", "heads")}
+        names = ("epochs", "seed", "layers", "width", "heads", *CHOICES)
+        return {name: getattr(self.options, name) for name in names if hasattr(self.options, name)}
 
     def write_card(self, model: nn.Module, vocabulary: int, accuracy: dict[str, Any]) -> None:
         """Write and print the card of a model that was written: its settings and its accuracy."""
@@ -335,7 +361,7 @@ class Run(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
-    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS)
+    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS, **CHOICES)
     folder, records = run.options.output, run.records
     sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
     tokenizer = build_tokenizer(sentences, MAX_LENGTH)

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduction:
-    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
 
 
 def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_second_start_computes_missing_parts(
     parts = [*folder.glob("agreement/shards/*"), folder / "agreement" / "probing.parquet"]
     before = {path: path.stat().st_mtime_ns for path in parts}
     parts[0].unlink()
-    again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+    again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
     changed = [path for path in parts if path.stat().st_mtime_ns != before[path]]
     assert changed == parts[:1]
@@ -99,7 +99,7 @@ def test_results_of_other_weights_refused(
     copy = shutil.copytree(folder, tmp_path / "copy")
     for file in ("000000", "probing"):
         with pytest.raises(ValueError, match=rf"{file}\.parquet was made with other weights"):
-            reproduce({"agreement": (other, tokenizer)}, sentences, copy, METHODS, resamples=50, quiet=True)
+            reproduce({"agreement": (other, tokenizer)}, sentences, copy, METHODS, resamples=50, quiet=True, controls=0)
         shutil.rmtree(copy / "agreement" / "shards")
 
 

@@ -26,7 +26,7 @@ BLIMP_KEYS = {
 }
 ONE_PREFIX_KEYS = {"one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad"}
 TWO_PREFIX_KEYS = {"two_prefix_prefix_good", "two_prefix_prefix_bad", "two_prefix_word"}
-OUR_KEYS = {"masked", "target", "good", "bad", "cue", "label"}
+OUR_KEYS = {"masked", "target", "good", "bad", "cue", "other_cue", "label"}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -50,6 +50,17 @@ def test_good_form_agrees_with_cue(records: list[Record]) -> None:
         plural = is_plural_noun(split_words(record["masked"])[cue].lower())
         assert is_plural_form(record["good"]) == plural, record
         assert is_plural_form(record["bad"]) != plural, record
+
+
+def test_other_cue_is_the_noun_in_the_other_number(records: list[Record]) -> None:
+    """With it, the bad form is the right one; some record of the grammar is that pair."""
+    for record in records:
+        (cue,), (other,) = record["cue"], record["other_cue"]
+        noun = split_words(record["masked"])[cue].lower()
+        assert is_plural_noun(other) != is_plural_noun(noun)
+        assert is_plural_noun(other) != is_plural_form(record["good"])
+        singular, plural = sorted([noun, other], key=is_plural_noun)
+        assert plural in IRREGULAR_PLURALS or plural in (f"{singular}s", f"{singular}es", f"{singular[:-1]}ies")
 
 
 def test_other_words_show_no_number(records: list[Record]) -> None:

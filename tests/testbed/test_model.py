@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
 
+from captum_vz import find_layers
 from captum_vz.testbed import agreement_sentences, form_ids, held_out, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
-from captum_vz.testbed.model import AGREEMENT_FOLDER
+from captum_vz.testbed.model import AGREEMENT_FOLDER, EMBEDDED
 from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
 from tests.testbed.conftest import KINDS
 
@@ -39,6 +40,25 @@ def test_model_files_are_small() -> None:
     files = {path.name: path.stat().st_size for path in AGREEMENT_FOLDER.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert sum(files.values()) <= 4e6
+
+
+@pytest.mark.parametrize(("name", "layers", "least"), [("six-layers", 6, 0.98), ("pre-norm", 5, 0.97)])
+def test_models_that_were_trained_otherwise(name: str, layers: int, least: float) -> None:
+    """They are small, transformers loads them too, and they are right on sentences that they were not trained on."""
+    folder = EMBEDDED[name]
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4e6
+    model, tokenizer = load_model(name)
+    assert tokenizer.get_vocab() == load_model()[1].get_vocab()
+    assert model.config.num_hidden_layers == layers == len(find_layers(model))
+    batch = tokenizer("The pictures of some hat [MASK] scaring Marcus.", return_tensors="pt")
+    loaded = AutoModelForMaskedLM.from_pretrained(folder)
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
+    figures = json.loads((folder / "card.json").read_text(encoding="utf-8"))["accuracy"]
+    assert figures["held_out"]["overall"]["accuracy"] >= least
+    trained = {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
+    fresh = [record for record in agreement_sentences(220, seed=77) if record["sentence_good"] not in trained]
+    assert len(fresh) >= 200
+    assert prefers_good(model, tokenizer, fresh).double().mean() >= 0.98
 
 
 def test_loading_keeps_random_state(capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +110,10 @@ def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
 
 def test_folder_without_model(tmp_path: Path) -> None:
     for wrong in (tmp_path, str(tmp_path), "agrement"):
-        with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: pass 'agreement', 'causal' or a"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=r"model\.safetensors is missing: pass 'agreement', 'six-layers', 'pre-norm', 'causal' or a",
+        ):
             load_model(wrong)
 
 

@@ -74,6 +74,18 @@ def test_training_learns_good_forms() -> None:
     assert not model.training
 
 
+def test_layers_that_norm_their_inputs(blimp: Path, tmp_path: Path) -> None:
+    """The pre-norm model is trained and loaded by the same scripts, and reads texts of the greatest length."""
+    main(["--blimp", str(blimp), "--output", str(tmp_path), *TINY, "--architecture=roberta-prelayernorm"])
+    model, tokenizer = load_model(tmp_path)
+    assert type(model).__name__ == "RobertaPreLayerNormForMaskedLM"
+    assert model.lm_head.decoder.weight is model.get_input_embeddings().weight
+    longest = tokenizer("hat " * 200, truncation=True, return_tensors="pt")
+    assert longest["input_ids"].shape == (1, train.MAX_LENGTH)
+    assert model(**longest).logits.isfinite().all()
+    assert "--architecture roberta-prelayernorm" in json.loads((tmp_path / "card.json").read_text("utf-8"))["command"]
+
+
 def test_training_pairs_leave_out_held_out(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out sentences are left out even if the grammar gives the same sentences."""
     monkeypatch.setattr(train, "GRAMMAR_SEED", BLIMP_SEED)

@@ -100,7 +100,7 @@ class ReplayProblem:
     ) -> ReplayProblem:
         """The problem of one map. `heads` are the query heads to zero. None: all."""
         targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
-        asked = rows, groups, max_groups, intervention, bfloat16_changes
+        asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number), bfloat16_changes
         chunk_rows = site.layer.rows_in_chunk(output)
         members, zeroed = once_a_pass(_group_members, site.source_mask, groups), zeroed_heads(site, heads)
         return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, chunk_rows)

@@ -101,7 +101,7 @@ class ModelGates(ModelReplay):
             if of_run is None:
                 return AttentionHandler()
             seen = self.seen if (of_run.index, of_run.number) == (0, 0) else None
-            return _Gated(of_run, shares[device], self.intervention, rows, seen)
+            return _Gated(of_run, shares[device], self.intervention.in_run(index, number), rows, seen)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, _Gated):

@@ -286,7 +286,7 @@ class ModelReplay:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
             if of_run is None:
                 return AttentionHandler()
-            return _InRun(of_run, shares[device], self.intervention, alone)
+            return _InRun(of_run, shares[device], self.intervention.in_run(index, number), alone)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, _InRun):

@@ -29,10 +29,11 @@ def add_paper(commands: Any) -> None:
         "paper",
         run,
         help="the three evaluations of Mohebbi et al. 2023, of one model or several",
-        description="Runs cue alignment, probing and faithfulness by blank-out, of all methods, and writes tables, "
-        "figures and a report to a folder. If it is started again, it continues there. Under `accelerate launch`, the "
-        "processes share the work. For a causal model, the text ends before the target: the row of the last token is "
-        "evaluated, where the model predicts the target, and sentences whose cue comes later are skipped.",
+        description="Runs cue alignment, probing, faithfulness by blank-out, sanity checks and a truth by patching, of "
+        "all methods, and writes tables, figures and a report to a folder. If it is started again, it continues there. "
+        "Under `accelerate launch`, the processes share the work. For a causal model, the text ends before the target: "
+        "the row of the last token is evaluated, where the model predicts the target, and sentences whose cue comes "
+        "later are skipped.",
         examples=EXAMPLES,
     )
     data = sub.add_mutually_exclusive_group(required=True)
@@ -44,6 +45,13 @@ def add_paper(commands: Any) -> None:
         "token for all the models",
     )
     data.add_argument("--generated", type=positive, metavar="N", help="how many of the package's own grammar")
+    sub.add_argument(
+        "--controls",
+        type=int,
+        metavar="N",
+        help="how many sentences of the package's own grammar the sanity checks and the truths by patching take "
+        "(default: as many as there are sentences, 40 at most; 0: none)",
+    )
     add_model(sub, several=True)
     add_run(sub)
 
@@ -69,6 +77,7 @@ def run(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             quiet=options.quiet or options.json,
             about=about,
+            controls=options.controls,
         )
     parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
     show(options, *parts, f"\ntables, figures and this report: {options.output}")

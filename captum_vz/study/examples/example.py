@@ -30,6 +30,8 @@ class Example:
         label: The label that a probe predicts, such as "singular".
         group: The group in which examples are summarised, such as BLiMP's paradigm.
         text: The sentence as it is written, with the words in their order. None: the words with spaces between them.
+        other_cue: The cue words in the other number, which make a minimal pair, see
+            :func:`~captum_vz.study.value_patching`; empty if they are not known.
 
     >>> Example("1", ("The", "pictures", "[MASK]", "nice", "."), 2, (1,), "are", "is", text="The pictures [MASK] nice.")
     Example(id='1', words=('The', 'pictures', '[MASK]', 'nice', '.'), target=2, cue=(1,), good='are', bad='is', ...)
@@ -44,14 +46,15 @@ class Example:
     label: str | None = None
     group: str = ""
     text: str | None = None
+    other_cue: tuple[str, ...] = ()
 
     @classmethod
     def from_record(cls, record: Record, id: str | None = None) -> Example:
         """The example of a record of the testbed: of `agreement_sentences`, `mask_target` or `held_out`.
 
         Args:
-            record: ``masked`` and ``target``; if it has them, ``cue``, ``good``, ``bad`` and ``label``. Its ``UID``,
-                BLiMP's name of the paradigm, is the group.
+            record: ``masked`` and ``target``; if it has them, ``cue``, ``other_cue``, ``good``, ``bad`` and ``label``.
+                Its ``UID``, BLiMP's name of the paradigm, is the group.
             id: The id. None: its ``UID`` and ``pairID``.
 
         >>> from captum_vz.testbed import agreement_sentences
@@ -80,7 +83,7 @@ class Example:
             raise ValueError(f"there are neither words (or tokens) nor a text in the fields {sorted(fields)}.")
         return cls(
             id=_text(fields, "id") or "",
-            words=tuple(split_words(text or "")) if words is None else _words(words),
+            words=tuple(split_words(text or "")) if words is None else _words(words, "words (or tokens)"),
             target=_position(_first(fields, "target"), "target"),
             cue=_positions(_first(fields, "cue")),
             good=_text(fields, "good"),
@@ -88,6 +91,7 @@ class Example:
             label=_text(fields, "label"),
             group=group or "",
             text=text,
+            other_cue=_words(_first(fields, "other_cue") or (), "other_cue"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +101,8 @@ class Example:
         >>> Example.from_dict(json.loads(json.dumps(example.to_dict()))) == example
         True
         """
-        return asdict(self) | {"words": list(self.words), "cue": list(self.cue)}
+        lists = {"words": list(self.words), "cue": list(self.cue), "other_cue": list(self.other_cue)}
+        return asdict(self) | lists
 
     def to_record(self) -> Record:
         """A record of the testbed: ``masked`` (the sentence), ``words``, ``target``, ``cue``, and the forms.
@@ -179,10 +184,10 @@ def _text(fields: Mapping[str, Any], *names: str) -> str | None:
     return None if value is None else _encodable(str(value), " or ".join(names))
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _words(value: Any, name: str) -> tuple[str, ...]:
     if isinstance(value, str) or not _is_sequence(value) or not all(isinstance(word, str) for word in value):
-        raise ValueError(f"words (or tokens) is {value!r}: expected a list of strings.")
-    return tuple(_encodable(str(word), "words (or tokens)") for word in value)
+        raise ValueError(f"{name} is {value!r}: expected a list of strings.")
+    return tuple(_encodable(str(word), name) for word in value)
 
 
 def _encodable(text: str, name: str) -> str:

@@ -35,7 +35,7 @@ def draw_sanity(checks: DataFrame, model: str) -> Figure:
         panel.plot([0, *rows["random"]], [1, *rows["mean"]], color=color, marker=".", linewidth=1.4)
         panel.fill_between(rows["random"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
         ends.append(float(np.nan_to_num(rows["mean"].iloc[-1])))
-    panel.axhline(0, color="0.6", linestyle=":")
+    panel.plot([0, most], [0, 0], color="0.6", linestyle=":")
     panel.set_ylim(min(-0.3, float(checks["low"].min()) - 0.05), 1.08)
     for method, place in zip(methods, _apart(ends, panel.get_ylim()), strict=True):
         panel.text(most + 0.08 * most, place, method, color=method_color(method), fontsize=FONT_SIZE, va="center")

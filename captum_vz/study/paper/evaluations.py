@@ -31,6 +31,7 @@ from captum_vz.study.folder.storage import (
     to_parquet,
 )
 from captum_vz.study.methods import Batch, Method, encoder_of
+from captum_vz.study.paper.controls import MOST_CONTROLS, Controls, controlled
 from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study, check_used
 from captum_vz.study.run import run_study
@@ -142,6 +143,7 @@ def reproduce(
     resamples: int = 1999,
     quiet: bool = False,
     about: str = "",
+    controls: int | None = None,
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
@@ -172,6 +174,9 @@ def reproduce(
         quiet: Whether there is no progress bar.
         about: How the examples were selected, and how many were dropped. The report begins with it; see
             :func:`~captum_vz.study.select_blimp`.
+        controls: The number of sentences of the package's grammar for the sanity checks
+            (:func:`~captum_vz.study.sanity_checks`) and the truths by patching
+            (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: no controls.
 
     Returns:
         Tables, and a report that prints.
@@ -199,7 +204,8 @@ def reproduce(
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
         raise ValueError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
-    studies, probings, correlations, omitted = [], [], [], []
+    studies, probings, correlations, omitted, checked = [], [], [], [], []
+    count = min(len(examples), MOST_CONTROLS) if controls is None else controls
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
@@ -238,7 +244,12 @@ def reproduce(
             compression = compressions(bits, len(kinds), confidence, resamples)
             probings.append(compression.assign(model=name))
             correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
+        if count and "blank_out" in metrics:
+            options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
+            control = controlled(name, (model, tokenizer), usable, part / "controls", count, quiet=quiet, **options)
+            checked.append(control)
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
+    differences = pd.concat([study.differences for study in studies], ignore_index=True)
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),
         probing=_joined(probings, ["model", "layer", "compression", "low", "high", "bits", "examples"]),
@@ -246,9 +257,10 @@ def reproduce(
             correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
         ),
         omitted=pd.DataFrame(omitted, columns=["model", "what", "reason"]),
-        differences=pd.concat([study.differences for study in studies], ignore_index=True),
+        differences=differences,
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
         about=about,
+        controls=Controls.joined(checked, differences),
     )
     state = PartialState()
     if state.is_main_process:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz._files import write_whole
+from captum_vz._files import safe_name, write_whole
 from captum_vz.study.figures import (
     LAST_LAYER,
     draw_summary,
@@ -22,6 +22,7 @@ from captum_vz.study.figures import (
     write_title,
 )
 from captum_vz.study.methods import METHODS
+from captum_vz.study.paper.controls import Controls
 from captum_vz.study.results import ALL, tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -129,6 +130,7 @@ class Reproduction:
         differences: Which methods differ on the same examples, see
             :attr:`Study.differences <captum_vz.study.Study.differences>`.
         about: How the examples were selected. The report begins with it.
+        controls: Sanity checks, truths by patching, and the findings that hold in all models.
     """
 
     summary: DataFrame
@@ -138,18 +140,22 @@ class Reproduction:
     skipped: DataFrame
     differences: DataFrame
     about: str = ""
+    controls: Controls = field(default_factory=Controls)
 
     def __str__(self) -> str:
-        """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer."""
+        """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer.
+
+        The controls and a comparison of the models follow.
+        """
         reports = (self._report(model) for model in self.summary["model"].unique())
-        return "\n\n".join([*filter(None, [self.about]), *reports])
+        return "\n\n".join([*filter(None, [self.about]), *reports, *self.controls.sections(self.summary, _table)])
 
     def plot(self, what: str) -> Figure:
         """One evaluation as a figure.
 
         Args:
             what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), or "faithfulness" (with the
-                paper's numbers next to these).
+                paper's numbers next to these), "sanity-MODEL" for each model, or "truth" (by value patching).
 
         Raises:
             ValueError: Another word, or an evaluation that was omitted for all models.
@@ -165,19 +171,21 @@ class Reproduction:
         return tuple(self._figures())
 
     def write(self, folder: Path) -> None:
-        """Write the tables, the report, and the figures of probing and faithfulness, each file whole or not at all.
+        """Write the tables, the report and the figures except cue alignment, each file whole or not at all.
 
         Raises:
             OSError: A file could not be written: no space, no permission. The message says what to do.
         """
         for name in ("summary", "probing", "correlation", "omitted", "skipped", "differences"):
             write_whole(folder / f"{name}.csv", getattr(self, name).to_csv(index=False).encode())
+        for name, table in self.controls.tables().items():
+            write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / REPORT, f"{self}\n".encode())
         for name, draw in self._figures().items():
-            if name in ("probing", "faithfulness"):  # cue alignment is drawn in the folder of each model's study
+            if name not in ("cue_dot", "cue_ap"):  # cue alignment is drawn in the folder of each model's study
                 picture = io.BytesIO()
                 draw().savefig(picture, format="png")
-                write_whole(folder / f"{name}.png", picture.getvalue())
+                write_whole(folder / f"{safe_name(name)}.png", picture.getvalue())
 
     def _figures(self) -> dict[str, Callable[[], Figure]]:
         figures: dict[str, Callable[[], Figure]] = {
@@ -187,7 +195,7 @@ class Reproduction:
             figures["probing"] = partial(draw_probing, self.probing, self.correlation)
         if "blank_out" in set(self.summary["metric"]):
             figures["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3)
-        return figures
+        return figures | self.controls.figures()
 
     def _report(self, model: str) -> str:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]

@@ -100,6 +100,7 @@ class Measurer:
         tokens = [one for id in ids if (one := encoded[id]) is not None]
         batch = EvaluationBatch(list(examples.values()), first, tokens, self.load, self.content_only, self.removal)
         for method in dict.fromkeys(method for id in ids for method in rows[id]):
+            batch.method = method
             scores = _stacked([rows[id].get(method, []) for id in ids], batch.attended)
             for name in names:
                 try:

@@ -24,6 +24,15 @@ from captum_vz.metrics import (
 )
 from captum_vz.study.examples.encoding import Encoded, pad
 from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.patching import (
+    Patched,
+    activation_patching,
+    largest_is_right,
+    overlap,
+    truth_rows,
+    value_patching,
+)
+from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.rows import COLUMNS, Row
 
 
@@ -60,6 +69,10 @@ class Metric:
 class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
+    Attributes:
+        method: The name of the method whose rows are evaluated.
+        kept: What metrics of one method keep for the next method.
+
     Args:
         examples: The examples.
         rows: A row of scores of each example, with its `target`, its `cue` and its `content`.
@@ -82,6 +95,8 @@ class EvaluationBatch:
         self.encoded = encoded
         self.content_only = content_only
         self.removal = removal
+        self.method = ""
+        self.kept: dict[Any, Any] = {}
         self._rows = rows
         self._load = load
 
@@ -163,6 +178,24 @@ def _eraser(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBa
     return torch.stack([measure(batch.prediction, row).mean(-1) for row in rows])
 
 
+def _patched(
+    patching: Callable[..., Patched],
+    measure: Callable[[Tensor, Tensor], Tensor],
+    batch: EvaluationBatch,
+    rows: Tensor,
+) -> Tensor:
+    method, found = METHODS.get(batch.method), []
+    joins = method is not None and method.joined is not None
+    for place, example in enumerate(batch.examples):
+        truth = truth_rows(patching, batch.model, batch.tokenizer, example, len(rows), joins, batch.kept)
+        found.append(measure(truth, rows[:, place, : truth.shape[-1]]))
+    return torch.stack(found, 1)
+
+
+def _patching(title: str, patching: Callable[..., Patched], measure: Callable[[Tensor, Tensor], Tensor]) -> Metric:
+    return Metric(title, partial(_patched, patching, measure), needs_cue=True, needs_forms=True, runs_model=True)
+
+
 #: All metrics by their names. To add a metric, add one row.
 METRICS: Final[dict[str, Metric]] = {
     "cue_dot": Metric("cue alignment, dot product", partial(_alignment, cue_dot_product), needs_cue=True),
@@ -170,6 +203,10 @@ METRICS: Final[dict[str, Metric]] = {
     "blank_out": Metric("Spearman with blank-out", _blank_out, needs_forms=True),
     "comprehensiveness": Metric("comprehensiveness (AOPC)", partial(_eraser, comprehensiveness), needs_forms=True),
     "sufficiency": Metric("sufficiency (AOPC)", partial(_eraser, sufficiency), needs_forms=True),
+    "value_patching": _patching("overlap with value patching", value_patching, overlap),
+    "value_patching_top": _patching("largest of value patching found", value_patching, largest_is_right),
+    "activation_patching": _patching("overlap with activation patching", activation_patching, overlap),
+    "activation_patching_top": _patching("largest of activation patching", activation_patching, largest_is_right),
 }
 
 #: The metrics of `metrics=None`.

@@ -1,0 +1,299 @@
+"""A controlled truth: what is lost if a token's value or state comes from a sentence whose cue has the other number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_layers
+from captum_vz.functional import Intervention
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
+from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.text import predicts_next
+from captum_vz.text import record_spans
+
+#: The difference of the logits of the two forms that a pair must have, and that the other cue must take away.
+LEAST_DIFFERENCE: Final = 1.0
+#: The share of d(x) - d(x') that the patches of a layer must take away in all. Of less, rounding has much of the truth.
+LEAST_SHARE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Patched:
+    r"""What patching each token of one text x from another text x' takes away from the difference of two logits.
+
+    .. math:: d(x) = z_{\text{good}}(x) - z_{\text{bad}}(x), \qquad f_j = d(x) - d(x \text{ with } j \text{ from } x')
+
+    Attributes:
+        falls: :math:`f_j`, `(layers, tokens)` in float64. Negative if patching token j raises the difference.
+        difference: d(x).
+        other: d(x').
+    """
+
+    falls: Tensor
+    difference: float
+    other: float
+
+    @property
+    def shares(self) -> Tensor:
+        r"""The truth, rows that sum to 1, `(layers, tokens)`.
+
+        .. math:: t_j = \frac{\max(f_j, 0)}{\sum_k \max(f_k, 0)}
+
+        Tokens whose patch raises the difference count as 0, because scores are shares and have no sign. There is
+        nothing to share, and the row is NaN, in two cases: d(x) or d(x) - d(x') is less than :data:`LEAST_DIFFERENCE`;
+        or the sum is less than :data:`LEAST_SHARE` of d(x) - d(x'), because the layer brings nothing to the target.
+        """
+        positive, change = self.falls.clamp(min=0), self.difference - self.other
+        sums = positive.sum(-1, keepdim=True)
+        enough = (sums >= LEAST_SHARE * change) & (min(self.difference, change) >= LEAST_DIFFERENCE)
+        return torch.where(enough, positive / sums, float("nan"))
+
+
+class OtherValues(Intervention):
+    """The values of sources are those of another text of the same length, in the same layer and place.
+
+    Args:
+        values: For each run of each layer the values of the other text, `(1, head, in, d_head)`.
+    """
+
+    def __init__(self, values: Mapping[tuple[int, int], Tensor]) -> None:
+        self.values = values
+
+    def in_run(self, layer: int, run: int) -> Intervention:
+        """The values of this layer."""
+        return _TheseValues(self.values[layer, run])
+
+
+class _TheseValues(Intervention):
+    def __init__(self, other: Tensor) -> None:
+        self.other = other
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        return torch.where(zeroed[..., None], self.other, values)
+
+
+class _Read(Intervention):
+    """Changes nothing, and keeps the values that it is given."""
+
+    def __init__(self, kept: dict[tuple[int, int], Tensor], place: tuple[int, int] = (0, 0)) -> None:
+        self.kept = kept
+        self.place = place
+
+    def in_run(self, layer: int, run: int) -> Intervention:
+        return _Read(self.kept, (layer, run))
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        self.kept[self.place] = values.detach()
+        return values
+
+
+@torch.no_grad()
+def value_patching(
+    model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
+) -> Patched:
+    """What is lost if a token's value vector comes from the sentence whose cue has the other number.
+
+    The weights of the attention stay those that the model computes. Each token is patched alone.
+
+    Args:
+        model: A model in eval mode that predicts words.
+        tokenizer: Its tokenizer.
+        example: An example with ``other_cue``, whose two sentences have equally many tokens.
+        layers: The layers. None: those of :func:`~captum_vz.find_layers`.
+        together: Whether row l patches the value in layers 0 to l at once, for methods that join layers. Otherwise it
+            patches the value in layer l only.
+
+    Raises:
+        BadExampleError: The example has no other cue, no two forms of one token each, or sentences of other lengths.
+        RefusedError: See :class:`~captum_vz.ValueGates`.
+
+    >>> from captum_vz.testbed import agreement_sentences, load_model
+    >>> example = Example.from_record(agreement_sentences(1, paradigm="relational_noun")[0])
+    >>> found = value_patching(*load_model(), example, together=True)
+    >>> example.words[int(found.shares[-1].argmax()) - 1]
+    'documentary'
+    """
+    pair = _Pair(model, tokenizer, example, layers)
+    tokens, kept = len(pair.encoded.ids), dict[tuple[int, int], Tensor]()
+    zeros = torch.zeros(1, tokens, device=model.device)
+    other = ValueGates(model, pair.layers, intervention=_Read(kept))(zeros, pair.other)
+    alone = 1 - torch.eye(tokens, device=model.device)
+    falls = []
+    for last in range(len(pair.layers)):
+        first = 0 if together else last
+        values = {(layer - first, run): of_run for (layer, run), of_run in kept.items()}
+        gated = ValueGates(model, pair.layers[first : last + 1], intervention=OtherValues(values))
+        falls.append(pair.difference(gated(alone, pair.inputs)))
+    return pair.patched(falls, other)
+
+
+@torch.no_grad()
+def activation_patching(
+    model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
+) -> Patched:
+    """What is lost if a token's state before a layer comes from the sentence whose cue has the other number.
+
+    The state is the residual stream: what the layer is given at the token's place. Each token is patched alone.
+
+    Args:
+        model: See :func:`value_patching`, like the three arguments after it.
+        tokenizer: See there.
+        example: See there.
+        layers: See there.
+        together: Whether each row patches the state before the first layer, for methods that join layers from there.
+            The texts differ in the cue only, so the cue has all of the truth then. Otherwise row l patches the state
+            before layer l.
+
+    Raises:
+        BadExampleError: See :func:`value_patching`.
+        UnsupportedLayerError: A layer is not given states `(batch, tokens, d)`, or runs more than once.
+    """
+    pair = _Pair(model, tokenizer, example, layers)
+    tokens, kept = len(pair.encoded.ids), list[Tensor]()
+    for layer in pair.layers:
+        with _before(layer, kept.append):
+            other = model(**pair.other).logits
+    copies = {name: x.expand(tokens, *x.shape[1:]) for name, x in pair.inputs.items()}
+    falls = []
+    for layer, state in list(zip(pair.layers, kept, strict=True))[: 1 if together else None]:
+        with _before(layer, partial(_diagonal, state)):
+            falls.append(pair.difference(model(**copies).logits))
+    return pair.patched(falls * (len(pair.layers) if together else 1), other)
+
+
+class _Pair:
+    """An example and its counterpart as inputs of a model."""
+
+    def __init__(self, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> None:
+        options: dict[str, Any] = {"needs_forms": True, "until_target": predicts_next(model)}
+        self.encoded, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
+        if (len(self.encoded.ids), self.encoded.target) != (len(other.ids), other.target):
+            raise BadExampleError(
+                f"the sentence has {len(self.encoded.ids)} tokens, and {len(other.ids)} with the other cue: patching "
+                "needs equally many"
+            )
+        self.inputs, self.other = (_inputs(tokenizer, one, model.device) for one in (self.encoded, other))
+        self.layers = list(find_layers(model) if layers is None else layers)
+        self.clean = self.difference(model(**self.inputs).logits)
+
+    def difference(self, logits: Tensor) -> Tensor:
+        """The logit of the right form minus that of the wrong one, `(batch,)`."""
+        assert self.encoded.forms is not None
+        good, bad = logits[:, self.encoded.target, list(self.encoded.forms)].double().cpu().unbind(-1)
+        return good - bad
+
+    def patched(self, differences: Sequence[Tensor], other: Tensor) -> Patched:
+        return Patched(self.clean - torch.stack(list(differences)), self.clean.item(), self.difference(other).item())
+
+
+def counterpart(example: Example) -> Example:
+    """The example with its cue in the other number. Target and forms stay.
+
+    Raises:
+        BadExampleError: It has no ``other_cue``, or not one for each cue.
+    """
+    if not example.other_cue or len(example.other_cue) != len(example.cue):
+        raise BadExampleError(
+            f"other_cue has {len(example.other_cue)} words, and the cue {len(example.cue)}: patching needs the other "
+            "number of each cue word"
+        )
+    words, record = list(example.words), example.to_record()
+    text, spans = record["masked"], record_spans(record)
+    for place, word in sorted(zip(example.cue, example.other_cue, strict=True), reverse=True):
+        start, end = spans[place]
+        words[place], text = word, text[:start] + word + text[end:]
+    return replace(example, words=tuple(words), text=text, other_cue=())
+
+
+def _inputs(tokenizer: Any, encoded: Encoded, device: Any) -> dict[str, Tensor]:
+    return pad(tokenizer, [encoded], device)
+
+
+def _diagonal(other: Tensor, states: Tensor) -> Tensor:
+    """States of copies of a text. In copy j, the state of token j is the other text's."""
+    patched, each = states.clone(), torch.arange(len(states), device=states.device)
+    patched[each, each] = other[0]
+    return patched
+
+
+@contextmanager
+def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+    """What a layer is given goes through `change` first; None leaves it as it is."""
+    runs: list[nn.Module] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        states = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(states, Tensor) or states.ndim != 3 or runs:
+            raise UnsupportedLayerError(
+                f"{type(layer).__name__} runs more than once, or is not given states (batch, tokens, d): pass layers "
+                "of a text model that run once."
+            )
+        runs.append(module)
+        new = change(states)
+        if new is None:
+            return None
+        return ((new, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": new})
+
+    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def truth_rows(
+    patching: Callable[..., Patched],
+    model: Any,
+    tokenizer: Any,
+    example: Example,
+    rows: int,
+    joins: bool,
+    known: dict[Any, Patched],
+) -> Tensor:
+    """The truth for the rows of a method, `(rows, tokens)`, in float64.
+
+    Args:
+        patching: :func:`value_patching` or :func:`activation_patching`.
+        model: The model.
+        tokenizer: Its tokenizer.
+        example: The example.
+        rows: How many rows the method has. One row is for all layers at once.
+        joins: Whether a row joins the layers up to its own.
+        known: The truths that were computed before, to which a new one is added.
+
+    Raises:
+        ArgumentError: There is neither one row nor one for each layer.
+    """
+    layers = find_layers(model)
+    if rows not in (1, len(layers)):
+        raise ArgumentError(f"the method has {rows} rows, and the model {len(layers)} layers: patching needs as many.")
+    together = joins or rows < len(layers)
+    place = patching.__name__, example.id, together
+    if place not in known:
+        known[place] = patching(model, tokenizer, example, layers, together=together)
+    return known[place].shares[-rows:]
+
+
+def overlap(truth: Tensor, scores: Tensor) -> Tensor:
+    r"""How much of the truth and of the scores lie on the same tokens, `(rows,)`.
+
+    .. math:: \sum_j \min(t_j, s_j)
+
+    1 if the rows are the same, 0 if they share no token. Rows that lie on few tokens are favoured, if the truth does.
+    """
+    return torch.minimum(truth, scores).sum(-1)
+
+
+def largest_is_right(truth: Tensor, scores: Tensor) -> Tensor:
+    """Whether the largest score is on the token with the largest truth, `(rows,)`: 1 or 0; tied scores share the 1."""
+    highest = scores == scores.max(-1, keepdim=True).values
+    right = truth == truth.max(-1, keepdim=True).values
+    found = (highest & right).sum(-1) / highest.sum(-1)
+    return torch.where(truth.isnan().any(-1), float("nan"), found.double())

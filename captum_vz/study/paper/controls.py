@@ -1,0 +1,202 @@
+"""Controls of the methods, on sentences of the package's grammar: copies with random layers, and truths by patching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+
+from captum_vz.study.examples.example import Example
+from captum_vz.study.figures import draw_sanity, draw_summary, last_layers
+from captum_vz.study.methods import Method
+from captum_vz.study.paper.across import findings, models_side_by_side, told_findings
+from captum_vz.study.results import Study
+from captum_vz.study.run import run_study
+from captum_vz.study.scoring.sanity import sanity_checks
+from captum_vz.testbed import agreement_sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+#: The truths that methods are compared with.
+TRUTHS: Final = ("value_patching", "value_patching_top", "activation_patching", "activation_patching_top")
+#: The size of a mean correlation from which on a method is said not to pass.
+NEAR_ZERO: Final = 0.2
+#: The number of sentences, if nothing else is asked for.
+MOST_CONTROLS: Final = 40
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the controls of all models have found.
+
+    Attributes:
+        sanity: As :func:`~captum_vz.study.sanity_checks` gives it, with a column ``model``.
+        truth: As :attr:`Study.summary <captum_vz.study.Study.summary>` has it, with the metrics :data:`TRUTHS`.
+        truth_differences: The pairs of methods in these metrics.
+        findings: The pairs of methods in all metrics, see :func:`~captum_vz.study.paper.across.findings`.
+    """
+
+    sanity: DataFrame = field(default_factory=pd.DataFrame)
+    truth: DataFrame = field(default_factory=pd.DataFrame)
+    truth_differences: DataFrame = field(default_factory=pd.DataFrame)
+    findings: DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def joined(cls, found: Sequence[tuple[str, DataFrame, Study]], differences: DataFrame) -> Controls:
+        """The controls of all models.
+
+        Args:
+            found: For each model its name, its sanity checks and its study of the truths.
+            differences: The pairs of methods in the metrics of the evaluations.
+        """
+        if not found:
+            return cls(findings=findings(differences))
+        studies = [study for _, _, study in found]
+        truth_differences = pd.concat([study.differences for study in studies], ignore_index=True)
+        return cls(
+            pd.concat([checks.assign(model=name) for name, checks, _ in found], ignore_index=True),
+            pd.concat([study.summary for study in studies], ignore_index=True),
+            truth_differences,
+            findings(pd.concat([differences, truth_differences], ignore_index=True)),
+        )
+
+    def tables(self) -> dict[str, DataFrame]:
+        """The tables by the names of their files; empty ones left out."""
+        names = ("sanity", "truth", "truth_differences", "findings")
+        return {name: table for name in names if len(table := getattr(self, name))}
+
+    def figures(self) -> dict[str, Callable[[], Figure]]:
+        """Functions that draw: ``sanity-MODEL`` for each model, and ``truth``."""
+        drawn: dict[str, Callable[[], Figure]] = {}
+        for model, checks in self.sanity.groupby("model", sort=False) if len(self.sanity) else ():
+            drawn[f"sanity-{model}"] = partial(draw_sanity, checks, str(model))
+        if len(self.truth):
+            drawn["truth"] = partial(draw_summary, self.truth, TRUTHS[0])
+        return drawn
+
+    def sections(self, summary: DataFrame, table: Callable[..., str]) -> list[str]:
+        """The report's sections on the controls, and on all models side by side.
+
+        Args:
+            summary: The summary of the evaluations.
+            table: Makes a table in Markdown of heads and rows.
+        """
+        return [*self._sanity(table), *self._truth(table), *self._models(summary, table)]
+
+    def _sanity(self, table: Callable[..., str]) -> Iterator[str]:
+        if self.sanity.empty:
+            return
+        yield "## Sanity checks"
+        yield (
+            "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
+            f"{int(self.sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at "
+            f"once. Near 0 passes: the size of the mean is below {NEAR_ZERO} if all layers are random. Figures show "
+            "all copies, from the last layer down."
+        )
+        yield table(["method", *_heads(self.sanity["model"].unique())], _sanity_rows(self.sanity))
+
+    def _truth(self, table: Callable[..., str]) -> Iterator[str]:
+        if self.truth.empty:
+            return
+        whole = self.truth[self.truth["group"] == "all"]
+        yield "## A controlled truth: patching from the sentence whose cue has the other number"
+        yield (
+            "Value patching: a token's truth is the share of the difference of the two forms' logits that is lost if "
+            "its value in a layer comes from the other sentence, in all layers up to this one for methods that join "
+            "layers. Activation patching: if its state before the layer does, before the first layer for methods that "
+            "join layers, where the cue has all of it. Falls below 0 count as 0. *overlap*: the sum of the smaller of "
+            "truth and score, which favours rows on few tokens. *largest*: how often the largest score is on the token "
+            "with the largest truth. Last layer of methods with layers; `truth.csv` has all layers."
+        )
+        models = list(whole["model"].unique())
+        names = {"value_patching": "values, overlap", "value_patching_top": "values, largest"}
+        names |= {"activation_patching": "states, overlap", "activation_patching_top": "states, largest"}
+        for model in models:
+            yield f"{model}:"
+            yield table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
+        usable = whole.groupby("model", sort=False)["examples"].max()
+        yield "Sentences with a truth: " + ", ".join(f"{model} {int(count)}" for model, count in usable.items()) + "."
+
+    def _models(self, summary: DataFrame, table: Callable[..., str]) -> Iterator[str]:
+        if summary["model"].nunique() < 2:
+            return
+        yield "## All models side by side"
+        both = pd.concat([summary, self.truth], ignore_index=True) if len(self.truth) else summary
+        for title, heads, rows in models_side_by_side(both):
+            yield title
+            yield table(heads, rows)
+        yield from told_findings(self.findings, summary["model"].nunique())
+
+
+def control_examples(count: int) -> list[Example]:
+    """Sentences of the grammar with the other number of their cue."""
+    return [Example.from_record(record) for record in agreement_sentences(count, seed=1)]
+
+
+def controlled(
+    name: str,
+    source: tuple[Any, Any],
+    methods: Mapping[str, Method],
+    folder: Path,
+    count: int,
+    *,
+    batch_size: int,
+    confidence: float,
+    resamples: int,
+    quiet: bool,
+) -> tuple[str, DataFrame, Study]:
+    """The controls of one model: its name, its sanity checks, and its study of the truths, which continues if killed.
+
+    Args:
+        name: The name of the model.
+        source: The model and its tokenizer.
+        methods: The methods that can explain it.
+        folder: Where the study is.
+        count: The number of sentences.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the three arguments after it.
+        confidence: See there.
+        resamples: See there.
+        quiet: See there.
+    """
+    examples = control_examples(count)
+    options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
+    study = run_study({name: source}, examples, folder, methods, TRUTHS, quiet=quiet, **options)
+    return name, sanity_checks(*source, examples, methods, **options), study
+
+
+def _heads(models: Sequence[str]) -> list[str]:
+    return [f"{model}, {what}" for model in models for what in ("last layer", "all layers", "passes")]
+
+
+def _sanity_rows(sanity: DataFrame) -> list[list[str]]:
+    rows = []
+    for method, of_method in sanity.groupby("method", sort=False):
+        cells = [str(method)]
+        for model in sanity["model"].unique():
+            means = of_method[of_method["model"] == model].sort_values("random")["mean"].tolist()
+            if not means or means[-1] != means[-1]:
+                cells += ["-", "-", "-"]
+                continue
+            cells += [f"{means[0]:.2f}", f"{means[-1]:.2f}", "yes" if abs(means[-1]) < NEAR_ZERO else "no"]
+        rows.append(cells)
+    return rows
+
+
+def _last_means(summary: DataFrame, metrics: Sequence[str]) -> list[list[str]]:
+    columns = {metric: last_layers(summary[summary["metric"] == metric]).set_index("method") for metric in metrics}
+    rows = []
+    for method in summary["method"].unique():
+        cells = [str(method)]
+        for metric in metrics:
+            mean = columns[metric]["mean"].get(method, float("nan"))
+            cells.append(f"{mean:.2f}" if mean == mean else "-")
+        rows.append(cells)
+    return rows

@@ -1,0 +1,103 @@
+"""The controls in the paper's report, the models side by side, and the findings that hold in all of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from captum_vz.study import Example, Reproduction, Scorer, reproduce, sanity_checks
+from captum_vz.study.paper.across import findings, told_findings
+from captum_vz.study.paper.controls import NEAR_ZERO, TRUTHS, control_examples
+from captum_vz.testbed import agreement_sentences, load_model
+
+METHODS = ["value-zeroing", "attention-rollout", "position"]
+CONTROLS = 5
+NAMES = ("agreement", "causal")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("controls") / "out"
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Reproduction:
+    examples = [Example.from_record(record) for record in agreement_sentences(6, paradigm="relational_noun")]
+    models = {name: load_model(name) for name in NAMES}
+    return reproduce(models, examples, folder, METHODS, resamples=20, quiet=True, controls=CONTROLS)
+
+
+def test_tables_equal_their_parts(found: Reproduction) -> None:
+    examples = control_examples(CONTROLS)
+    for name in NAMES:
+        own = found.controls.sanity.query("model == @name").drop(columns="model").reset_index(drop=True)
+        checks = sanity_checks(*load_model(name), examples, METHODS, resamples=20)
+        pd.testing.assert_frame_equal(own, checks)
+    rows = [row for row in Scorer(*load_model(), METHODS, TRUTHS).score(examples) if row["skipped"] is None]
+    truth = found.controls.truth.query("model == 'agreement' and group == 'all'").set_index(["method", "metric"])
+    for metric in TRUTHS:
+        values = [row[metric] for row in rows if row["method"] == "position"]
+        assert truth.loc[("position", metric), "mean"] == pytest.approx(np.nanmean(values))
+    # The cue of most sentences stands where the position baseline has little.
+    assert truth.loc[("position", "value_patching"), "mean"] < 0.5
+
+
+def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> None:
+    report = (folder / "report.md").read_text("utf-8")
+    assert report == f"{found}\n"
+    lines = [[cell.strip() for cell in x.split("|")[1:-1]] for x in report.splitlines() if x.startswith("| ")]
+    sanity = next(line for line in lines if line[0] == "position" and line[-1] == "no")
+    assert sanity[1:] == ["1.00", "1.00", "no"] * 2  # a baseline that looks at no model does not pass
+    assert ["method", *NAMES] in lines
+    whole = found.summary.query("group == 'all' and metric == 'cue_dot'")
+    means = [whole.query("model == @name and method == 'value-zeroing'")["mean"].iloc[-1] for name in NAMES]
+    assert ["value-zeroing", *(f"{mean:.2f}" for mean in means)] in lines
+    assert "## Findings that hold in all 2 models" in report
+    for name in ("sanity", "truth", "truth_differences"):
+        assert len(pd.read_csv(folder / f"{name}.csv"))
+    for name in ("sanity-agreement", "sanity-causal", "truth"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert name in found.figures
+
+
+def test_a_method_passes_near_zero(found: Reproduction) -> None:
+    last = found.controls.sanity.groupby(["model", "method"], sort=False).tail(1).set_index(["model", "method"])["mean"]
+    lines = [line.split("|") for line in str(found).splitlines()]
+    (line,) = [x for x in lines if x[1:2] == [" value-zeroing     "] and x[-2].strip() in ("yes", "no")]
+    for place, name in enumerate(NAMES):
+        assert line[4 + 3 * place].strip() == ("yes" if abs(last[name, "value-zeroing"]) < NEAR_ZERO else "no")
+
+
+def test_findings_count_directions() -> None:
+    """Each pair once: where it holds, where it is a tie, and where it turns over."""
+    rows = [
+        ("cue", "a", "b", (0.3, 0.2, 0.1), (False, False, False)),  # holds in all
+        ("cue", "a", "c", (0.3, -0.2, -0.2), (False, False, False)),  # turns over: c is above in two
+        ("cue", "b", "c", (-0.3, -0.2, 0.1), (False, False, True)),  # a tie in the last model
+        ("cue", "c", "d", (0.3, 0.3, 0.3), (True, True, True)),  # never differs
+    ]
+    table = pd.DataFrame(
+        {"model": model, "metric": metric, "one": one, "other": other, "mean": means[place], "tied": tied[place]}
+        for metric, one, other, means, tied in rows
+        for place, model in enumerate("xyz")
+    )
+    expected = [
+        ("cue", "a", "b", 3, 3, 0, 0),
+        ("cue", "c", "a", 3, 2, 0, 1),
+        ("cue", "c", "b", 3, 2, 1, 0),
+    ]
+    assert list(findings(table).itertuples(index=False, name=None)) == expected
+    told = "\n".join(told_findings(findings(table), 3))
+    assert "- cue: 1 pairs hold in all models, 1 turn over between models.\n    - a > b" in told
+    assert "No pair of methods differs" in "\n".join(told_findings(findings(table[table["one"] == "d"]), 3))
+
+
+def test_without_controls(tmp_path: Path) -> None:
+    examples = [Example.from_record(record) for record in agreement_sentences(3)]
+    found = reproduce(
+        {"agreement": load_model()}, examples, tmp_path, ["position"], resamples=20, quiet=True, controls=0
+    )
+    assert not {"sanity", "truth"} & set(found.controls.tables())
+    assert "Sanity checks" not in str(found)
+    assert not list(tmp_path.glob("sanity*"))

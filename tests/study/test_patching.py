@@ -1,0 +1,254 @@
+"""The truth by patching equals plain hooks in a loop, in float64; and what metrics make of it."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz.functional import Intervention
+from captum_vz.study import (
+    BadExampleError,
+    Example,
+    Scorer,
+    activation_patching,
+    encode,
+    read_jsonl,
+    value_patching,
+    write_jsonl,
+)
+from captum_vz.study.examples.patching import counterpart
+from captum_vz.study.examples.text import predicts_next
+from captum_vz.testbed import agreement_sentences, load_model
+
+# Where the values are, written down by hand.
+VALUES = {"agreement": "attention.self.value", "causal": "self_attn.v_proj"}
+NAMES = list(VALUES)
+
+
+@pytest.fixture(scope="module")
+def doubles() -> dict[str, tuple[Any, Any]]:
+    return {name: (model.double(), tokenizer) for name in NAMES for model, tokenizer in [load_model(name)]}
+
+
+def pairs(count: int, causal: bool) -> list[Example]:
+    kind = "relational_noun" if causal else None
+    return [Example.from_record(record) for record in agreement_sentences(count, seed=6, paradigm=kind)]
+
+
+@contextmanager
+def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def ids_of(model: Any, tokenizer: Any, example: Example) -> Tensor:
+    return torch.tensor([encode(tokenizer, example, until_target=predicts_next(model)).ids])
+
+
+@torch.no_grad()
+def naive(name: str, model: Any, tokenizer: Any, example: Example, modules: list[list[nn.Module]]) -> np.ndarray:
+    """Row l: outputs of all `modules[l]` at one token come from the other sentence, one token after the other."""
+    encoded = encode(tokenizer, example, until_target=predicts_next(model))
+    good, bad = encoded.forms
+
+    def difference(ids: Tensor) -> float:
+        logits = model(input_ids=ids).logits[0, encoded.target]
+        return float(logits[good] - logits[bad])
+
+    ids, other = ids_of(model, tokenizer, example), ids_of(model, tokenizer, counterpart(example))
+    clean, falls = difference(ids), []
+    for together in modules:
+        kept: dict[nn.Module, Tensor] = {}
+
+        def keep(module: nn.Module, args: Any, output: Any, kept: dict[nn.Module, Tensor] = kept) -> None:
+            kept[module] = output.clone()
+
+        for module in together:
+            with hooked(module, keep):
+                difference(other)
+        row = []
+        for token in range(ids.shape[1]):
+
+            def patch(
+                module: nn.Module, args: Any, output: Any, kept: dict[nn.Module, Tensor] = kept, token: int = token
+            ) -> Tensor:
+                changed = output.clone()
+                changed[0, token] = kept[module][0, token]
+                return changed
+
+            handles = [module.register_forward_hook(patch) for module in together]
+            row.append(clean - difference(ids))
+            for handle in handles:
+                handle.remove()
+        falls.append(row)
+    return np.array(falls)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("together", [False, True])
+def test_values_equal_plain_hooks(doubles: dict[str, tuple[Any, Any]], name: str, together: bool) -> None:
+    model, tokenizer = doubles[name]
+    values = [layer.get_submodule(VALUES[name]) for layer in find_layers(model)]
+    for example in pairs(1 if name == "causal" else 3, name == "causal")[-1:]:
+        found = value_patching(model, tokenizer, example, together=together)
+        patched = [values[0 if together else last : last + 1] for last in range(len(values))]
+        expected = naive(name, model, tokenizer, example, patched)
+        np.testing.assert_allclose(found.falls, expected, rtol=0, atol=1e-9)
+        for row, shares in zip(np.clip(expected, 0, None), found.shares.numpy(), strict=True):
+            some = row.sum() >= 0.01 * (found.difference - found.other)
+            np.testing.assert_allclose(shares, row / row.sum() if some else np.full(len(row), np.nan), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_equal_plain_hooks(doubles: dict[str, tuple[Any, Any]], name: str) -> None:
+    """The state before a layer is the output of the layer before it, and of the embeddings."""
+    model, tokenizer = doubles[name]
+    embeddings = model.bert.embeddings if name == "agreement" else model.model.embed_tokens
+    before = [embeddings, *find_layers(model)[:-1]]
+    for example in pairs(1, name == "causal"):
+        found = activation_patching(model, tokenizer, example)
+        expected = naive(name, model, tokenizer, example, [[module] for module in before])
+        np.testing.assert_allclose(found.falls, expected, rtol=0, atol=1e-9)
+        whole = activation_patching(model, tokenizer, example, together=True)
+        np.testing.assert_allclose(whole.falls, np.repeat(expected[:1], len(before), 0), atol=1e-9)
+        # Before the first layer the texts differ in the cue only.
+        encoded = encode(tokenizer, example, until_target=predicts_next(model))
+        assert whole.shares[0].nonzero()[:, 0].tolist() == list(encoded.cue)
+        assert whole.falls[0].sum() == pytest.approx(whole.difference - whole.other)
+
+
+def test_differences_are_the_models(doubles: dict[str, tuple[Any, Any]]) -> None:
+    model, tokenizer = doubles["agreement"]
+    example = pairs(1, False)[0]
+    for patching in (value_patching, activation_patching):
+        found = patching(model, tokenizer, example)
+        for one, difference in ((example, found.difference), (counterpart(example), found.other)):
+            encoded = encode(tokenizer, one)
+            with torch.no_grad():
+                logits = model(torch.tensor([encoded.ids])).logits[0, encoded.target]
+            good, bad = encoded.forms
+            assert difference == pytest.approx(float(logits[good] - logits[bad]))
+        assert found.difference > 1 > -1 > found.other
+        assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_small_differences_have_no_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
+    """Of an untrained model the two forms are about as likely."""
+    model, tokenizer = doubles["agreement"]
+    untrained = type(model)(model.config).double().eval()
+    found = value_patching(untrained, tokenizer, pairs(1, False)[0])
+    assert abs(found.difference) < 1
+    assert found.falls.isfinite().all()
+    assert found.shares.isnan().all()
+
+
+def test_sentences_of_other_lengths_are_refused(doubles: dict[str, tuple[Any, Any]]) -> None:
+    model, tokenizer = doubles["agreement"]
+    example = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is", other_cue=("hatgzq",))
+    with pytest.raises(BadExampleError, match="has 6 tokens, and 9 with the other cue: patching needs equally many"):
+        value_patching(model, tokenizer, example)
+    without = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
+    with pytest.raises(BadExampleError, match="other_cue has 0 words, and the cue 1"):
+        activation_patching(model, tokenizer, without)
+
+
+def test_counterpart_keeps_the_text() -> None:
+    example = Example(
+        "1", ("The", "hats", ",", "[MASK]"), 3, (1,), "are", "is", text="The hats, [MASK]", other_cue=("hat",)
+    )
+    assert counterpart(example).text == "The hat, [MASK]"
+    assert counterpart(example).words == ("The", "hat", ",", "[MASK]")
+
+
+def test_files_keep_the_other_cue(tmp_path: Any) -> None:
+    examples = pairs(3, False)
+    write_jsonl(tmp_path / "pairs.jsonl", examples)
+    assert read_jsonl(tmp_path / "pairs.jsonl") == examples
+    assert all(len(example.other_cue) == 1 for example in examples)
+
+
+METRICS = ["value_patching", "value_patching_top", "activation_patching", "activation_patching_top"]
+
+
+def test_metrics_equal_a_loop(doubles: dict[str, tuple[Any, Any]]) -> None:
+    """Rows of one layer, rows of joined layers, and one row for all layers have truths of their own."""
+    model, tokenizer = doubles["agreement"]
+    examples, methods = pairs(2, False), ["value-zeroing", "attention-rollout", "value-zeroing-effect", "position"]
+    rows = Scorer(model, tokenizer, methods, METRICS).score(examples)
+    assert not [row["skipped"] for row in rows if row["skipped"]]
+    truths = {
+        (example.id, patching, together): patching(model, tokenizer, example, together=together).shares.numpy()
+        for example in examples
+        for patching in (value_patching, activation_patching)
+        for together in (False, True)
+    }
+    defined = 0
+    for row in rows:
+        for patching, name in ((value_patching, METRICS[0]), (activation_patching, METRICS[2])):
+            truth = truths[row["example"], patching, row["method"] != "value-zeroing"]
+            truth, scores = truth[3 if row["layer"] is None else row["layer"]], row["scores"]
+            expected = sum(map(min, truth, scores)), float(np.argmax(truth) == np.argmax(scores))
+            expected = expected if np.isfinite(truth).all() else (np.nan, np.nan)
+            assert (row[name], row[f"{name}_top"]) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+            defined += np.isfinite(truth).all()
+    assert defined > len(rows)
+
+
+def test_examples_without_a_pair_are_skipped_with_the_reason(doubles: dict[str, tuple[Any, Any]]) -> None:
+    model, tokenizer = doubles["agreement"]
+    good = pairs(1, False)
+    without = Example("none", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
+    rows = Scorer(model, tokenizer, ["position"], METRICS[:1]).score([*good, without])
+    values = {row["example"]: row[METRICS[0]] for row in rows if row["skipped"] is None}
+    assert 0 < values[good[0].id] < 1
+    assert values["none"] is None
+    (reason,) = [row["skipped"] for row in rows if row["skipped"]]
+    assert "patching needs the other number of each cue word" in reason
+
+
+class ByLayer(Intervention):
+    """Values are scaled, in each layer by another factor."""
+
+    def __init__(self, factors: tuple[float, ...]) -> None:
+        self.factors = factors
+
+    def in_run(self, layer: int, run: int) -> Intervention:
+        return ByLayer(self.factors[layer : layer + 1])
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        (factor,) = self.factors
+        return torch.where(zeroed[..., None], factor * values, values)
+
+
+def test_interventions_differ_by_layer(doubles: dict[str, tuple[Any, Any]]) -> None:
+    """All classes give each layer its own intervention. Scaled value projections are the truth."""
+    model, tokenizer = doubles["agreement"]
+    inputs, factors = tokenizer("the hats [MASK] nice", return_tensors="pt"), (0.5, 0.0, 2.0, 1.0)
+    layers = find_layers(model)
+    scaled = copy.deepcopy(model)
+    for layer, factor in zip(find_layers(scaled), factors, strict=True):
+        for weight in layer.attention.self.value.parameters():
+            weight.data *= factor
+    zeros = torch.zeros(inputs["input_ids"].shape)
+    with torch.no_grad():
+        expected, clean = scaled(**inputs).logits, model(**inputs).logits
+        found = ValueGates(model, layers, intervention=ByLayer(factors))(zeros, inputs)
+    torch.testing.assert_close(found, expected)
+    group = torch.zeros_like(inputs["input_ids"])  # all tokens together
+    effect = ValueZeroingEffect(model, layers, intervention=ByLayer(factors))
+    change = effect.attribute(inputs, target=(3, 7), feature_mask=group)
+    torch.testing.assert_close(change[0, 0], (clean - expected)[0, 3, 7])
+    maps = ValueZeroing(model, layers, intervention=ByLayer(factors)).attribute(inputs)
+    for layer, (one, factor) in enumerate(zip(maps, factors, strict=True)):
+        if factor != 1:
+            alone = ValueZeroing(model, layers[layer], intervention=ByLayer((factor,))).attribute(inputs)
+            torch.testing.assert_close(one, alone)
