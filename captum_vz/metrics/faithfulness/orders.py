@@ -128,7 +128,8 @@ def _every_order(values: Values, examples: int, weights: Tensor, sign: int) -> T
 @cache
 def _sets(count: int) -> list[tuple[Tensor, Tensor]]:
     """For each size the sets, booleans `(sets, count)`, and the places of their subsets of one token less."""
-    found, before = [], {(): 0}
+    found: list[tuple[Tensor, Tensor]] = []
+    before: dict[tuple[int, ...], int] = {(): 0}
     for size in range(count + 1):
         chosen = list(combinations(range(count), size))
         sets = torch.zeros(len(chosen), count, dtype=torch.bool)

@@ -1,0 +1,204 @@
+"""The list of metrics, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from captum_vz._names import chosen_names
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics import (
+    Bounds,
+    Prediction,
+    comprehensiveness,
+    comprehensiveness_bounds,
+    cue_average_precision,
+    cue_dot_product,
+    cue_precision,
+    cue_reciprocal_rank,
+    deletion_area,
+    deletion_bounds,
+    infidelity,
+    monotonicity,
+    normalized,
+    soft_comprehensiveness,
+    soft_sufficiency,
+    sufficiency,
+    sufficiency_bounds,
+)
+from captum_vz.study.scoring.metrics.batch import EvaluationBatch
+from captum_vz.study.scoring.metrics.variants import VARIANTS, blank_out_values
+from captum_vz.study.scoring.rows import COLUMNS
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the registry.
+
+    Attributes:
+        title: Its name in a figure.
+        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`: a function of an
+            :class:`~captum_vz.study.EvaluationBatch` and of these rows. NaN says that it is undefined for an example.
+        needs_cue: Whether it needs examples with a cue.
+        needs_forms: Whether it needs the probabilities of the right and the wrong form.
+        runs_model: Whether it runs the model, or needs the tokenizer. The others only read scores, so a finished study
+            computes them without a model.
+        version: Names the code of a metric of your own. None: a digest of its source does.
+        own: Whether it is a metric of your own, not of this package.
+    """
+
+    title: str
+    values: Callable[[EvaluationBatch, Tensor], Any]
+    needs_cue: bool = False
+    needs_forms: bool = False
+    runs_model: bool = False
+    version: str | None = None
+    own: bool = False
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the model is loaded to compute it."""
+        return self.runs_model or self.needs_forms
+
+
+def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    keep = batch.content if batch.content_only else batch.attended
+    each = len(rows)
+    values = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1))
+    return values.view(each, -1)
+
+
+def _of_prediction(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
+    found = [measure(batch.prediction, row) for row in rows]
+    return torch.stack([one.mean(-1) if one.ndim > 1 else one for one in found])
+
+
+def _normalized(
+    measure: Callable[[Prediction, Tensor], Tensor],
+    bounds: Callable[[Prediction], Bounds],
+    batch: EvaluationBatch,
+    rows: Tensor,
+) -> Tensor:
+    limits = batch.bounds(bounds)
+    return torch.stack([normalized(values, limits) for values in _of_prediction(measure, batch, rows)])
+
+
+def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
+    values = partial(measure, **options) if options else measure
+    return Metric(f"cue alignment, {title}", partial(_alignment, values), needs_cue=True)
+
+
+def _faithful(title: str, measure: Any, bounds: Any = None) -> Metric:
+    values = partial(_of_prediction, measure) if bounds is None else partial(_normalized, measure, bounds)
+    return Metric(title, values, needs_forms=True)
+
+
+#: All metrics by their names. To add a metric, add one row.
+METRICS: Final[dict[str, Metric]] = {
+    "cue_dot": _cues("dot product", cue_dot_product),
+    "cue_ap": _cues("average precision", cue_average_precision),
+    "cue_mrr": _cues("reciprocal rank", cue_reciprocal_rank),
+    "cue_p1": _cues("precision at 1", cue_precision, k=1),
+    "cue_p3": _cues("precision at 3", cue_precision, k=3),
+    "blank_out": Metric(
+        "Spearman with blank-out", lambda batch, rows: blank_out_values(batch, rows, batch.effects), needs_forms=True
+    ),
+    **{one.name: Metric(f"Spearman with blank-out ({one})", one.values, needs_forms=True) for one in VARIANTS},
+    "comprehensiveness": _faithful("comprehensiveness (AOPC)", comprehensiveness),
+    "sufficiency": _faithful("sufficiency (AOPC)", sufficiency),
+    "comprehensiveness_normalized": _faithful(
+        "comprehensiveness, 0: worst order, 1: best", comprehensiveness, comprehensiveness_bounds
+    ),
+    "sufficiency_normalized": _faithful("sufficiency, 0: worst order, 1: best", sufficiency, sufficiency_bounds),
+    "deletion_normalized": _faithful("deletion area, 0: worst order, 1: best", deletion_area, deletion_bounds),
+    "monotonicity": _faithful("monotonicity (Arya)", monotonicity),
+    "soft_comprehensiveness": _faithful("soft comprehensiveness", soft_comprehensiveness),
+    "soft_sufficiency": _faithful("soft sufficiency", soft_sufficiency),
+    "infidelity": _faithful("infidelity (Captum)", infidelity),
+}
+
+#: The metrics of `metrics=None`.
+DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
+
+
+def register_metric(
+    name: str,
+    metric: Metric | Callable[[EvaluationBatch, Tensor], Any],
+    *,
+    title: str | None = None,
+    needs_cue: bool = False,
+    needs_forms: bool = False,
+    runs_model: bool = False,
+    version: str | None = None,
+) -> Metric:
+    """Adds a metric of your own to :data:`~captum_vz.study.METRICS`, by a name that studies and the command take.
+
+    Args:
+        name: Its name, the name of a column.
+        metric: A function of an :class:`~captum_vz.study.EvaluationBatch` and rows of scores `(rows, batch, tokens)`
+            that returns `(rows, batch)`. Or a :class:`~captum_vz.study.Metric`, with which the other arguments except
+            `version` are ignored.
+        title: Its name in a figure. None: `name`.
+        needs_cue: See :class:`~captum_vz.study.Metric`, like the three arguments after it.
+        needs_forms: See there.
+        runs_model: See there.
+        version: See there.
+
+    Raises:
+        ArgumentError: The name is taken by a metric of this package or by a column, or `metric` cannot be called.
+
+    >>> from captum_vz.study import METRICS, register_metric
+    >>> register_metric("largest", lambda batch, rows: rows.max(-1).values).title
+    'largest'
+    >>> del METRICS["largest"]
+    """
+    before = METRICS.get(name)
+    if name in {*COLUMNS, "model"} or (before is not None and not before.own):
+        raise ArgumentError(f"name is {name!r}, which captum_vz uses: pass another name.")
+    if isinstance(metric, Metric):
+        made = metric
+    elif callable(metric):
+        made = Metric(title or name, metric, needs_cue, needs_forms, runs_model)
+    else:
+        raise ArgumentError(f"metric is of type {type(metric).__name__}: pass a function of a batch and rows.")
+    METRICS[name] = replace(made, version=version or made.version, own=True)
+    return METRICS[name]
+
+
+def given_metrics(metrics: Any) -> dict[str, Metric]:
+    """The metrics that a user passes, by their names.
+
+    Args:
+        metrics: None for the default metrics, names of :data:`METRICS`, or a mapping from names to metrics or
+            functions.
+
+    Raises:
+        ArgumentError: A name is unknown, or something is no metric.
+    """
+    if not isinstance(metrics, Mapping):
+        return {name: METRICS[name] for name in check_metrics(metrics)}
+    found = {}
+    for name, one in metrics.items():
+        if not isinstance(one, Metric) and not callable(one):
+            raise ArgumentError(f"metric {name!r} is of type {type(one).__name__}: pass a Metric or a function.")
+        if METRICS.get(name, one) is not one or name in {*COLUMNS, "model"}:
+            raise ArgumentError(f"metrics has {name!r}, which is the name of something else: pass another name.")
+        found[name] = one if isinstance(one, Metric) else Metric(name, cast(Any, one), own=True)
+    if not found:
+        check_metrics([])
+    return found
+
+
+def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
+    """The names, in the order given; None: cue alignment and blank-out.
+
+    Raises:
+        ValueError: A name is not in :data:`METRICS`, or there is no name.
+    """
+    return chosen_names("metrics", metrics, METRICS, DEFAULT_METRICS)
