@@ -13,7 +13,7 @@ do the scores find what the prediction needs?    `blank_out` with `spearman`; `c
                                                  `soft_comprehensiveness`, `soft_sufficiency`; `infidelity`
 do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`; `agreement_matrix` of many
 does the representation hold the label?          `description_length`, and `probing_correlation` with cue alignment
-how certain is a mean?                           `summarize`
+how certain is a mean?                           `summarize`; `macro_summary` of groups that count the same
 do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
@@ -43,7 +43,7 @@ from captum_vz.metrics.faithfulness import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.metrics.intervals import Correlation, Summary, probing_correlation, summarize
+from captum_vz.metrics.intervals import Correlation, Summary, macro_summary, probing_correlation, summarize
 from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
@@ -76,6 +76,7 @@ __all__ = [
     "description_length",
     "infidelity",
     "kendall",
+    "macro_summary",
     "monotonicity",
     "normalized",
     "probing_correlation",

@@ -20,9 +20,9 @@ METRICS: Final = (
     *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
     *(
         f"blank_out_{removal}_{over}{size}"
+        for removal in ("unk", "mask", "delete")
         for over in ("forms", "vocabulary")
         for size in ("", "_size")
-        for removal in ("unk", "mask", "delete")
     ),
     *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
     *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),

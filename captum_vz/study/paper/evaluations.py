@@ -31,6 +31,7 @@ from captum_vz.study.folder.storage import (
     to_parquet,
 )
 from captum_vz.study.methods import Batch, Method, encoder_of
+from captum_vz.study.paper.further import Further, further_tables
 from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study, check_used
 from captum_vz.study.run import run_study
@@ -199,7 +200,7 @@ def reproduce(
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
         raise ValueError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
-    studies, probings, correlations, omitted = [], [], [], []
+    studies, probings, correlations, omitted, further = [], [], [], [], []
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
@@ -238,6 +239,20 @@ def reproduce(
             compression = compressions(bits, len(kinds), confidence, resamples)
             probings.append(compression.assign(model=name))
             correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
+        if PartialState().is_main_process:
+            further.append(
+                further_tables(
+                    name,
+                    encoder_of(model),
+                    tokenizer,
+                    study,
+                    examples,
+                    predicts="blank_out" in metrics,
+                    batch_size=batch_size,
+                    confidence=confidence,
+                    resamples=resamples,
+                )
+            )
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),
@@ -249,6 +264,7 @@ def reproduce(
         differences=pd.concat([study.differences for study in studies], ignore_index=True),
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
         about=about,
+        further=Further.joined(further),
     )
     state = PartialState()
     if state.is_main_process:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,6 +22,8 @@ from captum_vz.study.figures import (
     write_title,
 )
 from captum_vz.study.methods import METHODS
+from captum_vz.study.paper.further import Further
+from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table
 from captum_vz.study.results import ALL, tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -129,6 +131,7 @@ class Reproduction:
         differences: Which methods differ on the same examples, see
             :attr:`Study.differences <captum_vz.study.Study.differences>`.
         about: How the examples were selected. The report begins with it.
+        further: Tables that the paper does not have: variants of faithfulness, bounds, paradigms, agreement.
     """
 
     summary: DataFrame
@@ -138,6 +141,7 @@ class Reproduction:
     skipped: DataFrame
     differences: DataFrame
     about: str = ""
+    further: Further = field(default_factory=Further)
 
     def __str__(self) -> str:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer."""
@@ -148,8 +152,9 @@ class Reproduction:
         """One evaluation as a figure.
 
         Args:
-            what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), or "faithfulness" (with the
-                paper's numbers next to these).
+            what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), "faithfulness" (with the
+                paper's numbers next to these), "variants" (ranks in the variants of blank-out), "groups-cue_dot",
+                "groups-cue_ap" or "groups-blank_out" (by paradigm and label), or "agreement" (of the methods).
 
         Raises:
             ValueError: Another word, or an evaluation that was omitted for all models.
@@ -165,16 +170,18 @@ class Reproduction:
         return tuple(self._figures())
 
     def write(self, folder: Path) -> None:
-        """Write the tables, the report, and the figures of probing and faithfulness, each file whole or not at all.
+        """Write the tables, the report and the figures except cue alignment, each file whole or not at all.
 
         Raises:
             OSError: A file could not be written: no space, no permission. The message says what to do.
         """
         for name in ("summary", "probing", "correlation", "omitted", "skipped", "differences"):
             write_whole(folder / f"{name}.csv", getattr(self, name).to_csv(index=False).encode())
+        for name, table in self.further.tables().items():
+            write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / REPORT, f"{self}\n".encode())
         for name, draw in self._figures().items():
-            if name in ("probing", "faithfulness"):  # cue alignment is drawn in the folder of each model's study
+            if name not in ("cue_dot", "cue_ap"):  # cue alignment is drawn in the folder of each model's study
                 picture = io.BytesIO()
                 draw().savefig(picture, format="png")
                 write_whole(folder / f"{name}.png", picture.getvalue())
@@ -187,7 +194,7 @@ class Reproduction:
             figures["probing"] = partial(draw_probing, self.probing, self.correlation)
         if "blank_out" in set(self.summary["metric"]):
             figures["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3)
-        return figures
+        return figures | further_figures(self.further)
 
     def _report(self, model: str) -> str:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
@@ -203,6 +210,7 @@ class Reproduction:
             *_ties(self.differences[self.differences["model"] == model]),
             *self._by_layer(model, summary),
             *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
+            *further_sections(self.further, model),
             *_undefined(summary),
             *_failed(skipped),
             *(f"Without {row.what}: {row.reason}" for row in omitted.itertuples()),
@@ -222,7 +230,7 @@ class Reproduction:
             rows.append(["*compression*", *(f"{value:.2f}" for value in probing["compression"])])
         also = "; and the compression of the labels given the layer's state at the target" if len(probing) else ""
         title = f"Cue alignment (dot product) in each layer, of rollouts up to this layer{also}."
-        return [title, _table(["method", *map(str, layers)], rows)] if rows else []
+        return [title, markdown_table(["method", *map(str, layers)], rows)] if rows else []
 
 
 _ROWS: Final = (
@@ -247,7 +255,7 @@ def _overview(summary: DataFrame, correlation: DataFrame) -> str:
         paper = TABLE_3.get(str(method))
         rows.append([str(method), *cells, "" if paper is None else f"{paper:.2f}"])
     heads = ["method", "cue, dot product", "cue, average precision", "probing", "blank-out", "paper's blank-out"]
-    return _table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _notes(summary: DataFrame, correlation: DataFrame) -> str:
@@ -317,12 +325,3 @@ def _interval(rows: DataFrame, name: str, value: str) -> str:
         return ""
     row = rows.loc[name]
     return with_interval(row[value], row["low"], row["high"])
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown with aligned columns."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
-    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

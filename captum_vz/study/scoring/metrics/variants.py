@@ -45,9 +45,9 @@ OVERS: Final[tuple[Over, ...]] = ("forms", "vocabulary")
 #: All ways to blank out tokens.
 VARIANTS: Final = tuple(
     Variant(removal, over, by_size)
+    for removal in ("unk", "mask", "delete")
     for over in OVERS
     for by_size in (False, True)
-    for removal in ("unk", "mask", "delete")
 )
 
 
