@@ -12,7 +12,8 @@ do the scores find what the prediction needs?    `blank_out` with `spearman`; `c
                                                  `deletion_area` with their bounds and `normalized`; `monotonicity`;
                                                  `soft_comprehensiveness`, `soft_sufficiency`; `infidelity`
 do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`; `agreement_matrix` of many
-does the representation hold the label?          `description_length`, and `probing_correlation` with cue alignment
+does the representation hold the label?          `description_length`, `linear_probe`; `probing_correlation` with
+                                                 cue alignment
 how certain is a mean?                           `summarize`; `macro_summary` of groups that count the same
 do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
@@ -46,7 +47,7 @@ from captum_vz.metrics.faithfulness import (
 from captum_vz.metrics.intervals import Correlation, Summary, macro_summary, probing_correlation, summarize
 from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
-from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
+from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length, linear_probe
 
 __all__ = [
     "BOUNDARIES",
@@ -76,6 +77,7 @@ __all__ = [
     "description_length",
     "infidelity",
     "kendall",
+    "linear_probe",
     "macro_summary",
     "monotonicity",
     "normalized",

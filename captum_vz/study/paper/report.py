@@ -23,7 +23,7 @@ from captum_vz.study.figures import (
 )
 from captum_vz.study.methods import METHODS
 from captum_vz.study.paper.further import Further
-from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table
+from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table, probing_section
 from captum_vz.study.results import ALL, tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -69,7 +69,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment.
 
     Args:
-        probing: ``model``, ``layer``, ``compression``, ``low`` and ``high``.
+        probing: As :attr:`Reproduction.probing` has it.
         correlation: ``model``, ``method``, ``statistic``, ``low``, ``high`` and ``layers``.
     """
     models = probing["model"].unique().tolist()
@@ -79,11 +79,18 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
     for (left, right), model in zip(panels, models, strict=True):
         rows = probing[probing["model"] == model]
         left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
-        left.fill_between(rows["layer"], rows["low"], rows["high"], color="black", alpha=0.15, linewidth=0)
-        left.axhline(1, color="0.6", linestyle=":")
+        left.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
+        left.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.4)
+        end = rows["layer"].iloc[0]
+        left.text(end, rows["control"].iloc[0] - 0.1, "shuffled labels", color="0.4", fontsize=FONT_SIZE, va="top")
         name_layers(left)
+        ticks = [f"{row.layer}\n{row.accuracy:.2f}" for row in rows.itertuples()]
+        left.set_xticks(rows["layer"], ticks, fontsize=FONT_SIZE)
+        left.set_xlabel("layer, and below it the accuracy of a linear probe", fontsize=FONT_SIZE)
+        left.set_yscale("log")
         left.set_ylabel("compression (1: no information)", fontsize=FONT_SIZE)
-        write_title(left, f"{model}, probing")
+        told = f"{rows['examples'].max()} sentences, band: {rows['seeds'].max()} seeds"
+        write_title(left, f"{model}, probing\n{told}")
         of_model = correlation[correlation["model"] == model].sort_values("statistic", na_position="first")
         _bars(right, of_model, "statistic")
         right.set_xlim(-1.05, 1.05)
@@ -122,8 +129,9 @@ class Reproduction:
     Attributes:
         summary: Cue alignment (``cue_dot``, ``cue_ap``) and faithfulness (``blank_out``) of all models, with the
             columns of :attr:`Study.summary <captum_vz.study.Study.summary>`.
-        probing: For each ``model`` and ``layer`` the ``compression`` of the labels, its interval (``low``, ``high``),
-            the ``bits`` of all labels and the number of ``examples``.
+        probing: For each ``model`` and ``layer`` the ``compression`` of the labels with its interval over examples
+            (``low``, ``high``), its range over ``seeds`` (``lowest``, ``highest``), the ``bits`` of all labels, the
+            same for shuffled labels (``control``), and the ``accuracy`` of a linear probe with its interval.
         correlation: For each ``model`` and ``method`` with layers the rank correlation of cue alignment with
             compression over layers, as :class:`~captum_vz.metrics.Correlation` has it, and the number of ``layers``.
         omitted: What could not be done: ``model``, ``what``, ``reason``.
@@ -209,7 +217,7 @@ class Reproduction:
             _notes(summary, correlation),
             *_ties(self.differences[self.differences["model"] == model]),
             *self._by_layer(model, summary),
-            *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
+            *probing_section(self.probing[self.probing["model"] == model], correlation),
             *further_sections(self.further, model),
             *_undefined(summary),
             *_failed(skipped),
@@ -236,10 +244,6 @@ class Reproduction:
 _ROWS: Final = (
     "Scores of the last layer; rollouts go through all layers. Brackets hold intervals over sentences. "
     "Rows are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table."
-)
-_SEED: Final = (
-    "Each layer's probe was trained once, from one seed. The intervals of compression are over sentences, not over "
-    "seeds."
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import factorial
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
@@ -53,6 +54,39 @@ def further_sections(further: Further, model: str) -> list[str]:
         found += [*_groups(groups)]
     if len(agreement):
         found += [*_agreement(agreement)]
+    return found
+
+
+def probing_section(probing: DataFrame, correlation: DataFrame) -> list[str]:
+    """Compression with its range over seeds, the control, the linear probe, and what the correlation can show."""
+    if probing.empty:
+        return []
+    lines = [
+        [
+            str(row.layer),
+            f"{with_interval(row.compression, row.low, row.high)}",
+            f"{row.lowest:.2f} to {row.highest:.2f}",
+            f"{row.control:.2f} ({row.control_lowest:.2f} to {row.control_highest:.2f})",
+            with_interval(row.accuracy, row.accuracy_low, row.accuracy_high),
+        ]
+        for row in probing.sort_values("layer").itertuples()
+    ]
+    heads = ["layer", "compression", "over seeds", "shuffled labels", "linear probe, accuracy"]
+    text = (
+        f"Probes of {probing['seeds'].max()} seeds, {probing['examples'].max()} sentences. Brackets hold intervals "
+        "over sentences, the ranges are over seeds. Shuffled labels are the control: what a probe compresses without "
+        "any information."
+    )
+    found = ["### Probing", text, markdown_table(heads, lines)]
+    if len(correlation):
+        layers, smallest = int(correlation["layers"].max()), correlation["p"].min()
+        many = len(correlation)
+        found.append(
+            f"The correlation of cue alignment with compression is over {layers} layers. Its one-sided p counts the "
+            f"orders of the layers, so the smallest that {layers} layers can have is 1/{factorial(layers)}. The "
+            f"smallest here is {smallest:.3f}, and {min(1.0, many * smallest):.3f} after Holm's correction for {many} "
+            "methods."
+        )
     return found
 
 
