@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from captum_vz._files import write_whole
 from captum_vz.study.figures import (
@@ -81,13 +82,16 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
         left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
         left.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
         left.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.4)
-        end = rows["layer"].iloc[0]
-        left.text(end, rows["control"].iloc[0] - 0.1, "shuffled labels", color="0.4", fontsize=FONT_SIZE, va="top")
+        look = {"color": "0.4", "fontsize": FONT_SIZE, "ha": "right", "va": "bottom"}
+        left.text(rows["layer"].iloc[-1], rows["control"].iloc[-1] * 1.03, "shuffled labels", **look)
         name_layers(left)
         ticks = [f"{row.layer}\n{row.accuracy:.2f}" for row in rows.itertuples()]
         left.set_xticks(rows["layer"], ticks, fontsize=FONT_SIZE)
         left.set_xlabel("layer, and below it the accuracy of a linear probe", fontsize=FONT_SIZE)
         left.set_yscale("log")
+        for axis_format in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            axis_format(LogFormatter(minor_thresholds=(2, 0.5)))
+        left.tick_params(axis="y", which="both", labelsize=FONT_SIZE)
         left.set_ylabel("compression (1: no information)", fontsize=FONT_SIZE)
         told = f"{rows['examples'].max()} sentences, band: {rows['seeds'].max()} seeds"
         write_title(left, f"{model}, probing\n{told}")
