@@ -6,43 +6,87 @@ Each metric takes rows of scores `(batch, tokens)` and returns one number for ea
 ================================================ ===============================================================
 question                                         function
 ================================================ ===============================================================
-do the scores lie on the cue?                    `cue_dot_product`, `cue_average_precision`
-do the scores find what the prediction needs?    `blank_out` with `spearman`; `comprehensiveness`, `sufficiency`
-do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`
-does the representation hold the label?          `description_length`, and `probing_correlation` with cue alignment
-how certain is a mean?                           `summarize`
+do the scores lie on the cue?                    `cue_dot_product`, `cue_average_precision`, `cue_reciprocal_rank`,
+                                                 `cue_precision`
+do the scores find what the prediction needs?    `blank_out` with `spearman`; `comprehensiveness`, `sufficiency` and
+                                                 `deletion_area` with their bounds and `normalized`; `monotonicity`;
+                                                 `soft_comprehensiveness`, `soft_sufficiency`; `infidelity`
+do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`; `agreement_matrix` of many
+does the representation hold the label?          `description_length`, `linear_probe`; `probing_correlation` with
+                                                 cue alignment
+how certain is a mean?                           `summarize`; `macro_summary` of groups that count the same
 do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
 
-from captum_vz.metrics.agreement import kendall, spearman, top_k_overlap
-from captum_vz.metrics.cue_alignment import cue_average_precision, cue_dot_product
-from captum_vz.metrics.faithfulness import FRACTIONS, blank_out, comprehensiveness, sufficiency
-from captum_vz.metrics.intervals import Correlation, Summary, probing_correlation, summarize
+from captum_vz.metrics.agreement import Agreement, agreement_matrix, kendall, spearman, top_k_overlap
+from captum_vz.metrics.cue_alignment import (
+    cue_average_precision,
+    cue_dot_product,
+    cue_precision,
+    cue_reciprocal_rank,
+)
+from captum_vz.metrics.faithfulness import (
+    EXHAUSTIVE,
+    FRACTIONS,
+    Bounds,
+    blank_out,
+    comprehensiveness,
+    comprehensiveness_bounds,
+    deletion_area,
+    deletion_bounds,
+    deletion_curve,
+    infidelity,
+    monotonicity,
+    normalized,
+    soft_comprehensiveness,
+    soft_sufficiency,
+    sufficiency,
+    sufficiency_bounds,
+)
+from captum_vz.metrics.intervals import Correlation, Summary, macro_summary, probing_correlation, summarize
 from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
-from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
+from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length, linear_probe
 
 __all__ = [
     "BOUNDARIES",
+    "EXHAUSTIVE",
     "FRACTIONS",
+    "Agreement",
+    "Bounds",
     "Correlation",
     "DescriptionLength",
     "Difference",
     "MaskedSentences",
     "Prediction",
     "Summary",
+    "agreement_matrix",
     "blank_out",
     "compare_pairs",
     "comprehensiveness",
+    "comprehensiveness_bounds",
     "content_tokens",
     "cue_average_precision",
     "cue_dot_product",
+    "cue_precision",
+    "cue_reciprocal_rank",
+    "deletion_area",
+    "deletion_bounds",
+    "deletion_curve",
     "description_length",
+    "infidelity",
     "kendall",
+    "linear_probe",
+    "macro_summary",
+    "monotonicity",
+    "normalized",
     "probing_correlation",
+    "soft_comprehensiveness",
+    "soft_sufficiency",
     "spearman",
     "sufficiency",
+    "sufficiency_bounds",
     "summarize",
     "top_k_overlap",
 ]

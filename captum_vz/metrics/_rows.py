@@ -34,6 +34,11 @@ def undefined(scores: Tensor, keep: Tensor) -> Tensor:
     return (scores.isnan() & keep).any(-1) | ~(lowest < highest)
 
 
+def without_order(scores: Tensor, keep: Tensor) -> Tensor:
+    """Whether a row has no order, as in :func:`undefined`, `(batch,)`. A single token is in order."""
+    return (undefined(scores, keep) & (keep.sum(-1) != 1)) | (scores.isnan() & keep).any(-1)
+
+
 def describe(value: object) -> str:
     """Shape and type of an argument, for an error."""
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_and_tokens, undefined
 from captum_vz.metrics.extra import study_extra
+from captum_vz.metrics.intervals import summarize
 
 with study_extra("captum_vz.metrics"):
     from scipy import stats
@@ -100,13 +105,72 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
     >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
     (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    if type(k) is not int or k < 1:
-        raise ArgumentError(f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1.")
     first, second, kept = _pair(one, other, keep)
-    places = kept.sum(-1, keepdim=True).clamp_max(k)
-    a, b = (_share_of_places(row, kept, places) for row in (first, second))
+    places = checked_places(k, kept)
+    a, b = (share_of_places(row, kept, places) for row in (first, second))
     unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
     return ((a * b).sum(-1) / places[:, 0]).masked_fill(unknown, torch.nan)
+
+
+class Agreement(NamedTuple):
+    """How far two methods agree on the same examples.
+
+    Attributes:
+        one: The name of the first method.
+        other: The name of the second.
+        mean: The mean over examples of Spearman's correlation of their rows.
+        low: The lower end of its bootstrap interval.
+        high: The upper end.
+        examples: The number of examples where it is defined.
+        undefined: The number of examples where a row is constant or holds a NaN.
+    """
+
+    one: str
+    other: str
+    mean: float
+    low: float
+    high: float
+    examples: int
+    undefined: int
+
+
+def agreement_matrix(
+    scores: Mapping[str, Tensor],
+    keep: Tensor | None = None,
+    confidence: float = 0.95,
+    resamples: int = 9999,
+    seed: int = 0,
+) -> list[Agreement]:
+    r"""How far each pair of methods agrees: the mean rank correlation of their rows, with its interval.
+
+    .. math:: \tfrac1n \textstyle\sum_b \operatorname{Spearman}(a_b, c_b)
+
+    with the bootstrap interval of :func:`summarize` over examples. Two methods can agree and both be wrong. Methods
+    that put most of a row on one token can have a low correlation, although their highest tokens are the same: look at
+    :func:`top_k_overlap` too.
+
+    Args:
+        scores: For each method its rows `(batch, tokens)`, of the same tokens.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples.
+        seed: The same seed gives the same intervals.
+
+    Raises:
+        ArgumentError: Shapes do not fit, or the confidence is not between 0 and 1.
+
+    >>> rows = {"a": torch.rand(20, 6), "b": torch.rand(20, 6)}
+    >>> (found,) = agreement_matrix(rows)
+    >>> found.one, found.other, found.low <= found.mean <= found.high
+    ('a', 'b', True)
+    """
+    found = []
+    for one, other in combinations(scores, 2):
+        mean, _, low, high, examples, missing = summarize(
+            spearman(scores[one], scores[other], keep), confidence, resamples, seed
+        )
+        found.append(Agreement(one, other, mean, low, high, examples, missing))
+    return found
 
 
 def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +195,18 @@ def _centred(ranks: Tensor, keep: Tensor) -> Tensor:
     return (ranks - ranks.where(keep, 0).sum(-1, keepdim=True) / count).where(keep, 0)
 
 
-def _share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
+def checked_places(k: int, keep: Tensor) -> Tensor:
+    """How many of the highest scores count in each row, `(batch, 1)`.
+
+    Raises:
+        ArgumentError: k is not an integer of at least 1.
+    """
+    if type(k) is not int or k < 1:
+        raise ArgumentError(f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1.")
+    return keep.sum(-1, keepdim=True).clamp_max(k)
+
+
+def share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
     """The share of a place among the highest of each token: 1 or 0, or a part of the last places for ties."""
     before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
     return ((places - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0)

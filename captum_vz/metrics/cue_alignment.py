@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import comb
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens
+from captum_vz.metrics.agreement import checked_places, share_of_places
 from captum_vz.metrics.extra import study_extra
 
 with study_extra("captum_vz.metrics"):
@@ -96,6 +99,77 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
         found = average_precision_score(cued.numpy().T, last.numpy().T, average=None)
         precisions[~missing] = torch.from_numpy(np.atleast_1d(found))
     return precisions
+
+
+def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
+    r"""One divided by the rank of the highest cue. Its mean over examples is the mean reciprocal rank (MRR).
+
+    .. math:: 1 \big/ \min_{j \text{ is a cue}} \operatorname{rank}(s_j)
+
+    (`Voorhees 1999 <https://trec.nist.gov/pubs/trec8/papers/qa_report.pdf>`_). Rank 1 is the highest score. Of tokens
+    with equal scores, each order is equally likely, and the result is the expectation. Only the first cue counts, so
+    further cues are free. Sparse rows gain nothing by their zeros.
+
+    Args:
+        scores: `(batch, tokens)`, of any sign and scale.
+        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
+
+    Raises:
+        ArgumentError: Shapes do not fit, or `keep` drops a cue.
+
+    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    >>> cue_reciprocal_rank(scores, torch.tensor([[False, True, False, False]]))
+    tensor([0.5000], dtype=torch.float64)
+    """
+    values, kept, cued = _aligned(scores, cues, keep)
+    missing = ~cued.any(-1) | (values.isnan() & kept).any(-1)
+    found = [
+        float("nan") if skip else _reciprocal(*row) for *row, skip in zip(values, kept, cued, missing, strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _reciprocal(values: Tensor, keep: Tensor, cued: Tensor) -> float:
+    """The expected reciprocal rank of the first cue in one row."""
+    best = values[cued].max()
+    before = int((values[keep] > best).sum())
+    ties, cues = int((values[keep] == best).sum()), int((values[cued] == best).sum())
+    # The first of the cues stands at place i of the ties, if the others stand at later places.
+    chances = [comb(ties - i, cues - 1) / comb(ties, cues) for i in range(1, ties - cues + 2)]
+    return sum(chance / (before + i) for i, chance in enumerate(chances, start=1))
+
+
+def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = None) -> Tensor:
+    r"""The share of cues among the k tokens with the highest scores (precision at k).
+
+    .. math:: \tfrac1k \big|\operatorname{top}_k(s) \cap \{j : j \text{ is a cue}\}\big|
+
+    Tokens with equal scores get equal shares of the last of the k places. With fewer cues than k, it cannot reach 1.
+
+    Args:
+        scores: `(batch, tokens)`, of any sign and scale.
+        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        k: How many of the highest scores; all in an example with fewer tokens.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
+
+    Raises:
+        ArgumentError: Shapes do not fit, `keep` drops a cue, or k is not an integer of at least 1.
+
+    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    >>> cue_precision(scores, torch.tensor([[False, True, False, True]]), k=2)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    values, kept, cued = _aligned(scores, cues, keep)
+    places = checked_places(k, kept)
+    found = (share_of_places(values, kept, places) * cued).sum(-1) / places[:, 0].clamp_min(1)
+    return found.masked_fill(~cued.any(-1) | (values.isnan() & kept).any(-1), torch.nan)
 
 
 def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -132,6 +133,14 @@ class Prediction:
         self.removal = removal
         self.over = "vocabulary" if self.forms is None else over
         self.batch_size = batch_size
+        # The probabilities over the forms and over the vocabulary, for each answer, sentence and set of removed tokens.
+        self._known: dict[bytes, tuple[float, float]] = {}
+
+    def among(self, over: Literal["forms", "vocabulary"]) -> Prediction:
+        """The same with another `over`. Both know what the other has computed, so the model runs once."""
+        found = copy(self)
+        found.over = "vocabulary" if self.forms is None else over
+        return found
 
     def best(self) -> Tensor:
         """The most likely form (or vocabulary entry) in the unchanged sentences, token ids `(batch,)`."""
@@ -161,33 +170,53 @@ class Prediction:
             raise ArgumentError("removed names tokens that are not content: pass content tokens only.")
         if len(examples) == 0:
             return torch.empty(0, dtype=torch.float64)
-        answer = answer.to(self.ids.device)
-        # Small shares of few tokens are often the same tokens. The model is run once for each set.
-        asked, again = torch.cat([examples[:, None], removed.long()], dim=1).unique(dim=0, return_inverse=True)
+        answer = answer.cpu()
+        # Small shares of few tokens are often the same tokens. The model is run once for each set, for all metrics.
+        rows = torch.cat([answer[examples, None], examples[:, None], removed.long()], dim=1)
+        keys = [row.tobytes() for row in rows.numpy()]
+        missing = {key: place for place, key in enumerate(keys) if key not in self._known}
+        if missing:
+            asked = rows[list(missing.values())]
+            self._known |= dict(zip(missing, self._checked(answer, asked).tolist(), strict=True))
+        column = int(self.over == "vocabulary")
+        return torch.tensor([self._known[key][column] for key in keys], dtype=torch.float64)
+
+    def _checked(self, answer: Tensor, asked: Tensor) -> Tensor:
+        """The probabilities of :meth:`_probability`, with a few sentences run alone as well if the model needs it."""
         found, _ = self._probability(answer, asked, self.batch_size)
         if self.batch_size > 1 and len(asked) > 1 and not keeps_examples_apart(self.model):
-            order = found.argsort()
+            order = found[:, 0].argsort()
             checked = order[[0, len(order) // 2, -1]].unique()
             alone, dtype = self._probability(answer, asked[checked], 1)
             if not ((alone - found[checked]).abs() <= (IN_HALF if dtype in HALF else ROUNDING)).all():
                 raise RefusedError(
-                    f"The model gives the probabilities {alone.tolist()} for sentences alone, and "
-                    f"{found[checked].tolist()} in batches of up to {self.batch_size}. So the sentences of a batch "
+                    f"The model gives the probabilities {alone[:, 0].tolist()} for sentences alone, and "
+                    f"{found[checked, 0].tolist()} in batches of up to {self.batch_size}. So the sentences of a batch "
                     "affect each other. Pass batch_size=1."
                 )
-        return found[again]
+        return found
 
     def _probability(self, answer: Tensor, asked: Tensor, batch_size: int) -> tuple[Tensor, torch.dtype]:
-        """The probabilities `(n,)` for rows `(n, 1 + tokens)` of an example and its removed tokens, and the dtype."""
+        """The probabilities `(n, 2)` of :meth:`shares`, for rows of an answer, an example and its removed tokens."""
         found = []
-        for chunk, at_target in self._logits(asked[:, 0], asked[:, 1:].bool(), batch_size):
-            dtype, at_target = at_target.dtype, at_target.double()
-            candidates = at_target
-            if self.over == "forms" and self.forms is not None:
-                candidates = at_target.gather(1, self.forms[chunk])
-            own = at_target.gather(1, answer[chunk][:, None])
-            found.append((own - candidates.logsumexp(-1, keepdim=True)).exp()[:, 0].cpu())
+        for chunk, at_target in self._logits(asked[:, 1], asked[:, 2:].bool(), batch_size):
+            found.append(self.shares(answer, chunk, at_target))
+            dtype = at_target.dtype
         return torch.cat(found), dtype
+
+    def shares(self, answer: Tensor, examples: Tensor, logits: Tensor) -> Tensor:
+        """The probabilities `(n, 2)` of the answers over the forms and over the vocabulary, from logits at the target.
+
+        Args:
+            answer: Token ids `(batch,)`.
+            examples: The indices of the sentences, `(n,)`.
+            logits: `(n, vocabulary)`.
+        """
+        logits = logits.double()
+        own = logits.gather(1, answer.to(logits.device)[examples, None])[:, 0]
+        whole = logits.logsumexp(-1)
+        among = whole if self.forms is None else logits.gather(1, self.forms[examples]).logsumexp(-1)
+        return torch.stack([(own - among).exp(), (own - whole).exp()], dim=1).cpu()
 
     @torch.no_grad()
     def _logits(

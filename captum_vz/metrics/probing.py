@@ -13,6 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import describe
+from captum_vz.metrics.extra import study_extra
+
+with study_extra("captum_vz.metrics"):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
 #: The shares of the examples at the end of each block. Each block is coded by a probe trained on the blocks before it.
 BOUNDARIES = (0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -99,6 +106,43 @@ def description_length(
             probe = _train(h[:coded], y[:coded], classes)
             cost[coded:end] = _nats(probe, h[coded:end], y[coded:end]) / log(2)
     return DescriptionLength(torch.empty_like(cost).scatter_(0, order, cost), classes, tuple(ends))
+
+
+def linear_probe(states: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
+    """Whether a linear classifier reads each label, trained on the other folds of the examples.
+
+    Logistic regression on standardized states, with scikit-learn's penalty (l2, C = 1), by stratified cross-validation.
+    A linear probe shows what is there to be read without a hidden layer. Its accuracy says less about how easily it is
+    read than :func:`description_length`, and both need the control of shuffled labels (`Hewitt & Liang 2019
+    <https://aclanthology.org/D19-1275>`_).
+
+    Args:
+        states: Representations `(examples, d)`, of one layer.
+        labels: Integers `(examples,)` from 0.
+        folds: The number of parts.
+        seed: Determines the parts.
+
+    Returns:
+        `(examples,)` in float64: 1 or 0. The mean is the accuracy, `summarize(...)` its interval.
+
+    Raises:
+        ArgumentError: Shapes do not fit, values are not finite, or a label has fewer examples than there are folds.
+
+    >>> labels = torch.arange(100) % 2
+    >>> states = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
+    >>> linear_probe(states, labels).mean() > 0.9
+    tensor(True)
+    """
+    _check(states, labels, None)
+    rarest = int(labels.bincount()[labels.unique()].min())
+    if not 2 <= folds <= rarest:
+        raise ArgumentError(
+            f"folds is {folds!r}, and the rarest label has {rarest} examples: pass 2 to {rarest} folds."
+        )
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    h, y = states.detach().cpu().double().numpy(), labels.detach().cpu().numpy()
+    return torch.from_numpy(cross_val_predict(classifier, h, y, cv=parts) == y).double()
 
 
 def _train(h: Tensor, y: Tensor, classes: int) -> nn.Module:

@@ -8,6 +8,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     read_jsonl, write_jsonl  files of them
     encode                   from words to tokens
     METHODS, METRICS         the methods and the metrics by their names
+    VARIANTS                 the ways to blank out tokens and to read the effect, each of which is a metric
     register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
     from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
-    from captum_vz.study.scoring.metrics import DEFAULT_METRICS, METRICS, EvaluationBatch, Metric, register_metric
+    from captum_vz.study.scoring.metrics import (
+        DEFAULT_METRICS,
+        METRICS,
+        VARIANTS,
+        EvaluationBatch,
+        Metric,
+        Variant,
+        register_metric,
+    )
     from captum_vz.study.scoring.sanity import randomized_copies, sanity_checks
     from captum_vz.study.scoring.scorer import Scorer
 
@@ -43,6 +52,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "METHODS",
     "METRICS",
+    "VARIANTS",
     "BadExampleError",
     "Batch",
     "BlimpSelection",
@@ -56,6 +66,7 @@ __all__ = [
     "Scorer",
     "Study",
     "Table",
+    "Variant",
     "activation_patching",
     "as_method",
     "blimp_examples",
@@ -84,6 +95,8 @@ _NEED_EXTRA = {
     "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
     "Study": "results",
+    "VARIANTS": "scoring.metrics",
+    "Variant": "scoring.metrics",
     "activation_patching": "examples.patching",
     "randomized_copies": "scoring.sanity",
     "register_metric": "scoring.metrics",

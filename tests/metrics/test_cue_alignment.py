@@ -1,12 +1,13 @@
 """Cue alignment against loops over plain numbers and known cases."""
 
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
 import torch
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import cue_average_precision, cue_dot_product
+from captum_vz.metrics import cue_average_precision, cue_dot_product, cue_precision, cue_reciprocal_rank
 
 CUES = torch.tensor([[False, True, False, True, False]])
 
@@ -110,3 +111,38 @@ def test_bad_arguments_refused(measure: Any, arguments: tuple[Any, ...], message
 def test_signed_scores_are_no_shares() -> None:
     with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
         cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))
+
+
+def test_ranks_of_cues_equal_all_orders_of_ties() -> None:
+    """Expected over all orders of tokens with equal scores, in ten rows with many ties."""
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randint(0, 3, (10, 6), generator=generator).double()
+    cues = torch.rand(10, 6, generator=generator) < 0.4
+    keep = (torch.rand(10, 6, generator=generator) < 0.8) | cues
+    ranks, precisions = cue_reciprocal_rank(scores, cues, keep), cue_precision(scores, cues, 2, keep)
+    for b in range(10):
+        tokens = [j for j in range(6) if keep[b, j]]
+        orders = [
+            order
+            for order in permutations(tokens)
+            if all(scores[b, one] >= scores[b, other] for one, other in pairwise(order))
+        ]
+        if not cues[b].any():
+            assert ranks[b].isnan()
+            assert precisions[b].isnan()
+            continue
+        firsts = [1 / (1 + min(place for place, j in enumerate(order) if cues[b, j])) for order in orders]
+        tops = [sum(bool(cues[b, j]) for j in order[:2]) / min(2, len(tokens)) for order in orders]
+        assert ranks[b].item() == pytest.approx(sum(firsts) / len(orders))
+        assert precisions[b].item() == pytest.approx(sum(tops) / len(orders))
+
+
+def test_ranks_of_bad_rows() -> None:
+    scores, cues = torch.tensor([[0.2, torch.nan, 0.1]]), torch.tensor([[True, False, False]])
+    assert cue_reciprocal_rank(scores, cues).isnan().all()
+    assert cue_precision(scores, cues, 1).isnan().all()
+    kept = torch.tensor([[True, False, True]])
+    assert cue_reciprocal_rank(scores, cues, kept).tolist() == [1.0]
+    assert cue_precision(scores, cues, 3, kept).tolist() == [0.5]  # two tokens are ranked
+    with pytest.raises(ArgumentError, match="k is 0: pass how many"):
+        cue_precision(scores, cues, 0)

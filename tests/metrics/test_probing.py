@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import description_length, probing, summarize
+from captum_vz.metrics import description_length, linear_probe, probing, summarize
 
 LABELS = torch.arange(1000) % 2
 
@@ -134,3 +136,20 @@ def test_interval_of_mean_cost(noise: torch.Tensor) -> None:
 def test_bad_arguments_refused(states: Any, labels: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         description_length(states, labels, **options)
+
+
+def test_linear_probe_equals_folds_by_hand(noise: torch.Tensor) -> None:
+    """Trained on four fifths by scikit-learn's parts, with states that are standardized by the training part only."""
+    states = noise + 0.8 * LABELS[:, None]
+    found = linear_probe(states, LABELS)
+    expected = torch.zeros(1000, dtype=torch.float64)
+    for train, test in StratifiedKFold(5, shuffle=True, random_state=0).split(noise, LABELS):
+        h = states.double().numpy()
+        mean, std = h[train].mean(0), h[train].std(0)
+        fitted = LogisticRegression(max_iter=1000).fit((h[train] - mean) / std, LABELS[train].numpy())
+        logits = ((h[test] - mean) / std) @ fitted.coef_[0] + fitted.intercept_[0]
+        expected[test] = torch.from_numpy((logits > 0) == LABELS[test].numpy()).double()
+    assert torch.equal(found, expected)
+    assert 0.75 < found.mean() < 0.95
+    with pytest.raises(ArgumentError, match="folds is 600, and the rarest label has 500 examples"):
+        linear_probe(states, LABELS, folds=600)

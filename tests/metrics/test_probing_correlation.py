@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+from math import isnan
 from typing import Any
 
 import pytest
@@ -56,3 +58,22 @@ def test_correlation_without_spread_undefined() -> None:
 def test_bad_correlation_refused(alignment: Any, compression: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         probing_correlation(alignment, compression)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4, 5, 6])
+def test_p_counts_all_orders(layers: int) -> None:
+    """One-sided, over all orders of the layers, also with ties."""
+    alignment = torch.randint(0, 3, (7, layers)).double() + torch.tensor([0.0, 3.0]).repeat(3)[:layers]
+    compression = torch.tensor([1.0, 2.0, 2.0, 3.0, 1.5, 0.5])[:layers].tolist()
+    means = alignment.mean(0).tolist()
+    own = stats.spearmanr(means, compression).statistic
+    orders = [stats.spearmanr(order, compression).statistic for order in permutations(means)]
+    expected = sum(one >= own - 1e-9 for one in orders) / len(orders)
+    assert probing_correlation(alignment, compression, resamples=9).p == pytest.approx(expected)
+
+
+def test_p_of_perfect_order() -> None:
+    assert probing_correlation(torch.arange(4.0)[None], [1.0, 2.0, 3.0, 4.0]).p == pytest.approx(1 / 24)
+    many = probing_correlation(torch.arange(12.0).repeat(3, 1), list(range(12)), resamples=9)
+    assert many.p == pytest.approx(1e-5)  # of 99,999 random orders, none, and the order itself
+    assert isnan(probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0]).p)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertModel
 
-from captum_vz.metrics import description_length, probing_correlation
+from captum_vz.metrics import description_length, linear_probe, probing_correlation
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
 from captum_vz.study.examples.encoding import pad
@@ -58,10 +58,16 @@ def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, se
         states = hidden[layer + 1][torch.arange(len(targets)), targets]
         expected = description_length(states, labels)
         row = found.probing.set_index("layer").loc[layer]
+        each = [expected, *(description_length(states, labels, seed=seed) for seed in range(1, 5))]
         # In batches of other sizes, the last digits of float32 differ, and training amplifies the difference.
-        assert row["compression"] == pytest.approx(expected.compression, rel=0.02)
-        assert row["bits"] == pytest.approx(expected.total, rel=0.02)
+        assert row["bits"] == pytest.approx(sum(one.total for one in each) / 5, rel=0.02)
+        assert row["compression"] == pytest.approx(FEWEST / row["bits"])
+        ends = [one.compression for one in each]
+        assert (row["lowest"], row["highest"]) == pytest.approx((min(ends), max(ends)), rel=0.02)
+        assert row["seeds"] == 5
         assert row["low"] < row["compression"] < row["high"]
+        assert row["control_lowest"] <= row["control"] <= row["control_highest"] < 1.1
+        assert row["accuracy"] == pytest.approx(linear_probe(states, labels).mean().item(), abs=0.01)
         assert row["examples"] == FEWEST
     assert found.probing["compression"].iloc[3] > 2 > found.probing["compression"].iloc[0]
 
@@ -75,6 +81,7 @@ def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Pat
         expected = probing_correlation(alignment, found.probing["compression"].tolist(), resamples=50)
         assert line.statistic == pytest.approx(expected.statistic)
         assert (line.examples, line.undefined, line.layers) == (FEWEST, 0, 4)
+        assert line.p == pytest.approx(expected.p)
 
 
 @pytest.mark.slow
@@ -156,7 +163,7 @@ def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Exa
 
 
 def test_report_shows_all_methods(found: Reproduction) -> None:
-    first, second = re.findall(r"\| method .*\n(?:\|.*\n)+", str(found))
+    first, second, *_ = re.findall(r"\| method .*\n(?:\|.*\n)+", str(found))
     assert re.findall(r"^\| (\w[\w-]*) +\|", first, re.M) == ["method", *METHODS]
     layered = [name for name in METHODS if ALL_METHODS[name].layered]
     assert re.findall(r"^\| (\w[\w-]*) +\|", second, re.M) == ["method", *layered]
@@ -168,7 +175,8 @@ def test_report_says_what_limits_claims(found: Reproduction) -> None:
     highest = int((found.correlation["statistic"].round(2) == 1).sum())
     assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
     assert "quoted second-hand. That its rows are the same methods is assumed" in report
-    assert "trained once, from one seed" in report
+    assert "Probes of 5 seeds" in report
+    assert "the smallest that 4 layers can have is 1/24" in report
     assert "given these two forms" not in report  # no method of this study gets them
     renamed = found.summary.replace({"method": {"random": "value-zeroing-effect"}})
     assert "value-zeroing-effect is given these two forms" in str(replace(found, summary=renamed))

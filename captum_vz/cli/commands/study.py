@@ -16,8 +16,18 @@ from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
-METRICS: Final = ("cue_dot", "cue_ap", "blank_out", "comprehensiveness", "sufficiency")
-DEFAULT_METRICS: Final = METRICS[:3]
+METRICS: Final = (
+    *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
+    *(
+        f"blank_out_{removal}_{over}{size}"
+        for removal in ("unk", "mask", "delete")
+        for over in ("forms", "vocabulary")
+        for size in ("", "_size")
+    ),
+    *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
+    *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
+)
+DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 _PATHS = ("blimp", "jsonl", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",

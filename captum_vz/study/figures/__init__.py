@@ -12,12 +12,19 @@ from captum_vz.study.figures.summary import (
     name_methods,
     write_title,
 )
+from captum_vz.study.figures.tables import draw_agreement, draw_groups, group_columns, group_title
+from captum_vz.study.figures.variants import draw_variants
 
 __all__ = [
     "LAST_LAYER",
+    "draw_agreement",
     "draw_differences",
+    "draw_groups",
     "draw_sanity",
     "draw_summary",
+    "draw_variants",
+    "group_columns",
+    "group_title",
     "last_layers",
     "method_color",
     "metric_title",

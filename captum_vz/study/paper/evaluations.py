@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz import find_layers
-from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz._files import safe_name, write_whole
-from captum_vz.errors import UnsupportedLayerError
-from captum_vz.metrics import BOUNDARIES, description_length, probing_correlation, summarize
+from captum_vz.metrics import BOUNDARIES, probing_correlation
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
@@ -32,6 +29,8 @@ from captum_vz.study.folder.storage import (
 )
 from captum_vz.study.methods import Batch, Method, encoder_of
 from captum_vz.study.paper.controls import MOST_CONTROLS, Controls, controlled
+from captum_vz.study.paper.further import Further, further_tables
+from captum_vz.study.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe, target_states
 from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study, check_used
 from captum_vz.study.run import run_study
@@ -48,84 +47,6 @@ if TYPE_CHECKING:
 
 #: The smallest number of examples for the paper's blocks, because the first block needs two.
 FEWEST: Final = round(2 / BOUNDARIES[0])
-
-
-def target_states(
-    model: Any, tokenizer: Any, layers: Sequence[nn.Module], examples: Sequence[Encoded], batch_size: int = 32
-) -> Tensor:
-    """The output of each layer at each example's target, `(layers, examples, d)`, on the CPU.
-
-    A layer that runs many times (in ALBERT) counts once for each run, as in the methods.
-    """
-    batches = []
-    for start in range(0, len(examples), batch_size):
-        batch = examples[start : start + batch_size]
-        inputs = pad(tokenizer, batch, model.device)
-        targets = torch.tensor([example.target for example in batch], device=model.device)
-
-        def at_target(record: LayerRecord, targets: Tensor = targets) -> Tensor:
-            states = first_tensor(record.output)
-            if states is None or states.ndim != 3:
-                raise UnsupportedLayerError(
-                    f"Layer {record.index} ({record.name}) does not return a tensor (batch, tokens, d), so "
-                    "its states cannot be probed."
-                )
-            return states[torch.arange(len(states), device=states.device), targets].float().cpu()
-
-        this = LayerPass(layers, at_target)
-        this.run(partial(model, **inputs))
-        batches.append(torch.stack([states for _, states in this.results]))
-    return torch.cat(batches, dim=1)
-
-
-def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
-    """The bits of each label given each layer's states.
-
-    Args:
-        states: `(layers, examples, d)`.
-        labels: One for each example, of at least two kinds.
-
-    Returns:
-        Rows with ``layer``, ``place`` (of the example) and ``bits``, see
-        :func:`~captum_vz.metrics.description_length`.
-    """
-    names = sorted(set(labels))
-    numbers = torch.tensor([names.index(label) for label in labels])
-    bits = [description_length(layer, numbers, len(names)).bits for layer in states]
-    return pd.concat(
-        [
-            pd.DataFrame({"layer": layer, "place": range(len(labels)), "bits": values.numpy()})
-            for layer, values in enumerate(bits)
-        ],
-        ignore_index=True,
-    )
-
-
-def compressions(bits: DataFrame, classes: int, confidence: float = 0.95, resamples: int = 1999) -> DataFrame:
-    """The compression of each layer with its interval over examples: ``layer``, ``compression``, ``low``, ``high``.
-
-    Args:
-        bits: As :func:`probe` gives it.
-        classes: The number K of labels.
-        confidence: The confidence level of the intervals.
-        resamples: The number of bootstrap resamples of the examples.
-    """
-    rows = []
-    uniform = float(torch.tensor(float(classes)).log2())
-    for layer, of_layer in bits.groupby("layer"):
-        found = summarize(torch.tensor(of_layer["bits"].to_numpy()), confidence, resamples)
-        # Fewer bits mean more compression, so the ends of the interval swap.
-        rows.append(
-            {
-                "layer": layer,
-                "compression": uniform / found.mean,
-                "low": uniform / found.high,
-                "high": uniform / found.low,
-                "bits": found.mean * found.examples,
-                "examples": found.examples,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 PROBING: Final = "probing.parquet"
@@ -204,7 +125,7 @@ def reproduce(
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
         raise ValueError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
-    studies, probings, correlations, omitted, checked = [], [], [], [], []
+    studies, probings, correlations, omitted, checked, further = [], [], [], [], [], []
     count = min(len(examples), MOST_CONTROLS) if controls is None else controls
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
@@ -248,19 +169,34 @@ def reproduce(
             options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
             control = controlled(name, (model, tokenizer), usable, part / "controls", count, quiet=quiet, **options)
             checked.append(control)
+        if PartialState().is_main_process:
+            further.append(
+                further_tables(
+                    name,
+                    encoder_of(model),
+                    tokenizer,
+                    study,
+                    examples,
+                    predicts="blank_out" in metrics,
+                    batch_size=batch_size,
+                    confidence=confidence,
+                    resamples=resamples,
+                )
+            )
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     differences = pd.concat([study.differences for study in studies], ignore_index=True)
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),
-        probing=_joined(probings, ["model", "layer", "compression", "low", "high", "bits", "examples"]),
+        probing=_joined(probings, ["model", *PROBING_COLUMNS]),
         correlation=_joined(
-            correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
+            correlations, ["model", "method", "statistic", "low", "high", "p", "examples", "undefined", "layers"]
         ),
         omitted=pd.DataFrame(omitted, columns=["model", "what", "reason"]),
         differences=differences,
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
         about=about,
         controls=Controls.joined(checked, differences),
+        further=Further.joined(further),
     )
     state = PartialState()
     if state.is_main_process:
@@ -327,7 +263,7 @@ def _probed(
     """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
     model, state = encoder_of(model), PartialState()
     path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
-    made_of = digest(study.settings["captum_vz"], [example.to_dict() for example in labels])
+    made_of = digest(study.settings["captum_vz"], SEEDS, [example.to_dict() for example in labels])
     # Other examples may have run out of memory at the last start.
     if state.is_main_process and not (path.exists() and read_stamp(path).made_of == made_of):
         encoded = [encode(tokenizer, example, until_target=predicts_next(model)) for example in labels]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from captum_vz._files import safe_name, write_whole
 from captum_vz.study.figures import (
@@ -23,6 +24,8 @@ from captum_vz.study.figures import (
 )
 from captum_vz.study.methods import METHODS
 from captum_vz.study.paper.controls import Controls
+from captum_vz.study.paper.further import Further
+from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table, probing_section
 from captum_vz.study.results import ALL, tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -68,7 +71,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment.
 
     Args:
-        probing: ``model``, ``layer``, ``compression``, ``low`` and ``high``.
+        probing: As :attr:`Reproduction.probing` has it.
         correlation: ``model``, ``method``, ``statistic``, ``low``, ``high`` and ``layers``.
     """
     models = probing["model"].unique().tolist()
@@ -78,11 +81,21 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
     for (left, right), model in zip(panels, models, strict=True):
         rows = probing[probing["model"] == model]
         left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
-        left.fill_between(rows["layer"], rows["low"], rows["high"], color="black", alpha=0.15, linewidth=0)
-        left.axhline(1, color="0.6", linestyle=":")
+        left.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
+        left.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.4)
+        look = {"color": "0.4", "fontsize": FONT_SIZE, "ha": "right", "va": "bottom"}
+        left.text(rows["layer"].iloc[-1], rows["control"].iloc[-1] * 1.03, "shuffled labels", **look)
         name_layers(left)
+        ticks = [f"{row.layer}\n{row.accuracy:.2f}" for row in rows.itertuples()]
+        left.set_xticks(rows["layer"], ticks, fontsize=FONT_SIZE)
+        left.set_xlabel("layer, and below it the accuracy of a linear probe", fontsize=FONT_SIZE)
+        left.set_yscale("log")
+        for axis_format in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            axis_format(LogFormatter(minor_thresholds=(2, 0.5)))
+        left.tick_params(axis="y", which="both", labelsize=FONT_SIZE)
         left.set_ylabel("compression (1: no information)", fontsize=FONT_SIZE)
-        write_title(left, f"{model}, probing")
+        told = f"{rows['examples'].max()} sentences, band: {rows['seeds'].max()} seeds"
+        write_title(left, f"{model}, probing\n{told}")
         of_model = correlation[correlation["model"] == model].sort_values("statistic", na_position="first")
         _bars(right, of_model, "statistic")
         right.set_xlim(-1.05, 1.05)
@@ -121,8 +134,9 @@ class Reproduction:
     Attributes:
         summary: Cue alignment (``cue_dot``, ``cue_ap``) and faithfulness (``blank_out``) of all models, with the
             columns of :attr:`Study.summary <captum_vz.study.Study.summary>`.
-        probing: For each ``model`` and ``layer`` the ``compression`` of the labels, its interval (``low``, ``high``),
-            the ``bits`` of all labels and the number of ``examples``.
+        probing: For each ``model`` and ``layer`` the ``compression`` of the labels with its interval over examples
+            (``low``, ``high``), its range over ``seeds`` (``lowest``, ``highest``), the ``bits`` of all labels, the
+            same for shuffled labels (``control``), and the ``accuracy`` of a linear probe with its interval.
         correlation: For each ``model`` and ``method`` with layers the rank correlation of cue alignment with
             compression over layers, as :class:`~captum_vz.metrics.Correlation` has it, and the number of ``layers``.
         omitted: What could not be done: ``model``, ``what``, ``reason``.
@@ -131,6 +145,7 @@ class Reproduction:
             :attr:`Study.differences <captum_vz.study.Study.differences>`.
         about: How the examples were selected. The report begins with it.
         controls: Sanity checks, truths by patching, and the findings that hold in all models.
+        further: Tables that the paper does not have: variants of faithfulness, bounds, paradigms, agreement.
     """
 
     summary: DataFrame
@@ -141,6 +156,7 @@ class Reproduction:
     differences: DataFrame
     about: str = ""
     controls: Controls = field(default_factory=Controls)
+    further: Further = field(default_factory=Further)
 
     def __str__(self) -> str:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer.
@@ -148,14 +164,18 @@ class Reproduction:
         The controls and a comparison of the models follow.
         """
         reports = (self._report(model) for model in self.summary["model"].unique())
-        return "\n\n".join([*filter(None, [self.about]), *reports, *self.controls.sections(self.summary, _table)])
+        return "\n\n".join(
+            [*filter(None, [self.about]), *reports, *self.controls.sections(self.summary, markdown_table)]
+        )
 
     def plot(self, what: str) -> Figure:
         """One evaluation as a figure.
 
         Args:
-            what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), or "faithfulness" (with the
-                paper's numbers next to these), "sanity-MODEL" for each model, or "truth" (by value patching).
+            what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), "faithfulness" (with the
+                paper's numbers next to these), "variants" (ranks in the variants of blank-out), "groups-cue_dot",
+                "groups-cue_ap" or "groups-blank_out" (by paradigm and label), "agreement" (of the methods),
+                "sanity-MODEL" for each model, or "truth" (by value patching).
 
         Raises:
             ValueError: Another word, or an evaluation that was omitted for all models.
@@ -178,7 +198,7 @@ class Reproduction:
         """
         for name in ("summary", "probing", "correlation", "omitted", "skipped", "differences"):
             write_whole(folder / f"{name}.csv", getattr(self, name).to_csv(index=False).encode())
-        for name, table in self.controls.tables().items():
+        for name, table in (self.further.tables() | self.controls.tables()).items():
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / REPORT, f"{self}\n".encode())
         for name, draw in self._figures().items():
@@ -195,7 +215,7 @@ class Reproduction:
             figures["probing"] = partial(draw_probing, self.probing, self.correlation)
         if "blank_out" in set(self.summary["metric"]):
             figures["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3)
-        return figures | self.controls.figures()
+        return figures | further_figures(self.further) | self.controls.figures()
 
     def _report(self, model: str) -> str:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
@@ -210,7 +230,8 @@ class Reproduction:
             _notes(summary, correlation),
             *_ties(self.differences[self.differences["model"] == model]),
             *self._by_layer(model, summary),
-            *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
+            *probing_section(self.probing[self.probing["model"] == model], correlation),
+            *further_sections(self.further, model),
             *_undefined(summary),
             *_failed(skipped),
             *(f"Without {row.what}: {row.reason}" for row in omitted.itertuples()),
@@ -230,16 +251,12 @@ class Reproduction:
             rows.append(["*compression*", *(f"{value:.2f}" for value in probing["compression"])])
         also = "; and the compression of the labels given the layer's state at the target" if len(probing) else ""
         title = f"Cue alignment (dot product) in each layer, of rollouts up to this layer{also}."
-        return [title, _table(["method", *map(str, layers)], rows)] if rows else []
+        return [title, markdown_table(["method", *map(str, layers)], rows)] if rows else []
 
 
 _ROWS: Final = (
     "Scores of the last layer; rollouts go through all layers. Brackets hold intervals over sentences. "
     "Rows are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table."
-)
-_SEED: Final = (
-    "Each layer's probe was trained once, from one seed. The intervals of compression are over sentences, not over "
-    "seeds."
 )
 
 
@@ -255,7 +272,7 @@ def _overview(summary: DataFrame, correlation: DataFrame) -> str:
         paper = TABLE_3.get(str(method))
         rows.append([str(method), *cells, "" if paper is None else f"{paper:.2f}"])
     heads = ["method", "cue, dot product", "cue, average precision", "probing", "blank-out", "paper's blank-out"]
-    return _table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _notes(summary: DataFrame, correlation: DataFrame) -> str:
@@ -325,12 +342,3 @@ def _interval(rows: DataFrame, name: str, value: str) -> str:
         return ""
     row = rows.loc[name]
     return with_interval(row[value], row["low"], row["high"])
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown with aligned columns."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
-    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,11 +1,11 @@
-"""The list of metrics, and the batch of examples that they evaluate."""
+"""The list of metrics, by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Final, Literal, cast
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -13,17 +13,24 @@ from torch import Tensor
 from captum_vz._names import chosen_names
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
-    MaskedSentences,
+    Bounds,
     Prediction,
-    blank_out,
     comprehensiveness,
+    comprehensiveness_bounds,
     cue_average_precision,
     cue_dot_product,
-    spearman,
+    cue_precision,
+    cue_reciprocal_rank,
+    deletion_area,
+    deletion_bounds,
+    infidelity,
+    monotonicity,
+    normalized,
+    soft_comprehensiveness,
+    soft_sufficiency,
     sufficiency,
+    sufficiency_bounds,
 )
-from captum_vz.study.examples.encoding import Encoded, pad
-from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.patching import (
     Patched,
     activation_patching,
@@ -33,7 +40,9 @@ from captum_vz.study.examples.patching import (
     value_patching,
 )
 from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.rows import COLUMNS, Row
+from captum_vz.study.scoring.metrics.batch import EvaluationBatch
+from captum_vz.study.scoring.metrics.variants import VARIANTS, blank_out_values
+from captum_vz.study.scoring.rows import COLUMNS
 
 
 @dataclass(frozen=True)
@@ -66,116 +75,37 @@ class Metric:
         return self.runs_model or self.needs_forms
 
 
-class EvaluationBatch:
-    """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
-
-    Attributes:
-        method: The name of the method whose rows are evaluated.
-        kept: What metrics of one method keep for the next method.
-
-    Args:
-        examples: The examples.
-        rows: A row of scores of each example, with its `target`, its `cue` and its `content`.
-        encoded: The examples as tokens, if the metrics run the model; otherwise empty.
-        load: Gives the model and its tokenizer.
-        content_only: Whether cue alignment is over the content tokens only.
-        removal: The token in the place of a removed token, "unk" or "mask"; or "delete".
-    """
-
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        rows: Sequence[Row],
-        encoded: Sequence[Encoded],
-        load: Callable[[], tuple[Any, Any]],
-        content_only: bool,
-        removal: str,
-    ) -> None:
-        self.examples = examples
-        self.encoded = encoded
-        self.content_only = content_only
-        self.removal = removal
-        self.method = ""
-        self.kept: dict[Any, Any] = {}
-        self._rows = rows
-        self._load = load
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self._load()[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        return self._load()[1]
-
-    @cached_property
-    def inputs(self) -> dict[str, Tensor]:
-        """The padded batch, on the model's device. Only for metrics that run the model."""
-        return pad(self.tokenizer, self.encoded, self.model.device)
-
-    @property
-    def targets(self) -> list[int]:
-        """The position of each example's target."""
-        return [row["target"] for row in self._rows]
-
-    @cached_property
-    def cues(self) -> Tensor:
-        """Which tokens are cues, booleans `(batch, tokens)`."""
-        return self._at("cue")
-
-    @cached_property
-    def content(self) -> Tensor:
-        """Booleans `(batch, tokens)`: all except special tokens, padding and the target."""
-        return self._at("content")
-
-    @cached_property
-    def attended(self) -> Tensor:
-        """Booleans `(batch, tokens)`: all except padding."""
-        counts = torch.tensor([len(row["scores"]) for row in self._rows])
-        return torch.arange(int(counts.max())) < counts[:, None]
-
-    def _at(self, name: str) -> Tensor:
-        """Booleans `(batch, tokens)`: the positions in a column of the rows."""
-        found = torch.zeros_like(self.attended)
-        for one, row in zip(found, self._rows, strict=True):
-            one[list(row[name])] = True
-        return found
-
-    @cached_property
-    def prediction(self) -> Prediction:
-        """The model's choice between the two forms."""
-        sentences = MaskedSentences(
-            ids=self.inputs["input_ids"],
-            mask=self.inputs["attention_mask"],
-            target=self.targets,
-            content=self.content,
-            forms=torch.tensor([one.forms for one in self.encoded]),
-        )
-        return Prediction(self.model, sentences, removal_of(self.tokenizer, self.removal))
-
-    @cached_property
-    def effects(self) -> Tensor:
-        """The effect of blanking out each token, `(batch, tokens)`."""
-        return blank_out(self.prediction)
-
-
 def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
     keep = batch.content if batch.content_only else batch.attended
     each = len(rows)
-    values = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep.repeat(each, 1))
+    values = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1))
     return values.view(each, -1)
 
 
-def _blank_out(batch: EvaluationBatch, rows: Tensor) -> Tensor:
-    each = len(rows)
-    values = spearman(rows.flatten(0, 1), batch.effects.repeat(each, 1), batch.content.repeat(each, 1))
-    return values.view(each, -1)
+def _of_prediction(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
+    found = [measure(batch.prediction, row) for row in rows]
+    return torch.stack([one.mean(-1) if one.ndim > 1 else one for one in found])
 
 
-def _eraser(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
-    return torch.stack([measure(batch.prediction, row).mean(-1) for row in rows])
+def _normalized(
+    measure: Callable[[Prediction, Tensor], Tensor],
+    bounds: Callable[[Prediction], Bounds],
+    batch: EvaluationBatch,
+    rows: Tensor,
+) -> Tensor:
+    limits = batch.bounds(bounds)
+    return torch.stack([normalized(values, limits) for values in _of_prediction(measure, batch, rows)])
+
+
+def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
+    values = partial(measure, **options) if options else measure
+    return Metric(f"cue alignment, {title}", partial(_alignment, values), needs_cue=True)
+
+
+def _faithful(title: str, measure: Any, bounds: Any = None) -> Metric:
+    values = partial(_of_prediction, measure) if bounds is None else partial(_normalized, measure, bounds)
+    return Metric(title, values, needs_forms=True)
 
 
 def _patched(
@@ -198,11 +128,26 @@ def _patching(title: str, patching: Callable[..., Patched], measure: Callable[[T
 
 #: All metrics by their names. To add a metric, add one row.
 METRICS: Final[dict[str, Metric]] = {
-    "cue_dot": Metric("cue alignment, dot product", partial(_alignment, cue_dot_product), needs_cue=True),
-    "cue_ap": Metric("cue alignment, average precision", partial(_alignment, cue_average_precision), needs_cue=True),
-    "blank_out": Metric("Spearman with blank-out", _blank_out, needs_forms=True),
-    "comprehensiveness": Metric("comprehensiveness (AOPC)", partial(_eraser, comprehensiveness), needs_forms=True),
-    "sufficiency": Metric("sufficiency (AOPC)", partial(_eraser, sufficiency), needs_forms=True),
+    "cue_dot": _cues("dot product", cue_dot_product),
+    "cue_ap": _cues("average precision", cue_average_precision),
+    "cue_mrr": _cues("reciprocal rank", cue_reciprocal_rank),
+    "cue_p1": _cues("precision at 1", cue_precision, k=1),
+    "cue_p3": _cues("precision at 3", cue_precision, k=3),
+    "blank_out": Metric(
+        "Spearman with blank-out", lambda batch, rows: blank_out_values(batch, rows, batch.effects), needs_forms=True
+    ),
+    **{one.name: Metric(f"Spearman with blank-out ({one})", one.values, needs_forms=True) for one in VARIANTS},
+    "comprehensiveness": _faithful("comprehensiveness (AOPC)", comprehensiveness),
+    "sufficiency": _faithful("sufficiency (AOPC)", sufficiency),
+    "comprehensiveness_normalized": _faithful(
+        "comprehensiveness, 0: worst order, 1: best", comprehensiveness, comprehensiveness_bounds
+    ),
+    "sufficiency_normalized": _faithful("sufficiency, 0: worst order, 1: best", sufficiency, sufficiency_bounds),
+    "deletion_normalized": _faithful("deletion area, 0: worst order, 1: best", deletion_area, deletion_bounds),
+    "monotonicity": _faithful("monotonicity (Arya)", monotonicity),
+    "soft_comprehensiveness": _faithful("soft comprehensiveness", soft_comprehensiveness),
+    "soft_sufficiency": _faithful("soft sufficiency", soft_sufficiency),
+    "infidelity": _faithful("infidelity (Captum)", infidelity),
     "value_patching": _patching("overlap with value patching", value_patching, overlap),
     "value_patching_top": _patching("largest of value patching found", value_patching, largest_is_right),
     "activation_patching": _patching("overlap with activation patching", activation_patching, overlap),
@@ -281,9 +226,6 @@ def given_metrics(metrics: Any) -> dict[str, Metric]:
     return found
 
 
-_REMOVALS: Final = ("unk", "mask", "delete")
-
-
 def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
     """The names, in the order given; None: cue alignment and blank-out.
 
@@ -291,28 +233,3 @@ def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
         ValueError: A name is not in :data:`METRICS`, or there is no name.
     """
     return chosen_names("metrics", metrics, METRICS, DEFAULT_METRICS)
-
-
-def check_removal(removal: str) -> None:
-    """Check the name of a way to remove a token.
-
-    Raises:
-        ValueError: The name is unknown.
-    """
-    if removal not in _REMOVALS:
-        raise ValueError(f"removal is {removal!r}: pass one of {', '.join(map(repr, _REMOVALS))}.")
-
-
-def removal_of(tokenizer: Any, removal: str) -> int | Literal["delete"]:
-    """The id in the place of a removed token, or "delete".
-
-    Raises:
-        ValueError: The name is unknown, or the tokenizer does not have the token.
-    """
-    check_removal(removal)
-    if removal == "delete":
-        return "delete"
-    number = getattr(tokenizer, f"{removal}_token_id", None)
-    if number is None:
-        raise ValueError(f"removal is {removal!r}, but the tokenizer has no such token: pass 'delete'.")
-    return int(number)

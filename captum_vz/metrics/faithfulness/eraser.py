@@ -1,4 +1,4 @@
-"""Faithfulness: does an attribution find the tokens that the prediction needs?"""
+"""ERASER: what a prediction loses without the best tokens, and with nothing else."""
 
 from __future__ import annotations
 
@@ -6,49 +6,12 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics._rows import scores_and_tokens, undefined
+from captum_vz.metrics._rows import scores_and_tokens, without_order
+from captum_vz.metrics.faithfulness.orders import Bounds, extremes
 from captum_vz.metrics.prediction import Prediction
 
 #: The shares of tokens that ERASER removes or keeps.
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
-
-
-def blank_out(prediction: Prediction) -> Tensor:
-    r"""How much the probability of the right form falls when one token is removed, for each content token.
-
-    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
-
-    The blank-out scores of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_ and `Mohebbi et al.
-    2023 <https://aclanthology.org/2023.eacl-main.245>`_. A method is faithful if its scores rank the tokens in the
-    same order: `summarize(spearman(scores, blank_out(prediction), prediction.content))`. For methods whose scores have
-    no sign, take `blank_out(prediction).abs()`.
-
-    Args:
-        prediction: Model, sentences and the way of removal. The right form y is the first one. Without forms, y is the
-            model's prediction.
-
-    Returns:
-        `(batch, tokens)` in float64, the shape of the ids; 0 for tokens that are not content. The model runs once for
-        each token, in batches.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
-    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
-    >>> inputs.tokens()[blank_out(prediction).argmax()]
-    'pictures'
-    """
-    answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]
-    examples, tokens = prediction.content.nonzero().unbind(1)
-    removed = torch.arange(prediction.ids.shape[1]) == tokens[:, None]
-    whole = prediction.probability(answer)
-    effects = torch.zeros(prediction.content.shape, dtype=torch.float64)
-    effects[examples, tokens] = whole[examples] - prediction.probability(answer, examples, removed)
-    return effects
 
 
 def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...] = FRACTIONS) -> Tensor:
@@ -125,11 +88,103 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
     return _drop(prediction, scores, fractions, left=True)
 
 
-def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], left: bool) -> Tensor:
-    """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
-    content = prediction.content
+def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+    r"""The mean comprehensiveness over the fractions that the best and the worst order of the tokens give.
+
+    .. math:: \max_\pi / \min_\pi \tfrac1{|Q|} \textstyle\sum_{q \in Q}
+        \big[p(\hat y \mid x) - p(\hat y \mid x \setminus \pi_{1..\lceil qn \rceil})\big]
+
+    Exact for up to :data:`EXHAUSTIVE` content tokens, by all their sets. In longer sentences, each step greedily
+    removes the token that changes the prediction most, so a better order may exist.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        fractions: As in :func:`comprehensiveness`.
+
+    Raises:
+        ArgumentError: Fractions are not between 0 and 1.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens, normalized
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
+    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
+    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bounds = comprehensiveness_bounds(prediction)
+    >>> bool(normalized(comprehensiveness(prediction, cue).mean(-1), bounds) > 0.8), bounds.exact
+    (True, tensor([True]))
+    """
+    return _bounds(prediction, fractions, left=False)
+
+
+def sufficiency_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+    r"""The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
+
+    As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed. The greedy search keeps the
+    token that helps the prediction most.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        fractions: As in :func:`sufficiency`.
+
+    Raises:
+        ArgumentError: Fractions are not between 0 and 1.
+    """
+    return _bounds(prediction, fractions, left=True)
+
+
+def _bounds(prediction: Prediction, fractions: tuple[float, ...], left: bool) -> Bounds:
+    _check_fractions(fractions)
+
+    def weights(count: int) -> Tensor:
+        sizes = _sizes(torch.tensor([count]), fractions)[0]
+        return torch.bincount(sizes, minlength=count + 1).double() / len(fractions)
+
+    lowest, highest, exact = extremes(prediction, weights, kept=left)
+    whole = prediction.probability(prediction.best())
+    best, worst = (whole - highest, whole - lowest) if left else (whole - lowest, whole - highest)
+    nothing = ~prediction.content.any(-1)
+    return Bounds(best.masked_fill(nothing, torch.nan), worst.masked_fill(nothing, torch.nan), exact)
+
+
+def _check_fractions(fractions: tuple[float, ...]) -> None:
     if not fractions or not all(0 < q <= 1 for q in fractions):
         raise ArgumentError(f"fractions is {fractions!r}: pass shares of the content tokens, above 0 and up to 1.")
+
+
+def _sizes(count: Tensor, fractions: tuple[float, ...]) -> Tensor:
+    """How many of `count` tokens each fraction is, `(batch, fractions)`."""
+    # Rounded first, because 0.07 * 100 is a little more than 7, but must not become 8.
+    return torch.stack([(count.double() * q).round(decimals=9).ceil().long() for q in fractions], dim=1)
+
+
+def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], left: bool) -> Tensor:
+    """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
+    _check_fractions(fractions)
+    after, unknown = without_highest(prediction, scores, _sizes(prediction.content.sum(-1), fractions), left)
+    fall = prediction.probability(prediction.best())[:, None] - after
+    return fall.masked_fill(unknown[:, None], torch.nan)
+
+
+def without_highest(prediction: Prediction, scores: Tensor, sizes: Tensor, left: bool = False) -> tuple[Tensor, Tensor]:
+    """The prediction's probability without the tokens of the highest scores.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`. If scores are equal, the earlier token comes first.
+        sizes: How many tokens, `(batch, steps)`.
+        left: Whether they are kept, and the other content tokens removed.
+
+    Returns:
+        `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
+
+    Raises:
+        ArgumentError: Shapes do not fit, or scores are infinite.
+    """
+    content = prediction.content
     if not isinstance(scores, Tensor) or scores.shape != content.shape:
         raise ArgumentError(
             f"scores is {tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__}, but the ids "
@@ -140,14 +195,8 @@ def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], 
         raise ArgumentError("scores holds infinities: pass finite scores.")
     order = values.masked_fill(~kept, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     rank = order.argsort(dim=-1)  # of each token, from 0
-    count = content.sum(-1)
-    # Rounded first, because 0.07 * 100 is a little more than 7, but must not become 8.
-    highest = torch.stack([(count.double() * q).round(decimals=9).ceil() for q in fractions], dim=1)
-    high = rank[:, None, :] < highest[..., None]  # (batch, fractions, tokens)
+    high = rank[:, None, :] < sizes[..., None]  # (batch, steps, tokens)
     removed = (~high if left else high) & content[:, None, :]
-    answer = prediction.best()
-    examples = torch.arange(len(content)).repeat_interleave(len(fractions))
-    after = prediction.probability(answer, examples, removed.flatten(0, 1)).view(len(content), len(fractions))
-    fall = prediction.probability(answer)[:, None] - after
-    unknown = (count == 0) | ((count > 1) & undefined(values, kept)) | (values.isnan() & kept).any(-1)
-    return fall.masked_fill(unknown[:, None], torch.nan)
+    examples = torch.arange(len(content)).repeat_interleave(sizes.shape[1])
+    after = prediction.probability(prediction.best(), examples, removed.flatten(0, 1)).view(sizes.shape)
+    return after, without_order(values, kept)

@@ -1,0 +1,140 @@
+"""Soft comprehensiveness and sufficiency: parts of each token's vector are removed, as many as its score says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics._rows import describe, scores_and_tokens, without_order
+from captum_vz.metrics.prediction import Prediction
+
+# Where the sentence without its content is as good as the whole, nothing can be divided by.
+_SAME = 1e-6
+
+
+def soft_comprehensiveness(prediction: Prediction, scores: Tensor, samples: int = 10, seed: int = 0) -> Tensor:
+    r"""How much the prediction falls if entries of the word vectors vanish, more of tokens with high scores.
+
+    .. math:: \text{Soft-NC} = \frac{\mathbb E \max\big(0,\, p(\hat y \mid x) - p(\hat y \mid x')\big)}
+        {\max\big(0,\, p(\hat y \mid x) - p(\hat y \mid 0)\big)}, \qquad
+        x'_j = x_j \odot e_j, \quad e_{ji} \sim \operatorname{Ber}(1 - a_j)
+
+    where :math:`x_j` is the word vector of content token j, :math:`a_j` its score divided by the largest score of the
+    sentence, and 0 the sentence whose content tokens have zero vectors (`Zhao & Aletras 2023
+    <https://aclanthology.org/2023.acl-long.261>`_). Higher is better. The paper takes scores from 0 to 1; that they are
+    divided by the largest one is a choice of this package.
+
+    It uses the sizes of the scores, not their order only. Rows that are spread evenly remove almost everything, so they
+    win here and lose :func:`soft_sufficiency`. Sparse rows do the reverse. Report both.
+
+    Args:
+        prediction: A model of transformers, which takes `inputs_embeds`, and sentences. The way of removal is not used.
+        scores: `(batch, tokens)`, not negative.
+        samples: How many masks are drawn and averaged.
+        seed: The same seed gives the same masks, whatever else is in the batch.
+
+    Returns:
+        `(batch,)` in float64. NaN for an example without content tokens, with scores that give no order, or whose
+        prediction needs no content token.
+
+    Raises:
+        ArgumentError: Shapes do not fit, a score is negative or infinite, or the model has no word vectors.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
+    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
+    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bool(soft_comprehensiveness(prediction, cue) > 0.5)
+    True
+    """
+    whole, without, nothing, unknown = _soft(prediction, scores, samples, seed, kept=False)
+    return _divided((whole - without).clamp_min(0).mean(0), whole, nothing, unknown)
+
+
+def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, seed: int = 0) -> Tensor:
+    r"""How much of the prediction is left if entries of the word vectors vanish, more of tokens with low scores.
+
+    .. math:: \text{Soft-NS} = 1 - \frac{\mathbb E \max\big(0,\, p(\hat y \mid x) - p(\hat y \mid x')\big)}
+        {\max\big(0,\, p(\hat y \mid x) - p(\hat y \mid 0)\big)}, \qquad
+        x'_j = x_j \odot e_j, \quad e_{ji} \sim \operatorname{Ber}(a_j)
+
+    Higher is better, unlike in :func:`sufficiency`. See :func:`soft_comprehensiveness`, also for what it favours.
+
+    Args:
+        prediction: A model of transformers, which takes `inputs_embeds`, and sentences. The way of removal is not used.
+        scores: `(batch, tokens)`, not negative.
+        samples: How many masks are drawn and averaged.
+        seed: The same seed gives the same masks, whatever else is in the batch.
+
+    Returns:
+        `(batch,)` in float64; NaN as in :func:`soft_comprehensiveness`.
+
+    Raises:
+        ArgumentError: Shapes do not fit, a score is negative or infinite, or the model has no word vectors.
+    """
+    whole, without, nothing, unknown = _soft(prediction, scores, samples, seed, kept=True)
+    return 1 - _divided((whole - without).clamp_min(0).mean(0), whole, nothing, unknown)
+
+
+def _divided(fall: Tensor, whole: Tensor, nothing: Tensor, unknown: Tensor) -> Tensor:
+    most = (whole - nothing).clamp_min(0)
+    return (fall / most).masked_fill(unknown | (most < _SAME), torch.nan)
+
+
+def _soft(
+    prediction: Prediction, scores: Tensor, samples: int, seed: int, kept: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The probabilities of whole, of perturbed `(samples, batch)` and of empty sentences; which are unknown."""
+    content = prediction.content
+    if not isinstance(scores, Tensor) or scores.shape != content.shape:
+        raise ArgumentError(f"scores is {describe(scores)}, but the ids are {tuple(content.shape)}: pass such scores.")
+    values, keep = scores_and_tokens(scores, content)
+    if (values[keep] < 0).any() or values[keep].isinf().any():
+        raise ArgumentError("scores holds negative or infinite values: pass sizes, such as scores.abs().")
+    if samples < 1:
+        raise ArgumentError(f"samples is {samples!r}: pass at least 1.")
+    largest = values.masked_fill(~keep, 0).amax(-1, keepdim=True)
+    shares = (values / largest).nan_to_num(nan=0.0).masked_fill(~keep, 1)
+    chance = (shares if kept else 1 - shares).masked_fill(~keep, 1)
+    words = _words(prediction)
+    vectors = words(prediction.ids)
+    width = vectors.shape[-1]
+    drawn = torch.stack([_mask(one, samples, width, seed) for one in chance], dim=1).to(vectors)
+    answer = prediction.best()
+    empty = (vectors * ~keep[..., None].to(vectors.device)).detach()
+    without = torch.stack([_probability(prediction, answer, vectors * mask) for mask in drawn])
+    unknown = without_order(values, keep) | (largest[:, 0] == 0)
+    return prediction.probability(answer), without, _probability(prediction, answer, empty), unknown
+
+
+def _mask(chance: Tensor, samples: int, width: int, seed: int) -> Tensor:
+    """Which entries are kept, booleans `(samples, tokens, width)`, the same for a token in batches of any length."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(len(chance), samples, width, generator=generator).transpose(0, 1)
+    return drawn < chance[:, None]
+
+
+def _words(prediction: Prediction) -> torch.nn.Module:
+    get = getattr(prediction.model, "get_input_embeddings", None)
+    if get is None:
+        kind = type(prediction.model).__name__
+        raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
+    found: torch.nn.Module = get()
+    return found
+
+
+@torch.no_grad()
+def _probability(prediction: Prediction, answer: Tensor, vectors: Tensor) -> Tensor:
+    """The probability of the answers for sentences of these word vectors, `(batch,)`."""
+    found = []
+    for examples in torch.arange(len(vectors)).split(prediction.batch_size):
+        output = prediction.model(inputs_embeds=vectors[examples], attention_mask=prediction.mask[examples])
+        logits = getattr(output, "logits", output)[torch.arange(len(examples)), prediction.target[examples]]
+        found.append(prediction.shares(answer, examples, logits))
+    return torch.cat(found)[:, int(prediction.over == "vocabulary")]

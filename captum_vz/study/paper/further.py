@@ -1,0 +1,243 @@
+"""What the paper does not have: variants of faithfulness, bounds, paradigms and labels, agreement of the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from captum_vz.metrics import (
+    agreement_matrix,
+    comprehensiveness_bounds,
+    macro_summary,
+    sufficiency_bounds,
+    summarize,
+)
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.example import Example
+from captum_vz.study.results import Study
+from captum_vz.study.scoring.metrics import METRICS, VARIANTS, EvaluationBatch, Metric, Variant
+from captum_vz.study.scoring.scorer import Scorer
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Metrics that remove many sets of tokens are computed for at most so many sentences.
+MOST_SENTENCES: Final = 400
+
+#: The metrics by paradigm and label.
+GROUPED: Final = ("cue_dot", "cue_ap", "blank_out")
+
+#: What removes tokens, on some of the sentences, by deletion.
+REMOVING: Final = (
+    "comprehensiveness",
+    "comprehensiveness_normalized",
+    "sufficiency",
+    "sufficiency_normalized",
+    "deletion_normalized",
+    "monotonicity",
+    "infidelity",
+)
+_BOUNDS: Final = {"comprehensiveness": comprehensiveness_bounds, "sufficiency": sufficiency_bounds}
+
+_SUMMARY: Final = ["mean", "low", "high", "examples", "undefined"]
+
+
+def _empty(*columns: str) -> Callable[[], DataFrame]:
+    return lambda: pd.DataFrame(columns=["model", *columns])
+
+
+@dataclass(frozen=True)
+class Further:
+    """Tables beyond the paper's evaluations, of the last layer of each method.
+
+    Attributes:
+        variants: Spearman's correlation with blank-out in each variant: ``model``, ``method``, ``variant`` (the name of
+            a metric), ``mean``, its interval, and the numbers of ``examples`` and ``undefined`` ones.
+        removing: The same for metrics that remove many sets of tokens, with ``metric`` in the place of ``variant``. The
+            methods "best order" and "worst order" are the bounds.
+        groups: The same with ``metric``, ``by`` ("paradigm" or "label"), and ``group``: one of them, "all" (the pooled
+            mean) or "macro" (the mean of the means).
+        agreement: Spearman's correlation of the rows of two methods, ``one`` and ``other``.
+    """
+
+    variants: DataFrame = field(default_factory=_empty("method", "variant", *_SUMMARY))
+    removing: DataFrame = field(default_factory=_empty("method", "metric", *_SUMMARY))
+    groups: DataFrame = field(default_factory=_empty("method", "metric", "by", "group", *_SUMMARY))
+    agreement: DataFrame = field(default_factory=_empty("one", "other", *_SUMMARY))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Further]) -> Further:
+        """The tables of several models as one."""
+        found: dict[str, DataFrame] = {}
+        for one in fields(cls):
+            tables = [table for part in parts if len(table := getattr(part, one.name))]
+            if tables:
+                found[one.name] = pd.concat(tables, ignore_index=True)
+        return cls(**found)
+
+    def tables(self) -> dict[str, DataFrame]:
+        """All tables by their names."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+def further_tables(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    study: Study,
+    examples: Sequence[Example],
+    *,
+    predicts: bool,
+    batch_size: int = 32,
+    confidence: float = 0.95,
+    resamples: int = 1999,
+) -> Further:
+    """The further tables of one model, from the rows of scores of its finished study.
+
+    Args:
+        name: The name of the model.
+        model: The model.
+        tokenizer: Its tokenizer.
+        study: The study, whose scores are read. No method runs again.
+        examples: Its examples.
+        predicts: Whether the model predicts words, so that tokens can be blanked out.
+        batch_size: The number of sentences in a batch.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples of the examples.
+    """
+    rows = _last_layers(study)
+    methods = [method for method in study.settings["methods"] if method in set(rows["method"])]
+    of = partial(summarize, confidence=confidence, resamples=resamples)
+    macro = partial(macro_summary, confidence=confidence, resamples=resamples)
+    found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro)}
+    if predicts:
+        variants = [one.name for one in possible_variants(tokenizer)]
+        scorer = partial(Scorer, model, tokenizer, methods, batch_size=batch_size)
+        values = _measured(scorer(metrics=variants), rows, examples)
+        found["variants"] = _long(values, methods, variants, "variant", of)
+        some = set(evenly([example.id for example in examples], MOST_SENTENCES))
+        few = rows[rows["example"].isin(some)]
+        metrics = {metric: METRICS[metric] for metric in REMOVING}
+        for what, bounds in _BOUNDS.items():
+            for end in ("best", "worst"):
+                metrics[f"{what} {end}"] = Metric(what, partial(_bound, bounds, end), needs_forms=True)
+        values = _measured(scorer(metrics=metrics, removal="delete"), few, examples)
+        found["removing"] = _with_bounds(values, methods, of)
+    return Further(**{key: table.assign(model=name)[["model", *table.columns]] for key, table in found.items()})
+
+
+def possible_variants(tokenizer: Any) -> list[Variant]:
+    """The variants of blank-out for which a tokenizer has the token."""
+    return [
+        one
+        for one in VARIANTS
+        if one.removal == "delete" or getattr(tokenizer, f"{one.removal}_token_id", None) is not None
+    ]
+
+
+def evenly(items: Sequence[str], most: int) -> list[str]:
+    """At most so many of the items, evenly spaced.
+
+    >>> evenly(["a", "b", "c", "d"], 2)
+    ['a', 'c']
+    """
+    count = min(most, len(items))
+    return [items[place * len(items) // count] for place in range(count)]
+
+
+def _last_layers(study: Study) -> DataFrame:
+    """The rows of the last layer of each method, or its only row."""
+    wanted = ["model", "example", "group", "label", "method", "layer", "target", "cue", "content", "tokens", "scores"]
+    metrics = [metric for metric in GROUPED if metric in study.settings["metrics"]]
+    rows = study.rows([*wanted, *metrics])
+    return rows.groupby(["method", "example"], sort=False).tail(1).reset_index(drop=True)
+
+
+def _measured(scorer: Scorer, rows: DataFrame, examples: Sequence[Example]) -> DataFrame:
+    """Metrics of stored rows of scores."""
+    records = rows.to_dict("records")
+    for row in records:
+        row |= {name: list(row[name]) for name in ("cue", "content", "scores")} | {"skipped": None}
+    scorer.measure(examples, records)
+    return pd.DataFrame(records, columns=["example", "method", *scorer.metrics])
+
+
+def _bound(bounds: Any, end: str, batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    limit: Tensor = getattr(batch.bounds(bounds), end)
+    return limit.expand(len(rows), -1)
+
+
+def _entry(values: Any, of: Callable[[Any], Any]) -> dict[str, Any]:
+    """Mean, interval and counts of one value for each example."""
+    found = of(values)._asdict()
+    return {name: found[name] for name in _SUMMARY}
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.tensor(values.to_numpy(dtype="float64"))
+
+
+def _long(values: DataFrame, methods: Sequence[str], metrics: Sequence[str], column: str, of: Any) -> DataFrame:
+    by_method = dict(list(values.groupby("method", sort=False)))
+    return pd.DataFrame(
+        [
+            {"method": method, column: metric} | _entry(_tensor(by_method[method][metric]), of)
+            for method in methods
+            for metric in metrics
+        ]
+    )
+
+
+def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFrame:
+    """The metrics of all methods, and rows for the best and the worst order."""
+    table = _long(values, methods, REMOVING, "metric", of)
+    once = values.drop_duplicates("example")
+    bounds = [
+        {"method": f"{end} order", "metric": what} | _entry(_tensor(once[f"{what} {end}"]), of)
+        for what in _BOUNDS
+        for end in ("best", "worst")
+    ]
+    return pd.concat([table, pd.DataFrame(bounds)], ignore_index=True)
+
+
+def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
+    """Means by paradigm and by label, pooled, and the mean of the means."""
+    found = []
+    for metric in (metric for metric in GROUPED if metric in rows):
+        for method, some in rows.groupby("method", sort=False):
+            for by, column in (("paradigm", "group"), ("label", "label")):
+                parts = {str(key): _tensor(part[metric]) for key, part in some.groupby(column)}
+                where = {"method": method, "metric": metric, "by": by}
+                if len(parts) < 2:
+                    continue
+                found += [where | {"group": key} | _entry(part, of) for key, part in parts.items()]
+                found.append(where | {"group": "all"} | _entry(_tensor(some[metric]), of))
+                found.append(where | {"group": "macro"} | _entry(list(parts.values()), macro))
+    return pd.DataFrame(found, columns=["method", "metric", "by", "group", *_SUMMARY])
+
+
+def _agreement(rows: DataFrame, methods: Sequence[str], confidence: float, resamples: int) -> DataFrame:
+    """The rank correlations of all pairs of methods, over content tokens of the sentences that all could explain."""
+    table = rows.pivot(index="example", columns="method", values="scores")[list(methods)].dropna()
+    content = rows.drop_duplicates("example").set_index("example")["content"].loc[table.index]
+    longest = max((len(scores) for scores in table[methods[0]]), default=0)
+    keep = torch.zeros(len(table), longest, dtype=torch.bool)
+    for place, positions in enumerate(content):
+        keep[place, list(positions)] = True
+    padded: Mapping[str, Tensor] = {
+        method: torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(scores, dtype=torch.float64) for scores in table[method]], batch_first=True
+        )
+        for method in methods
+        if len(table)
+    }
+    pairs = agreement_matrix(padded, keep, confidence, resamples) if len(padded) > 1 else []
+    return pd.DataFrame([pair._asdict() for pair in pairs], columns=["one", "other", *_SUMMARY])

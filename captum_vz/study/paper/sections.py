@@ -1,0 +1,197 @@
+"""The report's sections on what the paper does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import factorial
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.figure import Figure
+
+from captum_vz.study.figures import draw_agreement, draw_groups, draw_variants, group_columns, group_title
+from captum_vz.study.methods import METHODS
+from captum_vz.study.paper.further import Further
+from captum_vz.study.results import with_interval
+from captum_vz.study.scoring.metrics import METRICS, VARIANTS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: The columns of the table of metrics that remove tokens.
+_REMOVING: Final = {
+    "comprehensiveness": "compr.",
+    "comprehensiveness_normalized": "compr., 0 to 1",
+    "sufficiency": "suff.",
+    "sufficiency_normalized": "suff., 0 to 1",
+    "deletion_normalized": "deletion area, 0 to 1",
+    "monotonicity": "monotone",
+    "infidelity": "infidelity",
+}
+
+
+def further_figures(further: Further) -> dict[str, Callable[[], Figure]]:
+    """The figures of the further tables, by their names."""
+    figures: dict[str, Callable[[], Figure]] = {}
+    if len(further.variants):
+        figures["variants"] = partial(draw_variants, further.variants, {one.name: str(one) for one in VARIANTS})
+    for metric in further.groups["metric"].unique():
+        figures[f"groups-{metric}"] = partial(draw_groups, further.groups, metric)
+    if len(further.agreement):
+        figures["agreement"] = partial(draw_agreement, further.agreement)
+    return figures
+
+
+def further_sections(further: Further, model: str) -> list[str]:
+    """The further sections of one model's report, in Markdown."""
+    variants, removing, groups, agreement = (table[table["model"] == model] for table in further.tables().values())
+    found = []
+    if len(variants):
+        found += [*_variants(variants)]
+    if len(removing):
+        found += [*_removing(removing)]
+    if len(groups):
+        found += [*_groups(groups)]
+    if len(agreement):
+        found += [*_agreement(agreement)]
+    return found
+
+
+def probing_section(probing: DataFrame, correlation: DataFrame) -> list[str]:
+    """Compression with its range over seeds, the control, the linear probe, and what the correlation can show."""
+    if probing.empty:
+        return []
+    lines = [
+        [
+            str(row.layer),
+            f"{with_interval(row.compression, row.low, row.high)}",
+            f"{row.lowest:.2f} to {row.highest:.2f}",
+            f"{row.control:.2f} ({row.control_lowest:.2f} to {row.control_highest:.2f})",
+            with_interval(row.accuracy, row.accuracy_low, row.accuracy_high),
+        ]
+        for row in probing.sort_values("layer").itertuples()
+    ]
+    heads = ["layer", "compression", "over seeds", "shuffled labels", "linear probe, accuracy"]
+    text = (
+        f"Probes of {probing['seeds'].max()} seeds, {probing['examples'].max()} sentences. Brackets hold intervals "
+        "over sentences, the ranges are over seeds. Shuffled labels are the control: what a probe compresses without "
+        "any information."
+    )
+    found = ["### Probing", text, markdown_table(heads, lines)]
+    if len(correlation):
+        layers, smallest = int(correlation["layers"].max()), correlation["p"].min()
+        many = len(correlation)
+        found.append(
+            f"The correlation of cue alignment with compression is over {layers} layers. Its one-sided p counts the "
+            f"orders of the layers, so the smallest that {layers} layers can have is 1/{factorial(layers)}. The "
+            f"smallest here is {smallest:.3f}, and {min(1.0, many * smallest):.3f} after Holm's correction for {many} "
+            "methods."
+        )
+    return found
+
+
+def _variants(rows: DataFrame) -> list[str]:
+    """The means of all variants, and what decides which method has the highest."""
+    means = rows.pivot(index="method", columns="variant", values="mean")
+    shown = [one for one in VARIANTS if one.name in means]
+    methods = list(rows["method"].unique())
+    table = markdown_table(
+        ["method", "sees the forms", *map(str, shown)],
+        [
+            [method, "yes" if _sees_forms(method) else "", *(_number(means.loc[method, one.name]) for one in shown)]
+            for method in methods
+        ],
+    )
+    winners = {means[one.name].idxmax() for one in shown}
+    ranks = means[[one.name for one in shown]].rank(ascending=False)
+    widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
+    low, high = int(ranks.loc[widest].min()), int(ranks.loc[widest].max())
+    text = (
+        f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
+        "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
+        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. Methods that see the forms are given what "
+        "the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
+    )
+    result = (
+        f"The highest mean: {', '.join(sorted(map(str, winners)))}, depending on the variant. "
+        f"{widest} has the ranks {low} to {high}."
+    )
+    return ["### Faithfulness in its variants: Spearman with blank-out", text, table, result]
+
+
+def _sees_forms(method: str) -> bool:
+    return method in METHODS and METHODS[method].explains_output
+
+
+def _removing(rows: DataFrame) -> list[str]:
+    """Metrics that remove many tokens, with the best and the worst order."""
+    means = rows.pivot(index="method", columns="metric", values="mean")
+    intervals = rows.assign(width=(rows["high"] - rows["low"]) / 2).groupby("metric")["width"].max()
+    methods = [*(name for name in rows["method"].unique() if not name.endswith(" order")), "best order", "worst order"]
+    table = markdown_table(
+        ["method", *_REMOVING.values()],
+        [[method, *(_number(means.loc[method, name], 3) for name in _REMOVING)] for method in methods],
+    )
+    widest = ", ".join(f"{title} ±{intervals[name]:.3f}" for name, title in _REMOVING.items())
+    text = (
+        f"{int(rows['examples'].max())} sentences, evenly spaced; tokens are deleted. Sufficiency and infidelity are "
+        "better if lower, all other columns if higher. On the scale from 0 to 1, 0 is the worst order of the tokens "
+        "and 1 the best: exact for up to 8 content tokens, by greedy search beyond. Monotonicity is 1 for an order "
+        "without a single exception. Infidelity asks for additive scores, the others for their order only. The widest "
+        f"intervals: {widest}."
+    )
+    return ["### Removing the best tokens", text, table]
+
+
+def _groups(rows: DataFrame) -> list[str]:
+    """For each metric the means by paradigm and label, with ranks."""
+    parts = [
+        "### By paradigm and by label",
+        "Means, and in parentheses the rank in the column. *mean of paradigms* counts each paradigm the same. "
+        "Intervals are in `groups.csv`.",
+    ]
+    for metric, some in rows.groupby("metric", sort=False):
+        columns = group_columns(some)
+        means = some.pivot(index="method", columns=["by", "group"], values="mean")[columns]
+        ranks = means.rank(ascending=False, method="min")
+        sizes = some.groupby(["by", "group"])["examples"].max()
+        heads = [f"{group_title(group)} ({sizes[by, group]})" for by, group in columns]
+        lines = [
+            [
+                str(method),
+                *(
+                    "-" if mean != mean else f"{mean:.2f} ({int(rank)})"
+                    for mean, rank in zip(means.loc[method], ranks.loc[method], strict=True)
+                ),
+            ]
+            for method in some["method"].unique()
+        ]
+        parts += [f"{METRICS[str(metric)].title}:", markdown_table(["method", *heads], lines)]
+    return parts
+
+
+def _agreement(rows: DataFrame) -> list[str]:
+    """The pairs of methods that agree most and least."""
+    ordered = rows.dropna(subset="mean").sort_values("mean", ascending=False)
+    told = []
+    for name, some in (("most", ordered.head(3)), ("least", ordered.tail(3))):
+        pairs = (f"{row.one} and {row.other} {with_interval(row.mean, row.low, row.high)}" for row in some.itertuples())
+        told.append(f"- {name}: {', '.join(pairs)}")
+    text = (
+        f"Spearman's correlation of two methods' rows over content tokens, {int(rows['examples'].max())} sentences. "
+        "All pairs are in `agreement.csv` and `agreement.png`. That methods agree does not say that they are right."
+    )
+    return ["### Do the methods agree?", text, "\n".join(told)]
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return "" if value != value else f"{value:.{digits}f}"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown with aligned columns."""
+    lines = [list(heads), *map(list, rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,243 @@
+"""Metrics of an order of the tokens, and its bounds: against all orders in loops, for a model of a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise, permutations
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics import (
+    EXHAUSTIVE,
+    FRACTIONS,
+    MaskedSentences,
+    Prediction,
+    comprehensiveness,
+    comprehensiveness_bounds,
+    deletion_area,
+    deletion_bounds,
+    deletion_curve,
+    infidelity,
+    monotonicity,
+    normalized,
+    sufficiency,
+    sufficiency_bounds,
+)
+from tests.metrics.toy import BAD, CLS, CONTENT, GOOD, IDS, MASK, PAD, SEP, UNK, additive, sigmoid
+
+REMOVALS = [UNK, MASK, "delete"]
+# Ten sentences of one to six content tokens, so that all their orders can be tried.
+LENGTHS = [1, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+
+
+def neighbours(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+    """A model in which neighbours matter together: no order of single effects is the best order."""
+    content = (input_ids >= 10) & attention_mask.bool()
+    values = torch.where(content, torch.sin(input_ids.double() * 7), 0.0)
+    logits = torch.zeros(*input_ids.shape, 32, dtype=torch.float64)
+    found = values.sum(-1) + 2 * (values[:, 1:] * values[:, :-1]).sum(-1) + 0.1
+    logits[..., GOOD] = found[:, None]
+    return SimpleNamespace(logits=logits)
+
+
+def sentences(seed: int = 0) -> MaskedSentences:
+    drawn = torch.randint(10, 30, (len(LENGTHS), 8), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = [[CLS, MASK, *words[:count], SEP] for words, count in zip(drawn, LENGTHS, strict=True)]
+    ids = torch.tensor([row + [PAD] * (9 - len(row)) for row in rows])
+    return MaskedSentences(ids, (ids != PAD).long(), 1, ids >= 10, [GOOD, BAD])
+
+
+def chance(ids: list[int], gone: Iterable[int], removal: Any, answer: int) -> float:
+    """The probability of a form in one sentence that is edited by hand."""
+    if removal == "delete":
+        edited = [token for j, token in enumerate(ids) if j not in set(gone)]
+    else:
+        edited = [removal if j in set(gone) else token for j, token in enumerate(ids)]
+    row = torch.tensor([edited])
+    logit = neighbours(row, torch.ones_like(row)).logits[0, 0, GOOD].item()
+    return sigmoid(logit if answer == GOOD else -logit)
+
+
+def by_hand(what: str, ids: list[int], order: list[int], removal: Any) -> float:
+    """One metric of one order, the most important token first."""
+    answer = GOOD if chance(ids, [], removal, GOOD) > 0.5 else BAD
+    whole, count = chance(ids, [], removal, answer), len(order)
+    if what == "area":
+        curve = [chance(ids, order[:k], removal, answer) for k in range(count + 1)]
+        return sum((one + other) / 2 for one, other in pairwise(curve)) / count
+    tops = [order[: ceil(q * count)] for q in FRACTIONS]
+    gone = tops if what == "comprehensiveness" else [[j for j in order if j not in top] for top in tops]
+    return sum(whole - chance(ids, one, removal, answer) for one in gone) / len(gone)
+
+
+METRICS = {
+    "comprehensiveness": (lambda p, s: comprehensiveness(p, s).mean(-1), comprehensiveness_bounds, max, min),
+    "sufficiency": (lambda p, s: sufficiency(p, s).mean(-1), sufficiency_bounds, min, max),
+    "area": (deletion_area, deletion_bounds, min, max),
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("what", METRICS)
+def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
+    measure, bounds_of, best, worst = METRICS[what]
+    masked = sentences()
+    prediction = Prediction(neighbours, masked, removal)
+    bounds, scores = bounds_of(prediction), torch.rand(masked.ids.shape)
+    found = measure(prediction, scores)
+    share = normalized(found, bounds)
+    assert bounds.exact.all()
+    for b, row in enumerate(masked.ids):
+        ids = [int(one) for one in row if one != PAD]
+        content = [j for j, token in enumerate(ids) if token >= 10]
+        ranked = sorted(content, key=lambda j: -scores[b, j].item())
+        assert found[b].item() == pytest.approx(by_hand(what, ids, ranked, removal), abs=1e-12)
+        everything = [by_hand(what, ids, list(order), removal) for order in permutations(content)]
+        assert bounds.best[b].item() == pytest.approx(best(everything), abs=1e-12)
+        assert bounds.worst[b].item() == pytest.approx(worst(everything), abs=1e-12)
+        if len(content) > 1:
+            assert -1e-12 <= share[b] <= 1 + 1e-12
+    assert share[0].isnan()  # one token has one order
+
+
+@pytest.mark.parametrize("what", METRICS)
+def test_greedy_bounds_of_long_sentences(what: str) -> None:
+    """In an additive model, the greedy order is the best one, so the bounds of long sentences are exact there too."""
+    measure, bounds_of, *_ = METRICS[what]
+    count = EXHAUSTIVE + 2
+    ids = torch.tensor([[CLS, MASK, *([10, 12, 13, 14, 11, 15] * 2)[:count], SEP]])
+    prediction = Prediction(additive, MaskedSentences(ids, None, 1, ids >= 10, [GOOD, BAD]), UNK)
+    bounds = bounds_of(prediction)
+    assert not bounds.exact.any()
+    weights = torch.tensor([0.0] * 10 + [0.5, -1.0, 2.0, 0.25, 1.5, -0.75])[ids]
+    assert measure(prediction, weights).item() == pytest.approx(bounds.best.item())
+    assert measure(prediction, -weights).item() == pytest.approx(bounds.worst.item())
+
+
+def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captum_vz.metrics.faithfulness.orders.EXHAUSTIVE", 0)
+    masked = sentences()
+    found = deletion_bounds(Prediction(neighbours, masked, UNK))
+    assert not found.exact.any()
+    for b, row in enumerate(masked.ids):
+        ids = [int(one) for one in row if one != PAD]
+        content = [j for j, token in enumerate(ids) if token >= 10]
+        answer = GOOD if chance(ids, [], UNK, GOOD) > 0.5 else BAD
+        for value, better in ((found.best[b], min), (found.worst[b], max)):
+            order: list[int] = []
+            while len(order) < len(content):
+                left = [j for j in content if j not in order]
+                order.append(better(left, key=lambda j: chance(ids, [*order, j], UNK, answer)))
+            assert value.item() == pytest.approx(by_hand("area", ids, order, UNK), abs=1e-12)
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_monotonicity_equals_loop(removal: Any) -> None:
+    masked = sentences()
+    prediction = Prediction(neighbours, masked, removal)
+    effects = torch.rand(20, *masked.ids.shape)
+    found = torch.stack([monotonicity(prediction, one) for one in effects])
+    for b, row in enumerate(masked.ids):
+        ids = [int(one) for one in row if one != PAD]
+        content = [j for j, token in enumerate(ids) if token >= 10]
+        answer = GOOD if chance(ids, [], removal, GOOD) > 0.5 else BAD
+        for scores, value in zip(effects[:, b], found[:, b], strict=True):
+            rising = sorted(content, key=lambda j: scores[j].item())
+            steps = [chance(ids, rising[k:], removal, answer) for k in range(len(rising) + 1)]
+            assert value.item() == all(later >= before for before, later in pairwise(steps))
+    assert 0 < found.mean() < 1
+
+
+def test_infidelity_equals_loop() -> None:
+    masked = sentences()
+    prediction, scores = Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape)
+    found = infidelity(prediction, scores, samples=6, seed=3)
+    for b, row in enumerate(masked.ids):
+        ids = [int(one) for one in row if one != PAD]
+        content = [j for j, token in enumerate(ids) if token >= 10]
+        answer = GOOD if chance(ids, [], UNK, GOOD) > 0.5 else BAD
+        drawn = torch.rand(6, len(content), generator=torch.Generator().manual_seed(3)) < 0.5
+        pairs = []
+        for one in drawn.tolist():
+            gone = [j for j, is_gone in zip(content, one, strict=True) if is_gone]
+            fall = chance(ids, [], UNK, answer) - chance(ids, gone, UNK, answer)
+            pairs.append((sum(scores[b, j].double().item() for j in gone), fall))
+        square = sum(dot * dot for dot, _ in pairs)
+        beta = sum(dot * fall for dot, fall in pairs) / square if square else 0.0
+        expected = sum((beta * dot - fall) ** 2 for dot, fall in pairs) / len(pairs)
+        assert found[b].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_effects_of_additive_logit_are_faithful() -> None:
+    """A model whose probability is nearly linear in the tokens: its weights have almost no infidelity."""
+
+    def small(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=additive(input_ids, attention_mask).logits * 1e-3)
+
+    masked = MaskedSentences(IDS, (IDS != PAD).long(), [3, 1], CONTENT, [GOOD, BAD])
+    weights = torch.zeros(32, dtype=torch.float64)
+    weights[10:16] = torch.tensor([0.5, -1.0, 2.0, 0.25, 1.5, -0.75])
+    prediction = Prediction(small, masked, UNK)
+    good, bad = infidelity(prediction, weights[IDS]), infidelity(prediction, weights[IDS].roll(1, 1))
+    assert (good < 1e-12).all()
+    assert (bad > 100 * good).all()
+
+
+def test_curve_of_short_sentences_stays() -> None:
+    masked = sentences()
+    curve = deletion_curve(Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape))
+    assert curve.shape == (10, 7)
+    assert (curve[0, 1:] == curve[0, 1]).all()
+
+
+def test_each_set_runs_once_for_all_metrics() -> None:
+    ran = []
+
+    def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        ran.append(len(input_ids))
+        return neighbours(input_ids, attention_mask)
+
+    masked = sentences()
+    prediction = Prediction(watch, masked, UNK, batch_size=10_000)
+    scores = torch.rand(masked.ids.shape)
+    deletion_bounds(prediction)
+    before = sum(ran)
+    prediction.best()
+    added = sum(ran) - before
+    ran.clear()
+    for measure in (deletion_area, monotonicity, comprehensiveness, sufficiency, infidelity):
+        measure(prediction, scores)
+        measure(prediction.among("vocabulary"), scores)
+    assert set(ran) <= {added}  # only the answers are found again, not the sets
+
+
+def test_constant_scores_have_no_order() -> None:
+    masked = sentences()
+    prediction = Prediction(neighbours, masked, UNK)
+    flat = torch.ones(masked.ids.shape)
+    for measure in (deletion_area, monotonicity, infidelity):
+        found = measure(prediction, flat)
+        assert found[1:].isnan().all()
+        assert not found[0].isnan()
+    holed = torch.rand(masked.ids.shape)
+    holed[2, 2] = torch.nan
+    assert deletion_area(prediction, holed).isnan().nonzero().tolist() == [[2]]
+
+
+def test_bad_arguments_refused() -> None:
+    prediction = Prediction(neighbours, sentences(), UNK)
+    for measure in (deletion_area, monotonicity, infidelity):
+        with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
+            measure(prediction, torch.rand(2, 2))
+        with pytest.raises(ArgumentError, match="scores holds infinities"):
+            measure(prediction, torch.full((10, 9), torch.inf))
+    with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
+        normalized(torch.rand(3), deletion_bounds(prediction))
+    with pytest.raises(ArgumentError, match="pass shares of the content tokens"):
+        comprehensiveness_bounds(prediction, (2.0,))

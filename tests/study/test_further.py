@@ -1,0 +1,130 @@
+"""What the report has beyond the paper: each table equals the metrics and means of the study, computed in loops."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from captum_vz.study import VARIANTS, Example, Reproduction, Scorer, Study, reproduce
+from captum_vz.study.paper.further import REMOVING, evenly
+from captum_vz.testbed import agreement_sentences
+from tests.study.conftest import Shipped
+
+METHODS = ["attention", "value-zeroing-effect", "random"]
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(10, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def found(shipped: Shipped, sentences: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    folder = tmp_path_factory.mktemp("further") / "out"
+    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def last(shipped: Shipped, sentences: list[Example]) -> pd.DataFrame:
+    """The last layers with all metrics, computed by a scorer."""
+    names = [one.name for one in VARIANTS]
+    rows = pd.DataFrame(Scorer(*shipped, METHODS, [*names, "cue_dot", "cue_ap", "blank_out"]).score(sentences))
+    return rows.groupby(["method", "example"], sort=False).tail(1)
+
+
+def test_variants_equal_the_metrics(found: Reproduction, last: pd.DataFrame) -> None:
+    table = found.further.variants
+    assert len(table) == len(METHODS) * len(VARIANTS)
+    for row in table.itertuples():
+        values = last[last["method"] == row.method][row.variant]
+        assert row.mean == pytest.approx(values.mean(), abs=1e-6)
+        assert row.examples + row.undefined == 10
+        assert row.low <= row.mean <= row.high
+
+
+def test_bounds_hold_all_methods(found: Reproduction, shipped: Shipped, sentences: list[Example]) -> None:
+    table = found.further.removing.set_index(["metric", "method"])["mean"]
+    for method in METHODS:
+        assert table["comprehensiveness", "worst order"] <= table["comprehensiveness", method]
+        assert table["comprehensiveness", method] <= table["comprehensiveness", "best order"]
+        assert table["sufficiency", "best order"] <= table["sufficiency", method] <= table["sufficiency", "worst order"]
+    rows = pd.DataFrame(Scorer(*shipped, METHODS, REMOVING, removal="delete").score(sentences))
+    whole = rows.groupby(["method", "example"], sort=False).tail(1).groupby("method")[list(REMOVING)].mean()
+    for method in METHODS:
+        for metric in REMOVING:
+            assert table[metric, method] == pytest.approx(whole.loc[method, metric], abs=1e-5)
+
+
+def test_groups_equal_means(found: Reproduction, last: pd.DataFrame) -> None:
+    table = found.further.groups.set_index(["metric", "method", "by", "group"])["mean"]
+    assert {"paradigm", "label"} == {key[2] for key in table.index}
+    for metric in ("cue_dot", "cue_ap", "blank_out"):
+        for method in METHODS:
+            rows = last[last["method"] == method]
+            for by, column in (("paradigm", "group"), ("label", "label")):
+                means = {str(key): part[metric].mean() for key, part in rows.groupby(column)}
+                for key, mean in means.items():
+                    assert table[metric, method, by, key] == pytest.approx(mean, abs=1e-6)
+                assert table[metric, method, by, "macro"] == pytest.approx(np.mean([*means.values()]), abs=1e-6)
+                assert table[metric, method, by, "all"] == pytest.approx(rows[metric].mean(), abs=1e-6)
+
+
+def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:
+    assert len(found.further.agreement) == 3
+    for row in found.further.agreement.itertuples():
+        values = []
+        for _, pair in last[last["method"].isin([row.one, row.other])].groupby("example"):
+            content = pair["content"].iloc[0]
+            one, other = (np.array(pair[pair["method"] == name]["scores"].iloc[0])[content] for name in row[2:4])
+            values.append(stats.spearmanr(one, other).statistic)
+        assert row.mean == pytest.approx(np.mean(values), abs=1e-6)
+
+
+def test_report_has_the_tables(found: Reproduction) -> None:
+    report = str(found)
+    head = next(line for line in report.splitlines() if "sees the forms" in line)
+    assert [cell.strip() for cell in head.split("|")[3:-1]] == [str(one) for one in VARIANTS]
+    seen = {line.split("|")[1].strip() for line in report.splitlines() if line.replace(" ", "").count("|yes|")}
+    assert seen == {"value-zeroing-effect"}
+    assert "| best order" in report
+    assert "mean of paradigms" in report
+    assert "### Do the methods agree?" in report
+
+
+def test_figures_show_the_tables(found: Reproduction) -> None:
+    (panel,) = found.plot("variants").axes
+    lines: dict[Any, list[float]] = {
+        text.get_text(): list(line.get_ydata()) for text, line in zip(panel.texts[::2], panel.lines, strict=False)
+    }
+    means = found.further.variants.pivot(index="method", columns="variant", values="mean")
+    for place, one in enumerate(VARIANTS):
+        order = means[one.name].sort_values(ascending=False).index
+        assert [lines[method][place] for method in order] == [1, 2, 3]
+    panel = found.plot("groups-cue_ap").axes[0]
+    shown = [text.get_text() for text in panel.texts]
+    table = found.further.groups.query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])[
+        "mean"
+    ]
+    assert shown[-1] != ""
+    assert f"{table['paradigm', 'macro']:.2f}" in shown
+    panel = found.plot("agreement").axes[0]
+    assert f"{found.further.agreement['mean'].iloc[0]:.2f}" in [text.get_text() for text in panel.texts]
+
+
+def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    found = reproduce({"agreement": shipped}, sentences[:4], tmp_path / "out", ["attention"], resamples=50, quiet=True)
+    for name, table in found.further.tables().items():
+        written = pd.read_csv(tmp_path / "out" / f"{name}.csv")
+        assert len(written) == len(table)
+    assert (tmp_path / "out" / "variants.png").read_bytes().startswith(b"\x89PNG")
+    assert found.further.agreement.empty  # of one method
+    assert Study(tmp_path / "out" / "agreement").settings["metrics"].keys() == {"cue_dot", "cue_ap", "blank_out"}
+
+
+def test_evenly_spaced() -> None:
+    items = [str(number) for number in range(10)]
+    assert evenly(items, 3) == ["0", "3", "6"]
+    assert evenly(items, 20) == items

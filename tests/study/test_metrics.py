@@ -1,0 +1,164 @@
+"""The registered metrics on ten sentences: the numbers equal loops over tokens, in float64."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from captum_vz.study import METRICS, VARIANTS, Example, Scorer
+from captum_vz.testbed import agreement_sentences, encode_record
+from tests.study.conftest import Shipped
+
+FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+Chance = Callable[..., float]
+
+
+@pytest.fixture(scope="module")
+def precise(shipped: Shipped) -> Shipped:
+    model, tokenizer = shipped
+    copy = type(model)(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy.double().eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def rows(precise: Shipped, ten: list[Example]) -> list[dict[str, Any]]:
+    return Scorer(*precise, ["attention", "random"], list(METRICS), removal="mask").score(ten)
+
+
+@pytest.fixture(scope="module")
+def ten() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def chance(precise: Shipped, ten: list[Example]) -> Chance:
+    """The probability of the right form, over the forms or the vocabulary, of a sentence edited by hand."""
+    model, tokenizer = precise
+    by_id = {example.id: example for example in ten}
+
+    @cache
+    def found(example: str, gone: frozenset[int], removal: str, over: str = "forms") -> float:
+        one = by_id[example]
+        encoded = encode_record(tokenizer, one.to_record())
+        ids, target = encoded.encoding["input_ids"][0].tolist(), encoded.target
+        if removal == "delete":
+            target -= sum(j < target for j in gone)
+            ids = [token for j, token in enumerate(ids) if j not in gone]
+        else:
+            number = tokenizer.unk_token_id if removal == "unk" else tokenizer.mask_token_id
+            ids = [number if j in gone else token for j, token in enumerate(ids)]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, target].numpy()
+        good, bad = (logits[tokenizer.convert_tokens_to_ids(form)] for form in (one.good, one.bad))
+        among = [good, bad] if over == "forms" else logits
+        return float(np.exp(good) / np.sum(np.exp(among)))
+
+    return found
+
+
+def test_blank_out_variants_equal_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
+    assert len({one.name for one in VARIANTS}) == len(VARIANTS) == 12
+    for row in rows:
+        content = row["content"]
+        for one in VARIANTS:
+            whole = chance(row["example"], frozenset(), one.removal, one.over)
+            effects = [whole - chance(row["example"], frozenset({j}), one.removal, one.over) for j in content]
+            effects = [abs(effect) for effect in effects] if one.by_size else effects
+            expected = stats.spearmanr([row["scores"][j] for j in content], effects).statistic
+            assert row[one.name] == pytest.approx(expected, abs=1e-9)
+        assert row["blank_out"] == row["blank_out_mask_forms"]
+
+
+def test_ranks_of_cues_equal_loops(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        (cue,) = row["cue"]
+        above = sum(score > row["scores"][cue] for score in row["scores"])
+        assert row["cue_mrr"] == pytest.approx(1 / (1 + above))
+        assert row["cue_p1"] == (above == 0)
+        assert row["cue_p3"] == pytest.approx((above < 3) / 3)
+
+
+def test_orders_equal_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
+    """Bounds by recursion over the sets of removed tokens, of sentences with up to eight content tokens."""
+    long = 0
+    for row in rows:
+        id, content, scores = row["example"], row["content"], row["scores"]
+        if len(content) > 8:
+            long += 1
+            continue
+        sign = chance(id, frozenset(), "mask") > 0.5
+
+        def p(gone: Any, id: str = id, sign: bool = sign) -> float:
+            found = chance(id, frozenset(gone), "mask")
+            return found if sign else 1 - found
+
+        count = len(content)
+        ranked = sorted(content, key=lambda j: -scores[j])
+        sizes = [ceil(q * count) for q in FRACTIONS]
+        comprehensive = {k: sizes.count(k) / len(sizes) for k in range(count + 1)}
+        sufficient = {count - k: share for k, share in comprehensive.items()}
+        area = {k: (1 / 2 if k in (0, count) else 1) / count for k in range(count + 1)}
+        for name, weights, order, best in (
+            ("comprehensiveness_normalized", comprehensive, ranked, min),
+            ("sufficiency_normalized", sufficient, ranked[::-1], max),
+            ("deletion_normalized", area, ranked, min),
+        ):
+            value = sum(weights[k] * p(order[:k]) for k in range(count + 1))
+            first, last = (extreme(content, weights, p, one) for one in (best, max if best is min else min))
+            assert row[name] == pytest.approx((value - last) / (first - last), abs=1e-6)
+        curve = [p(ranked[:k]) for k in range(count + 1)]
+        assert row["monotonicity"] == all(b <= a + 1e-6 for a, b in pairwise(curve))
+    assert long < len(rows)
+
+
+def extreme(content: list[int], weights: dict[int, float], p: Any, best: Any) -> float:
+    @cache
+    def upto(gone: frozenset[int]) -> float:
+        here = weights[len(gone)] * p(gone) if weights[len(gone)] else 0.0
+        return here + (best(upto(gone - {j}) for j in gone) if gone else 0.0)
+
+    return upto(frozenset(content))
+
+
+def test_soft_metrics_and_infidelity_are_registered(
+    rows: list[dict[str, Any]], precise: Shipped, ten: list[Example]
+) -> None:
+    for name in ("soft_comprehensiveness", "soft_sufficiency", "infidelity"):
+        assert all(row[name] == row[name] for row in rows)
+    # The same numbers for each sentence alone.
+    alone = Scorer(
+        *precise, ["attention"], ["soft_comprehensiveness", "soft_sufficiency", "infidelity"], removal="mask"
+    )
+    for example in ten[:3]:
+        found = alone.score([example])
+        together = [row for row in rows if row["example"] == example.id and row["method"] == "attention"]
+        for one, other in zip(found, together, strict=True):
+            for name in alone.metrics:
+                assert one[name] == pytest.approx(other[name], abs=1e-7)
+
+
+def test_sets_run_once_for_variants_and_methods(
+    precise: Shipped, ten: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    model, tokenizer = precise
+
+    def counted(*args: Any, **named: Any) -> Any:
+        asked.append(len(named["input_ids"]))
+        return type(model).forward(model, *args, **named)
+
+    monkeypatch.setattr(model, "forward", counted)
+    one = Scorer(model, tokenizer, ["random"], ["blank_out_unk_forms"]).score(ten)
+    alone = sum(asked)
+    asked.clear()
+    names = [variant.name for variant in VARIANTS if variant.removal == "unk"]
+    many = Scorer(model, tokenizer, ["random", "position", "attention"], names).score(ten)
+    assert sum(asked) <= alone + 2 * len(ten)  # the scores of attention, but no further set of tokens
+    assert one[0]["blank_out_unk_forms"] == many[0]["blank_out_unk_forms"]
