@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics import compare_pairs, summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_differences, draw_summary
-from captum_vz.study.folder.reading import read_block
-from captum_vz.study.folder.storage import MANIFEST, blocks_of, check_weights, parts_of, read_settings
+from captum_vz.study.folder.reading import read_blocks
+from captum_vz.study.folder.storage import MANIFEST, read_settings
+from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
@@ -28,9 +27,6 @@ SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 DIFFERENCES: Final = "differences.csv"
 FIGURES: Final = "figures"
-
-#: The group of all examples together, in a summary.
-ALL: Final = "all"
 
 
 class Study:
@@ -104,7 +100,7 @@ class Study:
 
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""
-        whole = self.summary.query("group == @ALL")
+        whole = self.summary.query(f"group == {ALL!r}")
         last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
         lines = []
         for model, of_model in last.groupby("model", sort=False):
@@ -140,19 +136,13 @@ class Study:
         return path
 
     def _read(self, columns: list[str] | None) -> DataFrame:
-        tables: list[DataFrame] = []
-        for model in self.settings["models"]:
-            weights = None
-            for block in blocks_of(self.settings):
-                parts = parts_of(self.folder, self.settings, model, block)
-                for path, stamp in parts:
-                    weights = weights or stamp.weights
-                    check_weights(path, model, stamp, weights)
-                if parts:
-                    tables.append(read_block(parts, self.settings, columns).assign(model=model))
+        tables = [table.to_pandas().assign(model=model) for model, table in self._blocks(columns)]
         wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else columns
         rows = pd.concat(tables, ignore_index=True)[wanted] if tables else pd.DataFrame(columns=wanted)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
+
+    def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any]]:
+        return read_blocks(self.folder, self.settings, columns)
 
 
 def check_used(study: Study) -> None:
@@ -176,10 +166,10 @@ def check_used(study: Study) -> None:
 def write_results(folder: Path, confidence: float, resamples: int) -> None:
     """Write the summary, the skipped examples and the figures of a finished study."""
     study = Study(folder)
-    skipped = study.skipped
-    summary = summarise(study, skipped, confidence, resamples)
-    write_whole(folder / SKIPPED, skipped.to_csv(index=False).encode())
-    differences = paired_differences(study, confidence, resamples)
+    found, methods = collect(folder, study.settings), list(study.settings["methods"])
+    summary = summarise(found, methods, confidence, resamples)
+    write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
+    differences = paired_differences(found, methods, confidence, resamples)
     for metric in study.settings["metrics"]:
         _write_figure(folder / FIGURES / f"{metric}.png", draw_summary(summary, metric))
         if metric in set(differences["metric"]):
@@ -194,24 +184,6 @@ def _write_figure(path: Path, figure: Figure) -> None:
     write_whole(path, picture.getvalue())
 
 
-def paired_differences(study: Study, confidence: float, resamples: int) -> DataFrame:
-    """The tidy table of paired differences, see :attr:`Study.differences`."""
-    metrics = list(study.settings["metrics"])
-    rows = study.rows(["model", "method", "layer", "example", *metrics])
-    last = rows.groupby(["model", "method", "example"], sort=False, dropna=False).tail(1)
-    found = []
-    for model in study.settings["models"]:
-        of_model = last[last["model"] == model]
-        for metric in metrics:
-            table = of_model.pivot(index="example", columns="method", values=metric)
-            known = [name for name in study.settings["methods"] if name in table and table[name].notna().any()]
-            values = {name: torch.tensor(table[name].to_numpy(dtype="float64")) for name in known}
-            for one in compare_pairs(values, confidence, resamples):
-                found.append({"model": model, "metric": metric} | one._asdict())
-    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
-    return pd.DataFrame(found, columns=names)
-
-
 def tied_pairs(rows: DataFrame) -> list[str]:
     """The pairs of methods that do not differ, such as "alti = attention"."""
     return [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
@@ -224,40 +196,6 @@ def tie_lines(differences: DataFrame) -> list[str]:
         told = ", ".join(tied_pairs(rows)) or "none"
         lines.append(f"{model}, {metric}: pairs of methods that do not differ: {told}")
     return lines
-
-
-def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, DataFrame]]:
-    """The rows of each model, method and layer. They are empty for a method that could explain no example."""
-    for model in study.settings["models"]:
-        for method in study.settings["methods"]:
-            some = rows[(rows["model"] == model) & (rows["method"] == method)]
-            if some.empty:
-                yield model, method, pd.NA, some
-            for layer, of_layer in some.groupby("layer", dropna=False):
-                yield model, method, layer, of_layer
-
-
-def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
-    """The tidy summary of a study, see :attr:`Study.summary`."""
-    metrics = list(study.settings["metrics"])
-    rows = study.rows(["model", "method", "layer", "group", "example", *metrics])
-    groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
-    found = []
-    for model, method, layer, of_layer in _by_layer(study, rows):
-        out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
-        for group in groups:
-            some = of_layer if group == ALL else of_layer[of_layer["group"] == group]
-            of_group = out if group == ALL else out[out["group"] == group]
-            where = {"model": model, "method": method, "layer": layer, "group": group}
-            for metric in metrics:
-                unmeasured = set(of_group[of_group["metric"] == metric]["example"])
-                omitted = len(unmeasured | set(of_group[of_group["metric"].isna()]["example"]))
-                measured = some[~some["example"].isin(unmeasured)] if unmeasured else some
-                values = torch.tensor(measured[metric].to_numpy(dtype="float64"))
-                summary = summarize(values, confidence, resamples)
-                found.append(where | {"metric": metric} | summary._asdict() | {"skipped": omitted})
-    names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
-    return pd.DataFrame(found, columns=[*names, "skipped"]).astype({"layer": "Int64"})
 
 
 def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:

@@ -122,12 +122,18 @@ def read_table(path: Path, made_of: str, columns: Sequence[str] | None = None) -
     return table.to_pandas(), stamp
 
 
-def read_part(part: Part, columns: Sequence[str] | None = None) -> Any:
-    """The rows of a part, a table of pyarrow. Its stamp was checked when it was found."""
+def read_part(part: Part, columns: Sequence[str] | None = None, coded: bool = False) -> Any:
+    """The rows of a part, a table of pyarrow. Its checksum and its stamp were checked when it was found.
+
+    Args:
+        part: The part.
+        columns: The wanted columns. The others are not read. None: all.
+        coded: Whether strings come as codes.
+    """
+    strings = ["example", "group", "label", "method", "metric"] if coded else None
     with _reading(part.path):
-        return parquet.read_table(
-            pa.BufferReader(_whole_bytes(part.path)), columns=None if columns is None else list(columns)
-        )
+        table = parquet.ParquetFile(part.path, read_dictionary=strings).read(columns and list(columns))
+    return table.replace_schema_metadata()
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from captum_vz.study.figures import (
     name_methods,
     write_title,
 )
+from captum_vz.study.folder.summary import ALL
 from captum_vz.study.methods import METHODS
-from captum_vz.study.results import ALL, tied_pairs, with_interval
+from captum_vz.study.results import tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
