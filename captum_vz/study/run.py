@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
-from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
+from captum_vz.study.folder.on_ray import run_on_ray
+from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
-from captum_vz.study.folder.work import Plan, Worker
-from captum_vz.study.results import ALL, Study, write_results
+from captum_vz.study.folder.summary import ALL
+from captum_vz.study.folder.work import Plan, Work, Worker
+from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.metrics import check_removal, given_metrics
 from captum_vz.study.scoring.scorer import Scorer
-
-with study_extra("captum_vz.study"):
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 
 def run_study(
@@ -44,6 +39,7 @@ def run_study(
     removal: str = "unk",
     confidence: float = 0.95,
     resamples: int = 1999,
+    engine: str | None = None,
     quiet: bool = False,
 ) -> Study:
     """Evaluates methods on examples with models. A killed study continues when it is started again.
@@ -79,6 +75,10 @@ def run_study(
         removal: "unk", "mask" or "delete".
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
+        engine: "local": this process. "accelerate": the processes of `accelerate launch` or `torchrun`, which call
+            this function with the same arguments. "ray": Ray Data, with an actor for each GPU, or each CPU if there is
+            no GPU; on the cluster that `ray.init` has connected to, or on this machine. None: "accelerate" if several
+            processes were launched, otherwise "local". All give the same rows.
         quiet: Whether there is no progress bar.
 
     Returns:
@@ -88,6 +88,7 @@ def run_study(
         ValueError: Unknown names; no examples or models; repeated ids; or a folder that holds a study with other
             settings or other weights, or a broken file.
         OSError: The folder cannot be written, or the disk is full. Finished shards stay.
+        StudyStoppedError: Another of the launched processes has failed or ended. Finished shards stay.
 
     >>> import tempfile
     >>> from captum_vz.study import Example, run_study
@@ -111,62 +112,47 @@ def run_study(
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for model, tokenizer in loaded.values():
         Scorer(model, tokenizer, chosen, measures, **options)
-    state = _processes()
+    processes = Processes(engine)
     folder = Path(output)
     code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     added = (list(models), code, measured, examples, shard_size)
-    settings, blocks = _claimed(state, lambda: claim(folder, fixed, *added))
+    settings, blocks = processes.once(lambda: claim(folder, fixed, *added))
     plan = Plan(folder, settings, chosen, measures)
+
+    def look(_: Any) -> list[Work]:
+        left = [work for name in models for block in blocks if (work := plan.work(name, block))]
+        for name, (model, tokenizer) in loaded.items():
+            plan.check_weights(name, fingerprint(model, tokenizer))
+        return left
+
     # All processes look before any of them writes, so that they agree on the work that is left.
-    left = [work for name in models for block in blocks if (work := plan.work(name, block))]
-    for name, (model, tokenizer) in loaded.items():
-        plan.check_weights(name, fingerprint(model, tokenizer))
-    state.wait_for_everyone()
-    share = left[state.process_index :: state.num_processes]
-    hidden = quiet or not share or not state.is_main_process
-    with tqdm(total=sum(one.block.size for one in share), unit="example", desc="study", disable=hidden) as bar:
-        for name, source in models.items():
-            todo = [work for work in share if work.model == name]
-            with ExitStack() as stack:
-                worker = Worker(plan, name, partial(stack.enter_context, on_device(source, state.device)), options)
-                for work in todo:
-                    worker.do(work, bar.update)
-    state.wait_for_everyone()
-    if state.is_main_process:
+    left = processes.each(folder, look)
+    share = left[processes.index :: processes.count]
+    hidden = quiet or not share or not processes.is_main
+
+    def work(may_go_on: Callable[[], None]) -> None:
+        with tqdm(total=sum(one.block.size for one in share), unit="example", desc="study", disable=hidden) as bar:
+            if engine == "ray":
+                run_on_ray(plan, share, models, options, bar.update)
+                return
+            for name, source in models.items():
+                with ExitStack() as stack:
+                    load = partial(stack.enter_context, on_device(source, processes.device))
+                    worker = Worker(plan, name, load, options)
+                    for one in share:
+                        if one.model == name:
+                            may_go_on()
+                            worker.do(one, bar.update)
+
+    processes.each(folder, work)
+
+    def finish() -> None:
         remove_temporary(folder)
         write_results(folder, confidence, resamples)
-    state.wait_for_everyone()
+
+    processes.once(finish)
     return Study(folder)
-
-
-def _processes() -> Any:
-    """The processes that share the work, and their devices, as accelerate knows them."""
-    # Rollouts are products in float64, which Apple's GPUs do not support. Accelerate must be asked to use CPUs.
-    has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
-    cpu = not has_gpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # some processes wait long for others at the end
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != state.num_processes:
-        raise RuntimeError(
-            f"{launched} processes were launched, but accelerate shares work among {state.num_processes}: call "
-            "run_study before any other use of accelerate, or create PartialState(cpu=True) for processes on CPUs."
-        )
-    return state
-
-
-def _claimed(state: Any, claim: Callable[[], Any]) -> Any:
-    """What the main process gets when it claims the folder. All processes raise its error."""
-    found: list[Any] = [None]
-    if state.is_main_process:
-        try:
-            found = [claim()]
-        except (ValueError, OSError) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _check_examples(examples: Sequence[Example]) -> None:

@@ -18,6 +18,8 @@ from captum_vz.testbed import agreement_sentences
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
 METRICS: Final = ("cue_dot", "cue_ap", "blank_out", "comprehensiveness", "sufficiency")
 DEFAULT_METRICS: Final = METRICS[:3]
+#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+ENGINES: Final = ("local", "accelerate", "ray")
 _PATHS = ("blimp", "jsonl", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
@@ -36,8 +38,8 @@ def add_study(commands: Any) -> None:
         run,
         help="evaluate methods on many sentences, with one model or several",
         description="Runs models x methods x sentences, and writes the results to a folder. If it is started again, it "
-        "continues there. Under `accelerate launch`, the processes share the work. For a causal model, the text ends "
-        "before the target: the row of the last token is evaluated, where the model predicts the target.",
+        "continues there. Under `accelerate launch` or `torchrun`, the processes share the work. For a causal model, "
+        "the text ends before the target: the row of the last token is evaluated, where the model predicts the target.",
         examples=EXAMPLES,
     )
     sub.add_argument(
@@ -72,6 +74,12 @@ def add_study(commands: Any) -> None:
         help="sentences in a file: the most that a kill loses (default: %(default)s)",
     )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
+    sub.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
+        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
+    )
     sub.add_argument(
         "--removal",
         choices=("unk", "mask", "delete"),
@@ -149,6 +157,7 @@ def run(options: argparse.Namespace) -> None:
             shard_size=options.shard_size,
             content_only=options.content_only,
             removal=options.removal,
+            engine=options.engine,
             quiet=options.quiet or options.json,
         )
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
