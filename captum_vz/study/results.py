@@ -19,6 +19,7 @@ from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
     import pandas as pd
+    import pyarrow as pa
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -62,6 +63,39 @@ class Study:
         rows = self._read(wanted)
         rows = rows[rows["skipped"].isna()].reset_index(drop=True)
         return rows.drop(columns="skipped") if columns is None or "skipped" not in columns else rows
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows of :meth:`rows` as a table of pyarrow, which many libraries take.
+
+        Args:
+            columns: See :meth:`rows`.
+        """
+        wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else list(columns)
+        wanted = [name for name in wanted if columns is not None or name != "skipped"]
+        kinds = COLUMNS | {"model": pa.string()}
+        schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in wanted])
+        tables = []
+        for model, table in self._blocks([*dict.fromkeys([*wanted, "skipped"])]):
+            used = table.filter(table["skipped"].is_null())
+            used = used.append_column("model", pa.repeat(pa.scalar(model), len(used)))
+            tables.append(used.select(wanted).cast(schema))
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
+
+        Args:
+            columns: See :meth:`rows`.
+        """
+        try:
+            from datasets import Dataset
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"to_dataset needs {error.name}, which comes with the extra 'datasets': pip install "
+                '"captum-vz[datasets]"',
+                name=error.name,
+            ) from error
+        return Dataset(self.to_arrow(columns))
 
     @property
     def skipped(self) -> DataFrame:

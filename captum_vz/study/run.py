@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.example import Example, as_examples
 from captum_vz.study.folder.on_ray import run_on_ray
 from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
@@ -28,7 +28,7 @@ from captum_vz.study.scoring.scorer import Scorer
 
 def run_study(
     models: Mapping[str, Source],
-    examples: Iterable[Example],
+    examples: Any,
     output: str | Path,
     methods: Any = None,
     metrics: Any = None,
@@ -62,7 +62,8 @@ def run_study(
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
             to the process's device, and back. The weights of a passed model are compared with the weights of the
             finished shards, even if no work is left. A function is called only if work is left.
-        examples: The examples; their ids are all different.
+        examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
+            of pyarrow, or a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study with the same `content_only` and `removal`, which then grows.
         methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
             :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
@@ -100,7 +101,7 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    chosen, measures, examples = given_methods(methods), given_metrics(metrics), list(examples)
+    chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
     fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
     if not models or min(shard_size, batch_size) < 1:

@@ -198,6 +198,7 @@ def cluster() -> Any:
     """Ray with two CPUs in this machine."""
     if find_spec("ray") is None:
         missing('Ray is not installed: pip install -e ".[ray]"')
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts it slowly
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
