@@ -127,7 +127,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
         type=positive,
         default=32,
         metavar="N",
-        help="the number of sentences in a batch (default: %(default)s)",
+        help="the most sentences in a batch (default: %(default)s)",
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
     sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")

@@ -34,6 +34,7 @@ def run_study(
     metrics: Any = None,
     *,
     batch_size: int = 32,
+    batch_tokens: int = 4096,
     shard_size: int = 64,
     content_only: bool = False,
     removal: str = "unk",
@@ -70,7 +71,8 @@ def run_study(
             None: :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to metrics of your own. None: cue
             alignment and blank-out.
-        batch_size: The number of sentences in a batch.
+        batch_size: The most sentences in a batch.
+        batch_tokens: The most tokens in a batch, see :class:`~captum_vz.study.Scorer`.
         shard_size: The number of examples in a shard: the most that are computed again if a process is killed.
         content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
         removal: "unk", "mask" or "delete".
@@ -104,12 +106,14 @@ def run_study(
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
     fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
-    if not models or min(shard_size, batch_size) < 1:
+    if not models or min(shard_size, batch_size, batch_tokens) < 1:
         raise ValueError(
-            f"models is {list(models)}, shard_size {shard_size} and batch_size {batch_size}: pass at least 1 of each."
+            f"models is {list(models)}, shard_size {shard_size}, batch_size {batch_size} and batch_tokens "
+            f"{batch_tokens}: pass at least 1 of each."
         )
     check_removal(removal)
-    options: dict[str, Any] = {"batch_size": batch_size, "content_only": content_only, "removal": removal}
+    options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    options |= {"content_only": content_only, "removal": removal}
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for model, tokenizer in loaded.values():
         Scorer(model, tokenizer, chosen, measures, **options)

@@ -262,9 +262,9 @@ def test_other_weights_refused(bad: list[Example], reference: Study, shipped: Sh
     ("passed", "complaint"),
     [
         ({"examples": []}, "examples is empty"),
-        ({"models": {}}, r"models is \[\], shard_size 2 and batch_size 32: pass at least 1 of each"),
-        ({"shard_size": 0}, "shard_size 0 and batch_size 32: pass at least 1"),
-        ({"batch_size": 0}, "batch_size 0: pass at least 1"),
+        ({"models": {}}, r"models is \[\], shard_size 2, batch_size 32 and batch_tokens 4096: pass at l"),
+        ({"shard_size": 0}, "shard_size 0, batch_size 32 and batch_tokens 4096: pass"),
+        ({"batch_size": 0}, "batch_size 0 and batch_tokens 4096: pass at least 1"),
         ({"removal": "x"}, "removal is 'x': pass one of"),
         ({"models": {"agreement": in_train_mode()}}, r"train mode: call model\.eval\(\) first"),
         ({"methods": ["magic"]}, "pass some of"),

@@ -73,6 +73,13 @@ def add_study(commands: Any) -> None:
         metavar="N",
         help="sentences in a file: the most that a kill loses (default: %(default)s)",
     )
+    sub.add_argument(
+        "--batch-tokens",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="the most tokens in a batch (default: %(default)s)",
+    )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
         "--engine",
@@ -154,6 +161,7 @@ def run(options: argparse.Namespace) -> None:
             methods_of(options),
             options.metrics,
             batch_size=options.batch_size,
+            batch_tokens=options.batch_tokens,
             shard_size=options.shard_size,
             content_only=options.content_only,
             removal=options.removal,

@@ -163,8 +163,9 @@ class Worker:
                     weights = self.loaded[2]
                     skipped = self._scorer({}, metrics).measure(examples, rows)
                 else:
-                    options = (self.options[name] for name in ("batch_size", "content_only", "removal"))
-                    measurer = Measurer(metrics, self._no_model, self._no_model, *options)
+                    sizes = self.options["batch_size"], self.options["batch_tokens"]
+                    how = self.options["content_only"], self.options["removal"]
+                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how)
                     by_id = {example.id: example for example in examples}
                     weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
                 rows = [row | {"tokens": [], "cue": [], "content": [], "scores": []} for row in rows] + skipped
