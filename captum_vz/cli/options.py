@@ -18,6 +18,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import PreparedText, prepare_text
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
 #: What `--model` takes, in all commands.
 MODELS: Final = (
@@ -243,6 +244,11 @@ def start_run(options: argparse.Namespace) -> None:
         raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
     check_folder(options.output)
     check_files(None, options.html)
+
+
+def blimp_files(folder: Path | None) -> list[Path]:
+    """The files of BLiMP that a study reads."""
+    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
 
 
 def is_main_process() -> bool:

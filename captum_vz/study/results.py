@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from captum_vz._files import write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.folder.provenance import keep_provenance, repeat_lines, sign
 from captum_vz.study.folder.reading import read_blocks
 from captum_vz.study.folder.storage import MANIFEST, read_settings
 from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
@@ -75,7 +77,7 @@ class Study:
         kinds = COLUMNS | {"model": pa.string()}
         schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in wanted])
         tables = []
-        for model, table in self._blocks([*dict.fromkeys([*wanted, "skipped"])]):
+        for model, _, table in self._blocks([*dict.fromkeys([*wanted, "skipped"])]):
             used = table.filter(table["skipped"].is_null())
             used = used.append_column("model", pa.repeat(pa.scalar(model), len(used)))
             tables.append(used.select(wanted).cast(schema))
@@ -156,11 +158,16 @@ class Study:
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
-        return draw_summary(self.summary, metric)
+        return sign(draw_summary(self.summary, metric), self.settings)
 
     def plot_differences(self, metric: str) -> Figure:
         """The paired differences of the methods in one metric as a figure."""
-        return draw_differences(self.differences, metric)
+        return sign(draw_differences(self.differences, metric), self.settings)
+
+    @property
+    def repeat(self) -> list[str]:
+        """What a reader needs to repeat the study: versions, models, data, seeds and commands, a line for each."""
+        return repeat_lines(self.settings)
 
     def _finished(self, name: str) -> Path:
         """The path of a table that a finished study has."""
@@ -170,12 +177,12 @@ class Study:
         return path
 
     def _read(self, columns: list[str] | None) -> DataFrame:
-        tables = [table.to_pandas().assign(model=model) for model, table in self._blocks(columns)]
+        tables = [table.to_pandas().assign(model=model) for model, _, table in self._blocks(columns)]
         wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else columns
         rows = pd.concat(tables, ignore_index=True)[wanted] if tables else pd.DataFrame(columns=wanted)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
-    def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any]]:
+    def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any, Any]]:
         return read_blocks(self.folder, self.settings, columns)
 
 
@@ -197,17 +204,35 @@ def check_used(study: Study) -> None:
             )
 
 
-def write_results(folder: Path, confidence: float, resamples: int) -> None:
-    """Write the summary, the skipped examples and the figures of a finished study."""
+def write_results(
+    folder: Path,
+    confidence: float,
+    resamples: int,
+    command: str | None = None,
+    data: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write the summary, the skipped examples, the figures and the provenance of a finished study.
+
+    Args:
+        folder: Its folder.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples.
+        command: The command that runs the study.
+        data: The digests of the data files by their names.
+    """
     study = Study(folder)
     found, methods = collect(folder, study.settings), list(study.settings["methods"])
     summary = summarise(found, methods, confidence, resamples)
     write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
     differences = paired_differences(found, methods, confidence, resamples)
+    makers = {one.name: one.made_by for one in found}
+    settings = keep_provenance(folder, makers, confidence, resamples, command, data)
     for metric in study.settings["metrics"]:
-        _write_figure(folder / FIGURES / f"{metric}.png", draw_summary(summary, metric))
+        _write_figure(folder / FIGURES / f"{metric}.png", sign(draw_summary(summary, metric), settings))
         if metric in set(differences["metric"]):
-            _write_figure(folder / FIGURES / f"{metric}-differences.png", draw_differences(differences, metric))
+            _write_figure(
+                folder / FIGURES / f"{metric}-differences.png", sign(draw_differences(differences, metric), settings)
+            )
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from captum_vz._files import remove_temporary
 from captum_vz.study.examples.example import Example, as_examples
 from captum_vz.study.folder.on_ray import run_on_ray
 from captum_vz.study.folder.processes import Processes
+from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
 from captum_vz.study.folder.summary import ALL
 from captum_vz.study.folder.work import Plan, Work, Worker
@@ -41,6 +42,8 @@ def run_study(
     confidence: float = 0.95,
     resamples: int = 1999,
     engine: str | None = None,
+    command: str | None = None,
+    data: Iterable[str | Path] = (),
     quiet: bool = False,
 ) -> Study:
     """Evaluates methods on examples with models. A killed study continues when it is started again.
@@ -56,8 +59,9 @@ def run_study(
     what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
     method or a metric whose source has changed is computed again.
 
-    The folder holds ``study.json`` (the settings), ``examples``, ``shards``, ``summary.csv``, ``differences.csv`` (of
-    each pair of methods), ``skipped.csv`` and ``figures``.
+    The folder holds ``study.json`` (the settings, and the provenance: what a reader needs to repeat the study),
+    ``examples``, ``shards``, ``summary.csv``, ``differences.csv`` (of each pair of methods), ``skipped.csv`` and
+    ``figures``.
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
@@ -82,6 +86,8 @@ def run_study(
             this function with the same arguments. "ray": Ray Data, with an actor for each GPU, or each CPU if there is
             no GPU; on the cluster that `ray.init` has connected to, or on this machine. None: "accelerate" if several
             processes were launched, otherwise "local". All give the same rows.
+        command: The command that runs the study, for the provenance in ``study.json``. Numbers do not depend on it.
+        data: The files that the examples were read from. Their SHA-256 go into the provenance.
         quiet: Whether there is no progress bar.
 
     Returns:
@@ -118,7 +124,7 @@ def run_study(
     for model, tokenizer in loaded.values():
         Scorer(model, tokenizer, chosen, measures, **options)
     processes = Processes(engine)
-    folder = Path(output)
+    folder, digests = Path(output), files_of(data)
     code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     added = (list(models), code, measured, examples, shard_size)
@@ -154,7 +160,7 @@ def run_study(
 
     def finish() -> None:
         remove_temporary(folder)
-        write_results(folder, confidence, resamples)
+        write_results(folder, confidence, resamples, command, digests)
 
     processes.once(finish)
     return Study(folder)

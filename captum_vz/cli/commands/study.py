@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -11,7 +12,16 @@ from typing import Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, check_names, methods_of, positive, start_run
+from captum_vz.cli.options import (
+    add_command,
+    add_model,
+    add_run,
+    blimp_files,
+    check_names,
+    methods_of,
+    positive,
+    start_run,
+)
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
@@ -166,12 +176,19 @@ def run(options: argparse.Namespace) -> None:
             content_only=options.content_only,
             removal=options.removal,
             engine=options.engine,
+            command=shlex.join(options.command_line),
+            data=_files(options),
             quiet=options.quiet or options.json,
         )
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
         check_used(study)
+
+
+def _files(options: argparse.Namespace) -> list[Path]:
+    """The files that the examples are read from."""
+    return [*options.jsonl, *blimp_files(options.blimp)]
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:

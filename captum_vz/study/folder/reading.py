@@ -33,8 +33,8 @@ def has_cell(part: Part, settings: Mapping[str, Any], method: str, metric: str |
 
 def read_blocks(
     folder: Path, settings: Mapping[str, Any], columns: Sequence[str] | None, coded: bool = False
-) -> Iterator[tuple[str, Any]]:
-    """For each model and block of a study the name of the model, and the finished rows, a table of pyarrow.
+) -> Iterator[tuple[str, list[Part], Any]]:
+    """For each model and block of a study the name of the model, the parts, and the rows, a table of pyarrow.
 
     The rows with scores are in the order of examples, methods and layers. Those of skipped examples may come after
     them. Rows that other code has made than that of the settings are left out.
@@ -56,7 +56,7 @@ def read_blocks(
                 weights = weights or stamp.weights
                 check_weights(path, model, stamp, weights)
             if parts:
-                yield model, _read_block(parts, settings, columns, coded)
+                yield model, parts, _read_block(parts, settings, columns, coded)
 
 
 def _read_block(parts: Sequence[Part], settings: Mapping[str, Any], columns: Sequence[str] | None, coded: bool) -> Any:

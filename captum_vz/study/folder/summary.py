@@ -41,6 +41,7 @@ class ModelValues:
         self.metrics = list(metrics)
         self.examples: list[str] = []
         self.groups: list[str] = []  # of each example
+        self.made_by: list[Mapping[str, str]] = []
         self._parts: dict[Cell, list[tuple[np.ndarray, np.ndarray]]] = {}
         self._skipped: list[DataFrame] = []
 
@@ -110,8 +111,11 @@ def collect(folder: Path, settings: Mapping[str, Any]) -> list[ModelValues]:
     metrics = list(settings["metrics"])
     names = ["example", "group", "method", "layer", "metric", "skipped", *metrics]
     found = {name: ModelValues(name, metrics) for name in settings["models"]}
-    for model, table in read_blocks(folder, settings, names, coded=True):
+    for model, parts, table in read_blocks(folder, settings, names, coded=True):
         found[model].add(table)
+        for part in parts:
+            if part.stamp.made_by and part.stamp.made_by not in found[model].made_by:
+                found[model].made_by.append(part.stamp.made_by)
     return list(found.values())
 
 

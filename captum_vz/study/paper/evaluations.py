@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -142,6 +142,8 @@ def reproduce(
     resamples: int = 1999,
     quiet: bool = False,
     about: str = "",
+    command: str | None = None,
+    data: Iterable[str | Path] = (),
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
@@ -172,6 +174,8 @@ def reproduce(
         quiet: Whether there is no progress bar.
         about: How the examples were selected, and how many were dropped. The report begins with it; see
             :func:`~captum_vz.study.select_blimp`.
+        command: See :func:`~captum_vz.study.run_study`, like `data`.
+        data: See there.
 
     Returns:
         Tables, and a report that prints.
@@ -194,7 +198,7 @@ def reproduce(
     chosen = given_methods(methods)
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
-    folder = Path(output)
+    folder, data = Path(output), list(data)
     # Some systems do not distinguish the case of file names.
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
@@ -223,6 +227,8 @@ def reproduce(
             shard_size=shard_size,
             confidence=confidence,
             resamples=resamples,
+            command=command,
+            data=data,
             quiet=quiet,
         )
         check_used(study)
@@ -249,6 +255,7 @@ def reproduce(
         differences=pd.concat([study.differences for study in studies], ignore_index=True),
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
         about=about,
+        repeat=tuple(dict.fromkeys(line for study in studies for line in study.repeat)),
     )
     state = PartialState()
     if state.is_main_process:

@@ -130,6 +130,7 @@ class Reproduction:
         differences: Which methods differ on the same examples, see
             :attr:`Study.differences <captum_vz.study.Study.differences>`.
         about: How the examples were selected. The report begins with it.
+        repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
     """
 
     summary: DataFrame
@@ -139,11 +140,13 @@ class Reproduction:
     skipped: DataFrame
     differences: DataFrame
     about: str = ""
+    repeat: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer."""
         reports = (self._report(model) for model in self.summary["model"].unique())
-        return "\n\n".join([*filter(None, [self.about]), *reports])
+        repeat = ["## To repeat this\n\n" + "\n".join(f"- {line}" for line in self.repeat)] if self.repeat else []
+        return "\n\n".join([*filter(None, [self.about]), *reports, *repeat])
 
     def plot(self, what: str) -> Figure:
         """One evaluation as a figure.
