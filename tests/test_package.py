@@ -56,7 +56,7 @@ HOOK_FILES |= {"verification.recorded"}
 # Every folder but `attr`, which holds one method a file, has at most nine files.
 ROOMY = {"attr"}
 # The most Python files of the package, and of its engine.
-MOST_FILES = {"": 245, "_engine": 46}
+MOST_FILES = {"": 250, "_engine": 46}
 Graph = dict[str, set[str]]
 
 

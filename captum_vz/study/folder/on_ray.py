@@ -45,7 +45,7 @@ def run_on_ray(
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        RuntimeError: A worker has died too often at one block, or Ray fails.
+        RuntimeError: Ray cannot be started, or fails, or a worker has died too often at one block.
     """
     if not left:
         return
@@ -143,7 +143,11 @@ def _cluster() -> Iterator[Any]:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     started = not ray.is_initialized()
     if started:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+        except Exception as error:  # Ray raises plain exceptions
+            ray.shutdown()
+            raise RuntimeError(f"Ray cannot be started on this machine: {error}") from error
     try:
         yield ray
     finally:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
+from uuid import uuid4
 
 import torch
 
@@ -62,7 +63,7 @@ class Processes:
         self.device: torch.device = state.device
         self.index: int = state.process_index
         self.count: int = state.num_processes
-        self._flag = self._broadcast(f".stopped.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
+        self._flag = self._broadcast(f".stopped-{uuid4().hex}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
 
     @property
     def is_main(self) -> bool:
