@@ -48,6 +48,9 @@ class HiddenTokenAttribution(LayerMaps):
             list of modules that holds `layer`, and must begin with a layer of the same class.
         probes: The number of probes for each row, the same for all rows and examples. None: the exact map.
         seed: The seed of the probes. The same seed gives the same estimates.
+        multiply_by_inputs: Whether each derivative is multiplied by its entry of :math:`x^0_j`, as in gradient times
+            input. With the layer below as `embeddings`, this is the local form that `Modarressi et al. 2022
+            <https://aclanthology.org/2022.naacl-main.19>`_ compare with: the norm of :math:`J \odot x^{l-1}`.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
@@ -71,6 +74,7 @@ class HiddenTokenAttribution(LayerMaps):
         embeddings: nn.Module | None = None,
         probes: int | None = None,
         seed: int = 0,
+        multiply_by_inputs: bool = False,
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, normalize=normalize)
@@ -79,6 +83,7 @@ class HiddenTokenAttribution(LayerMaps):
         self.embeddings = embeddings
         self.probes = probes
         self.seed = seed
+        self.multiply_by_inputs = multiply_by_inputs
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the Jacobians, `(batch, row, group)`."""
@@ -130,7 +135,10 @@ class HiddenTokenAttribution(LayerMaps):
             # A single pass is not batched, because some operations have no batched backward pass. Unlike
             # `is_grads_batched`, torch.func has batched kernels for norms, activations and softmax.
             found = backward(seeds[0])[None] if len(passes) == 1 else torch.func.vmap(backward)(seeds)
-            found = widen(found).square().sum(-1)
+            found = widen(found)
+            if self.multiply_by_inputs:
+                found = found * widen(vectors.detach())
+            found = found.square().sum(-1)
             squares.index_add_(1, row, (found.mT if tokens_first else found).transpose(0, 1))
         return squares / (1 if self.probes is None else self.probes)
 

@@ -18,6 +18,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import PreparedText, prepare_text
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
 #: What `--model` takes, in all commands.
 MODELS: Final = (
@@ -127,7 +128,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
         type=positive,
         default=32,
         metavar="N",
-        help="the number of sentences in a batch (default: %(default)s)",
+        help="the most sentences in a batch (default: %(default)s)",
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
     sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")
@@ -243,6 +244,11 @@ def start_run(options: argparse.Namespace) -> None:
         raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
     check_folder(options.output)
     check_files(None, options.html)
+
+
+def blimp_files(folder: Path | None) -> list[Path]:
+    """The files of BLiMP that a study reads."""
+    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
 
 
 def is_main_process() -> bool:

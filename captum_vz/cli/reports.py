@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.app.pages import heading, page, paragraph, picture, table
@@ -98,7 +98,7 @@ def study_page(study: Study) -> str:
         parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
     for metric in study.settings["metrics"]:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
-    return page("Study", *parts, *_skipped(study.skipped))
+    return page("Study", *parts, *_skipped(study.skipped), *_repeat(study.repeat))
 
 
 def reproduction_page(found: Reproduction) -> str:
@@ -115,7 +115,7 @@ def reproduction_page(found: Reproduction) -> str:
         parts += [paragraph(f"Without {one.what}: {one.reason}") for one in omitted.itertuples()]
     for what in found.figures:
         parts.append(picture(found.plot(what), f"{what}, as in the tables"))
-    return page("The paper's evaluations", *parts, *_skipped(found.skipped))
+    return page("The paper's evaluations", *parts, *_skipped(found.skipped), *_repeat(found.repeat))
 
 
 def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -142,6 +142,11 @@ def _skipped(skipped: DataFrame) -> list[str]:
     counts = skipped.groupby(["model", "skipped"], sort=False).size()
     rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
     return [heading("Skipped"), table("Why examples were skipped", ["model", "reason", "rows"], rows)]
+
+
+def _repeat(lines: Sequence[str]) -> list[str]:
+    """The foot of a page: what a reader needs to repeat the study."""
+    return [heading("To repeat this"), *map(paragraph, lines)] if lines else []
 
 
 def _records(frame: DataFrame) -> Any:

@@ -50,8 +50,8 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
         \big[Q_{\alpha/2}(\bar v^*),\, Q_{1-\alpha/2}(\bar v^*)\big]
 
     where :math:`\bar v^*` is the mean of n examples drawn with replacement: the percentile interval of `Efron 1979
-    <https://doi.org/10.1214/aos/1176344552>`_, by scipy. To compare two methods on the same examples, use the interval
-    of their difference, `summarize(one - other)`. It takes into account that both have the same examples.
+    <https://doi.org/10.1214/aos/1176344552>`_, the same as scipy's. To compare two methods on the same examples, use
+    the interval of their difference, `summarize(one - other)`. It takes into account that both have the same examples.
 
     Args:
         values: `(examples,)`. NaN means that an example has no value, such as a rank correlation with a constant.
@@ -70,27 +70,73 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
     >>> print(summarize(torch.tensor([0.2, 0.4, 0.6, torch.nan])))
     0.400 [0.200, 0.600] (3 examples, 1 more undefined)
     """
+    return summarize_many([values], confidence, resamples, seed)[0]
+
+
+def summarize_many(
+    values: Sequence[Tensor], confidence: float = 0.95, resamples: int = 9999, seed: int = 0
+) -> list[Summary]:
+    """:func:`summarize` of each of many tensors, of one length or several.
+
+    Resamples are drawn once for all tensors with the same number of known values, and their means are one matrix
+    product. This is faster than a bootstrap for each of them, and gives the same intervals.
+
+    Args:
+        values: Tensors `(examples,)`.
+        confidence: See :func:`summarize`, like the arguments after it.
+        resamples: See there.
+        seed: See there.
+
+    Raises:
+        ArgumentError: See there.
+    """
+    _check_bootstrap(confidence, resamples)
+    known = [_known(one) for one in values]
+    counts = [len(one) for one in known]
+    intervals = [(float("nan"), float("nan"))] * len(known)
+    for count in {count for count in counts if count > 1}:
+        alike = [place for place, its in enumerate(counts) if its == count]
+        found = _intervals(np.stack([known[place] for place in alike]), confidence, resamples, seed)
+        for place, interval in zip(alike, found, strict=True):
+            intervals[place] = interval
+    return [
+        Summary(
+            float(some.mean()) if some.size else float("nan"),
+            float(some.std(ddof=1)) if some.size > 1 else float("nan"),
+            *interval,
+            some.size,
+            len(one) - some.size,
+        )
+        for one, some, interval in zip(values, known, intervals, strict=True)
+    ]
+
+
+def _known(values: Tensor) -> np.ndarray:
+    """The values that are not NaN."""
     if not isinstance(values, Tensor) or values.ndim != 1:
         raise ArgumentError(f"values is {describe(values)}: pass a tensor (examples,), one value for each example.")
     if values.isinf().any():
         raise ArgumentError("values holds infinities, whose mean has no meaning: pass finite values or NaN.")
-    _check_bootstrap(confidence, resamples)
-    known = values[~values.isnan()].detach().double().cpu().numpy()
-    mean = float(known.mean()) if known.size else float("nan")
-    std = low = high = float("nan")
-    if known.size > 1:
-        std = float(known.std(ddof=1))
-        drawn = stats.bootstrap(
-            (known,),
-            np.mean,
-            confidence_level=confidence,
-            n_resamples=resamples,
-            batch=max(1, 2**20 // known.size),  # a few megabytes at a time
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        )
-        low, high = map(float, drawn.confidence_interval)
-    return Summary(mean, std, low, high, known.size, len(values) - known.size)
+    known: np.ndarray = values[~values.isnan()].detach().double().cpu().numpy()
+    return known
+
+
+def _intervals(rows: np.ndarray, confidence: float, resamples: int, seed: int) -> list[tuple[float, float]]:
+    """The bootstrap interval of the mean of each row, `(rows, examples)`."""
+    rng, count = np.random.default_rng(seed), rows.shape[1]
+    # Without its first entry, a constant row is 0, and its interval has no rounding error.
+    first = rows[:, :1]
+    columns = (rows - first).T
+    means = np.empty((resamples, len(rows)))
+    step = max(1, 2**20 // count)  # a few megabytes at a time
+    for start in range(0, resamples, step):
+        some = min(step, resamples - start)
+        drawn = rng.integers(0, count, (some, count)) + count * np.arange(some)[:, None]
+        how_often = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
+        means[start : start + some] = how_often.astype(float) @ columns / count
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(means, (tail, 100 - tail), axis=0) + first.T
+    return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples: int = 9999, seed: int = 0) -> Summary:

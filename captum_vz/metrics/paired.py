@@ -12,7 +12,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import describe
 from captum_vz.metrics.extra import study_extra
-from captum_vz.metrics.intervals import summarize
+from captum_vz.metrics.intervals import summarize_many
 
 with study_extra("captum_vz.metrics"):
     from scipy import stats
@@ -79,8 +79,8 @@ def compare_pairs(
     gaps = [(values[one].double() - values[other].double()).cpu() for one, other in pairs]
     tests = holm([_wilcoxon(gap[~gap.isnan()].numpy()) for gap in gaps])
     found = []
-    for (one, other), gap, p in zip(pairs, gaps, tests, strict=True):
-        mean, _, low, high, examples, _ = summarize(gap, confidence, resamples, seed)
+    summaries = summarize_many(gaps, confidence, resamples, seed)
+    for (one, other), (mean, _, low, high, examples, _), p in zip(pairs, summaries, tests, strict=True):
         differs = p <= 1 - confidence and (low > 0 or high < 0)
         found.append(Difference(one, other, mean, low, high, p, examples, not differs))
     return found

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics import compare_pairs, summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_differences, draw_summary
-from captum_vz.study.folder.reading import read_block
-from captum_vz.study.folder.storage import MANIFEST, blocks_of, check_weights, parts_of, read_settings
+from captum_vz.study.folder.provenance import keep_provenance, repeat_lines, sign
+from captum_vz.study.folder.reading import read_blocks
+from captum_vz.study.folder.storage import MANIFEST, read_settings
+from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
     import pandas as pd
+    import pyarrow as pa
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,9 +30,6 @@ SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 DIFFERENCES: Final = "differences.csv"
 FIGURES: Final = "figures"
-
-#: The group of all examples together, in a summary.
-ALL: Final = "all"
 
 
 class Study:
@@ -66,6 +65,39 @@ class Study:
         rows = self._read(wanted)
         rows = rows[rows["skipped"].isna()].reset_index(drop=True)
         return rows.drop(columns="skipped") if columns is None or "skipped" not in columns else rows
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows of :meth:`rows` as a table of pyarrow, which many libraries take.
+
+        Args:
+            columns: See :meth:`rows`.
+        """
+        wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else list(columns)
+        wanted = [name for name in wanted if columns is not None or name != "skipped"]
+        kinds = COLUMNS | {"model": pa.string()}
+        schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in wanted])
+        tables = []
+        for model, _, table in self._blocks([*dict.fromkeys([*wanted, "skipped"])]):
+            used = table.filter(table["skipped"].is_null())
+            used = used.append_column("model", pa.repeat(pa.scalar(model), len(used)))
+            tables.append(used.select(wanted).cast(schema))
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
+
+        Args:
+            columns: See :meth:`rows`.
+        """
+        try:
+            from datasets import Dataset
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"to_dataset needs {error.name}, which comes with the extra 'datasets': pip install "
+                '"captum-vz[datasets]"',
+                name=error.name,
+            ) from error
+        return Dataset(self.to_arrow(columns))
 
     @property
     def skipped(self) -> DataFrame:
@@ -104,7 +136,7 @@ class Study:
 
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""
-        whole = self.summary.query("group == @ALL")
+        whole = self.summary.query(f"group == {ALL!r}")
         last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
         lines = []
         for model, of_model in last.groupby("model", sort=False):
@@ -126,11 +158,16 @@ class Study:
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
-        return draw_summary(self.summary, metric)
+        return sign(draw_summary(self.summary, metric), self.settings)
 
     def plot_differences(self, metric: str) -> Figure:
         """The paired differences of the methods in one metric as a figure."""
-        return draw_differences(self.differences, metric)
+        return sign(draw_differences(self.differences, metric), self.settings)
+
+    @property
+    def repeat(self) -> list[str]:
+        """What a reader needs to repeat the study: versions, models, data, seeds and commands, a line for each."""
+        return repeat_lines(self.settings)
 
     def _finished(self, name: str) -> Path:
         """The path of a table that a finished study has."""
@@ -140,19 +177,13 @@ class Study:
         return path
 
     def _read(self, columns: list[str] | None) -> DataFrame:
-        tables: list[DataFrame] = []
-        for model in self.settings["models"]:
-            weights = None
-            for block in blocks_of(self.settings):
-                parts = parts_of(self.folder, self.settings, model, block)
-                for path, stamp in parts:
-                    weights = weights or stamp.weights
-                    check_weights(path, model, stamp, weights)
-                if parts:
-                    tables.append(read_block(parts, self.settings, columns).assign(model=model))
+        tables = [table.to_pandas().assign(model=model) for model, _, table in self._blocks(columns)]
         wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else columns
         rows = pd.concat(tables, ignore_index=True)[wanted] if tables else pd.DataFrame(columns=wanted)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
+
+    def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any, Any]]:
+        return read_blocks(self.folder, self.settings, columns)
 
 
 def check_used(study: Study) -> None:
@@ -173,17 +204,35 @@ def check_used(study: Study) -> None:
             )
 
 
-def write_results(folder: Path, confidence: float, resamples: int) -> None:
-    """Write the summary, the skipped examples and the figures of a finished study."""
+def write_results(
+    folder: Path,
+    confidence: float,
+    resamples: int,
+    command: str | None = None,
+    data: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write the summary, the skipped examples, the figures and the provenance of a finished study.
+
+    Args:
+        folder: Its folder.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples.
+        command: The command that runs the study.
+        data: The digests of the data files by their names.
+    """
     study = Study(folder)
-    skipped = study.skipped
-    summary = summarise(study, skipped, confidence, resamples)
-    write_whole(folder / SKIPPED, skipped.to_csv(index=False).encode())
-    differences = paired_differences(study, confidence, resamples)
+    found, methods = collect(folder, study.settings), list(study.settings["methods"])
+    summary = summarise(found, methods, confidence, resamples)
+    write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
+    differences = paired_differences(found, methods, confidence, resamples)
+    makers = {one.name: one.made_by for one in found}
+    settings = keep_provenance(folder, makers, confidence, resamples, command, data)
     for metric in study.settings["metrics"]:
-        _write_figure(folder / FIGURES / f"{metric}.png", draw_summary(summary, metric))
+        _write_figure(folder / FIGURES / f"{metric}.png", sign(draw_summary(summary, metric), settings))
         if metric in set(differences["metric"]):
-            _write_figure(folder / FIGURES / f"{metric}-differences.png", draw_differences(differences, metric))
+            _write_figure(
+                folder / FIGURES / f"{metric}-differences.png", sign(draw_differences(differences, metric), settings)
+            )
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 
@@ -192,24 +241,6 @@ def _write_figure(path: Path, figure: Figure) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_whole(path, picture.getvalue())
-
-
-def paired_differences(study: Study, confidence: float, resamples: int) -> DataFrame:
-    """The tidy table of paired differences, see :attr:`Study.differences`."""
-    metrics = list(study.settings["metrics"])
-    rows = study.rows(["model", "method", "layer", "example", *metrics])
-    last = rows.groupby(["model", "method", "example"], sort=False, dropna=False).tail(1)
-    found = []
-    for model in study.settings["models"]:
-        of_model = last[last["model"] == model]
-        for metric in metrics:
-            table = of_model.pivot(index="example", columns="method", values=metric)
-            known = [name for name in study.settings["methods"] if name in table and table[name].notna().any()]
-            values = {name: torch.tensor(table[name].to_numpy(dtype="float64")) for name in known}
-            for one in compare_pairs(values, confidence, resamples):
-                found.append({"model": model, "metric": metric} | one._asdict())
-    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
-    return pd.DataFrame(found, columns=names)
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:
@@ -224,40 +255,6 @@ def tie_lines(differences: DataFrame) -> list[str]:
         told = ", ".join(tied_pairs(rows)) or "none"
         lines.append(f"{model}, {metric}: pairs of methods that do not differ: {told}")
     return lines
-
-
-def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, DataFrame]]:
-    """The rows of each model, method and layer. They are empty for a method that could explain no example."""
-    for model in study.settings["models"]:
-        for method in study.settings["methods"]:
-            some = rows[(rows["model"] == model) & (rows["method"] == method)]
-            if some.empty:
-                yield model, method, pd.NA, some
-            for layer, of_layer in some.groupby("layer", dropna=False):
-                yield model, method, layer, of_layer
-
-
-def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
-    """The tidy summary of a study, see :attr:`Study.summary`."""
-    metrics = list(study.settings["metrics"])
-    rows = study.rows(["model", "method", "layer", "group", "example", *metrics])
-    groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
-    found = []
-    for model, method, layer, of_layer in _by_layer(study, rows):
-        out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
-        for group in groups:
-            some = of_layer if group == ALL else of_layer[of_layer["group"] == group]
-            of_group = out if group == ALL else out[out["group"] == group]
-            where = {"model": model, "method": method, "layer": layer, "group": group}
-            for metric in metrics:
-                unmeasured = set(of_group[of_group["metric"] == metric]["example"])
-                omitted = len(unmeasured | set(of_group[of_group["metric"].isna()]["example"]))
-                measured = some[~some["example"].isin(unmeasured)] if unmeasured else some
-                values = torch.tensor(measured[metric].to_numpy(dtype="float64"))
-                summary = summarize(values, confidence, resamples)
-                found.append(where | {"metric": metric} | summary._asdict() | {"skipped": omitted})
-    names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
-    return pd.DataFrame(found, columns=[*names, "skipped"]).astype({"layer": "Int64"})
 
 
 def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:

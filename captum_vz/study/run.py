@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.example import Example, as_examples
+from captum_vz.study.folder.on_ray import run_on_ray
+from captum_vz.study.folder.processes import Processes
+from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
-from captum_vz.study.folder.work import Plan, Worker
-from captum_vz.study.results import ALL, Study, write_results
+from captum_vz.study.folder.summary import ALL
+from captum_vz.study.folder.work import Plan, Work, Worker
+from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.metrics import check_removal, given_metrics
 from captum_vz.study.scoring.scorer import Scorer
 
-with study_extra("captum_vz.study"):
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list, parse_flag_from_env
-
 
 def run_study(
     models: Mapping[str, Source],
-    examples: Iterable[Example],
+    examples: Any,
     output: str | Path,
     methods: Any = None,
     metrics: Any = None,
     *,
     batch_size: int = 32,
+    batch_tokens: int = 4096,
     shard_size: int = 64,
     content_only: bool = False,
     removal: str = "unk",
     confidence: float = 0.95,
     resamples: int = 1999,
+    engine: str | None = None,
+    command: str | None = None,
+    data: Iterable[str | Path] = (),
     quiet: bool = False,
 ) -> Study:
     """Evaluates methods on examples with models. A killed study continues when it is started again.
@@ -59,26 +59,35 @@ def run_study(
     what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
     method or a metric whose source has changed is computed again.
 
-    The folder holds ``study.json`` (the settings), ``examples``, ``shards``, ``summary.csv``, ``differences.csv`` (of
-    each pair of methods), ``skipped.csv`` and ``figures``.
+    The folder holds ``study.json`` (the settings, and the provenance: what a reader needs to repeat the study),
+    ``examples``, ``shards``, ``summary.csv``, ``differences.csv`` (of each pair of methods), ``skipped.csv`` and
+    ``figures``.
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
             to the process's device, and back. The weights of a passed model are compared with the weights of the
             finished shards, even if no work is left. A function is called only if work is left.
-        examples: The examples; their ids are all different.
+        examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
+            of pyarrow, or a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study with the same `content_only` and `removal`, which then grows.
         methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
             :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
             None: :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to metrics of your own. None: cue
             alignment and blank-out.
-        batch_size: The number of sentences in a batch.
+        batch_size: The most sentences in a batch.
+        batch_tokens: The most tokens in a batch, see :class:`~captum_vz.study.Scorer`.
         shard_size: The number of examples in a shard: the most that are computed again if a process is killed.
         content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
         removal: "unk", "mask" or "delete".
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
+        engine: "local": this process. "accelerate": the processes of `accelerate launch` or `torchrun`, which call
+            this function with the same arguments. "ray": Ray Data, with an actor for each GPU, or each CPU if there is
+            no GPU; on the cluster that `ray.init` has connected to, or on this machine. None: "accelerate" if several
+            processes were launched, otherwise "local". All give the same rows.
+        command: The command that runs the study, for the provenance in ``study.json``. Numbers do not depend on it.
+        data: The files that the examples were read from. Their SHA-256 go into the provenance.
         quiet: Whether there is no progress bar.
 
     Returns:
@@ -88,6 +97,7 @@ def run_study(
         ValueError: Unknown names; no examples or models; repeated ids; or a folder that holds a study with other
             settings or other weights, or a broken file.
         OSError: The folder cannot be written, or the disk is full. Finished shards stay.
+        StudyStoppedError: Another of the launched processes has failed or ended. Finished shards stay.
 
     >>> import tempfile
     >>> from captum_vz.study import Example, run_study
@@ -99,74 +109,61 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    chosen, measures, examples = given_methods(methods), given_metrics(metrics), list(examples)
+    chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
     fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
-    if not models or min(shard_size, batch_size) < 1:
+    if not models or min(shard_size, batch_size, batch_tokens) < 1:
         raise ValueError(
-            f"models is {list(models)}, shard_size {shard_size} and batch_size {batch_size}: pass at least 1 of each."
+            f"models is {list(models)}, shard_size {shard_size}, batch_size {batch_size} and batch_tokens "
+            f"{batch_tokens}: pass at least 1 of each."
         )
     check_removal(removal)
-    options: dict[str, Any] = {"batch_size": batch_size, "content_only": content_only, "removal": removal}
+    options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    options |= {"content_only": content_only, "removal": removal}
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for model, tokenizer in loaded.values():
         Scorer(model, tokenizer, chosen, measures, **options)
-    state = _processes()
-    folder = Path(output)
+    processes = Processes(engine)
+    folder, digests = Path(output), files_of(data)
     code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     added = (list(models), code, measured, examples, shard_size)
-    settings, blocks = _claimed(state, lambda: claim(folder, fixed, *added))
+    settings, blocks = processes.once(lambda: claim(folder, fixed, *added))
     plan = Plan(folder, settings, chosen, measures)
+
+    def look(_: Any) -> list[Work]:
+        left = [work for name in models for block in blocks if (work := plan.work(name, block))]
+        for name, (model, tokenizer) in loaded.items():
+            plan.check_weights(name, fingerprint(model, tokenizer))
+        return left
+
     # All processes look before any of them writes, so that they agree on the work that is left.
-    left = [work for name in models for block in blocks if (work := plan.work(name, block))]
-    for name, (model, tokenizer) in loaded.items():
-        plan.check_weights(name, fingerprint(model, tokenizer))
-    state.wait_for_everyone()
-    share = left[state.process_index :: state.num_processes]
-    hidden = quiet or not share or not state.is_main_process
-    with tqdm(total=sum(one.block.size for one in share), unit="example", desc="study", disable=hidden) as bar:
-        for name, source in models.items():
-            todo = [work for work in share if work.model == name]
-            with ExitStack() as stack:
-                worker = Worker(plan, name, partial(stack.enter_context, on_device(source, state.device)), options)
-                for work in todo:
-                    worker.do(work, bar.update)
-    state.wait_for_everyone()
-    if state.is_main_process:
+    left = processes.each(folder, look)
+    share = left[processes.index :: processes.count]
+    hidden = quiet or not share or not processes.is_main
+
+    def work(may_go_on: Callable[[], None]) -> None:
+        with tqdm(total=sum(one.block.size for one in share), unit="example", desc="study", disable=hidden) as bar:
+            if engine == "ray":
+                run_on_ray(plan, share, models, options, bar.update)
+                return
+            for name, source in models.items():
+                with ExitStack() as stack:
+                    load = partial(stack.enter_context, on_device(source, processes.device))
+                    worker = Worker(plan, name, load, options)
+                    for one in share:
+                        if one.model == name:
+                            may_go_on()
+                            worker.do(one, bar.update)
+
+    processes.each(folder, work)
+
+    def finish() -> None:
         remove_temporary(folder)
-        write_results(folder, confidence, resamples)
-    state.wait_for_everyone()
+        write_results(folder, confidence, resamples, command, digests)
+
+    processes.once(finish)
     return Study(folder)
-
-
-def _processes() -> Any:
-    """The processes that share the work, and their devices, as accelerate knows them."""
-    # Rollouts are products in float64, which Apple's GPUs do not support. Accelerate must be asked to use CPUs.
-    has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
-    cpu = not has_gpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # some processes wait long for others at the end
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != state.num_processes:
-        raise RuntimeError(
-            f"{launched} processes were launched, but accelerate shares work among {state.num_processes}: call "
-            "run_study before any other use of accelerate, or create PartialState(cpu=True) for processes on CPUs."
-        )
-    return state
-
-
-def _claimed(state: Any, claim: Callable[[], Any]) -> Any:
-    """What the main process gets when it claims the folder. All processes raise its error."""
-    found: list[Any] = [None]
-    if state.is_main_process:
-        try:
-            found = [claim()]
-        except (ValueError, OSError) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _check_examples(examples: Sequence[Example]) -> None:

@@ -41,6 +41,37 @@ def test_small_steps_find_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_gradient_times_input_of_one_layer(name: str) -> None:
+    """The local form: the norm of the layer's Jacobian, each column times the entry of the layer's input."""
+    case = FAMILIES[name].case
+    kept = []
+
+    def leaf(module: nn.Module, args: Any, output: Any) -> Any:
+        states = (output[0] if isinstance(output, tuple) else output).detach().requires_grad_()
+        kept.append(states)
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    with case.layers[0].register_forward_hook(leaf), case.layers[1].register_forward_hook(keep):
+        case.model(**case.inputs)
+    before, after = kept
+    expected = torch.zeros(*before.shape[:2], before.shape[1], dtype=before.dtype)
+    for i in range(after.shape[1]):
+        for d in range(after.shape[2]):
+            (gradient,) = torch.autograd.grad(after[:, i, d].sum(), before, retain_graph=True)
+            expected[:, i] += (gradient * before.detach()).square().sum(-1)
+    if "attention_mask" in case.inputs:
+        mask = case.inputs["attention_mask"].bool()
+        expected = expected * mask[:, :, None] * mask[:, None]
+    local = HiddenTokenAttribution(
+        case.model, case.layers[1], embeddings=case.layers[0], multiply_by_inputs=True, normalize=False
+    )
+    assert_same(local.attribute(case.inputs), expected.sqrt())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_stack_input_equals_first_hidden_state(name: str) -> None:
     """In transformers, the first hidden state of BERT is the output of the embeddings' norm."""
     case = FAMILIES[name].case

@@ -3,11 +3,14 @@
 from math import isnan, sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import macro_summary, summarize
+from captum_vz.metrics.intervals import summarize_many
 
 
 def test_mean_counts_undefined_values() -> None:
@@ -32,6 +35,33 @@ def test_the_seed_decides() -> None:
     values = torch.randn(30)
     assert summarize(values, seed=1) == summarize(values, seed=1)
     assert summarize(values, seed=1) != summarize(values, seed=2)
+
+
+def test_interval_equals_scipys_bootstrap() -> None:
+    for count in (2, 3, 50, 1200):
+        for options in (
+            {"confidence": 0.95, "resamples": 500, "seed": 0},
+            {"confidence": 0.6, "resamples": 77, "seed": 4},
+        ):
+            values = torch.randn(count, dtype=torch.float64)
+            drawn = stats.bootstrap(
+                (values.numpy(),),
+                np.mean,
+                confidence_level=options["confidence"],
+                n_resamples=options["resamples"],
+                method="percentile",
+                rng=np.random.default_rng(int(options["seed"])),
+            )
+            low, high = drawn.confidence_interval
+            found = summarize(values, float(options["confidence"]), int(options["resamples"]), int(options["seed"]))
+            assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12, abs=1e-14)
+
+
+def test_many_summaries_equal_single_ones() -> None:
+    values = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
+    values[3][:23] = torch.nan  # as many known values as others have
+    for many, one in zip(summarize_many(values, resamples=99), values, strict=True):
+        assert many == pytest.approx(summarize(one, resamples=99), rel=1e-12, nan_ok=True)
 
 
 def test_constant_values_have_zero_width() -> None:

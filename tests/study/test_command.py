@@ -13,12 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from captum_vz.app import models as app_models
 from captum_vz.cli import main
 from captum_vz.cli.commands import study as study_command
 from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_model
 from tests.command import assert_records_equal_file, forget, refused
-from tests.study.test_run import assert_same_study
+from tests.study.test_run import assert_same_study, shards
 
 METHODS = ["value-zeroing", "random"]
 
@@ -218,6 +219,27 @@ register_method("fails", fails)
 register_method("captums", Saliency)
 register_metric("largest", lambda batch, rows: rows.max(-1).values)
 """
+
+
+@pytest.mark.slow
+def test_second_start_with_a_plugin_computes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], own_names: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "mine.py").write_text(PLUGIN)
+    own = ["--methods", "ids", "fails", "captums", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
+    assert main(["study", "--generated", "500", *own, "--output", "s", "--quiet"]) == 0
+    found, before = Study("s"), shards(Path("s"))
+    assert found.rows().groupby("method")["example"].nunique().to_dict() == {"captums": 500, "ids": 500}
+    assert found.skipped.groupby("method")["example"].nunique().to_dict() == {"fails": 500}
+    summary = found.summary
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(app_models, "load_model", never)
+    assert main(["study", "--generated", "500", *own, "--output", "s", "--quiet"]) == 0
+    assert shards(Path("s")) == before
+    pd.testing.assert_frame_equal(Study("s").summary, summary)
 
 
 def test_plugin_is_read(folder: Path, capsys: pytest.CaptureFixture[str], own_names: None) -> None:

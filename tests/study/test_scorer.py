@@ -246,7 +246,7 @@ def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Examp
         ({"metrics": []}, r"metrics is \[\]"),
         ({"removal": "mask"}, "removal is 'mask', but the tokenizer has no such token: pass 'delete'"),
         ({"removal": "swap"}, "removal is 'swap': pass one of 'unk', 'mask', 'delete'"),
-        ({"batch_size": 0}, "batch_size is 0: pass at least 1"),
+        ({"batch_size": 0}, "batch_size is 0 and batch_tokens 4096: pass at least 1"),
     ],
 )
 def test_unknown_names_refused(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:

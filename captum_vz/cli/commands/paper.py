@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, methods_of, positive, start_run
+from captum_vz.cli.options import add_command, add_model, add_run, blimp_files, methods_of, positive, start_run
 from captum_vz.cli.output import working
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
@@ -78,6 +79,8 @@ def run(options: argparse.Namespace) -> None:
             quiet=options.quiet or options.json,
             about=about,
             controls=options.controls,
+            command=shlex.join(options.command_line),
+            data=blimp_files(options.blimp),
         )
     parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
     show(options, *parts, f"\ntables, figures and this report: {options.output}")

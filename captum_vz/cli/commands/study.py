@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -11,7 +12,16 @@ from typing import Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, check_names, methods_of, positive, start_run
+from captum_vz.cli.options import (
+    add_command,
+    add_model,
+    add_run,
+    blimp_files,
+    check_names,
+    methods_of,
+    positive,
+    start_run,
+)
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
@@ -26,8 +36,11 @@ METRICS: Final = (
     ),
     *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
     *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
+    *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
 )
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
+#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+ENGINES: Final = ("local", "accelerate", "ray")
 _PATHS = ("blimp", "jsonl", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
@@ -46,8 +59,8 @@ def add_study(commands: Any) -> None:
         run,
         help="evaluate methods on many sentences, with one model or several",
         description="Runs models x methods x sentences, and writes the results to a folder. If it is started again, it "
-        "continues there. Under `accelerate launch`, the processes share the work. For a causal model, the text ends "
-        "before the target: the row of the last token is evaluated, where the model predicts the target.",
+        "continues there. Under `accelerate launch` or `torchrun`, the processes share the work. For a causal model, "
+        "the text ends before the target: the row of the last token is evaluated, where the model predicts the target.",
         examples=EXAMPLES,
     )
     sub.add_argument(
@@ -81,7 +94,20 @@ def add_study(commands: Any) -> None:
         metavar="N",
         help="sentences in a file: the most that a kill loses (default: %(default)s)",
     )
+    sub.add_argument(
+        "--batch-tokens",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="the most tokens in a batch (default: %(default)s)",
+    )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
+    sub.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
+        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
+    )
     sub.add_argument(
         "--removal",
         choices=("unk", "mask", "delete"),
@@ -156,15 +182,24 @@ def run(options: argparse.Namespace) -> None:
             methods_of(options),
             options.metrics,
             batch_size=options.batch_size,
+            batch_tokens=options.batch_tokens,
             shard_size=options.shard_size,
             content_only=options.content_only,
             removal=options.removal,
+            engine=options.engine,
+            command=shlex.join(options.command_line),
+            data=_files(options),
             quiet=options.quiet or options.json,
         )
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
         check_used(study)
+
+
+def _files(options: argparse.Namespace) -> list[Path]:
+    """The files that the examples are read from."""
+    return [*options.jsonl, *blimp_files(options.blimp)]
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:

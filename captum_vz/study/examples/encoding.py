@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from captum_vz.study.examples.example import Example
 from captum_vz.text import MASK, encode_record, form_ids, record_spans
+
+T = TypeVar("T")
 
 
 class BadExampleError(ValueError):
@@ -115,6 +117,28 @@ def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str 
         "input_ids": torch.tensor(ids, device=device),
         "attention_mask": torch.tensor(mask, device=device),
     }
+
+
+def fill_batches(items: Iterable[T], length: Callable[[T], int], most: int, tokens: int) -> Iterator[list[T]]:
+    """Batches of at most `most` items and `tokens` tokens, padding included. A longer item is a batch of its own.
+
+    Args:
+        items: The items, sorted by length.
+        length: The number of tokens of an item.
+        most: The most items in a batch.
+        tokens: The most tokens in a batch.
+
+    >>> list(fill_batches([2, 3, 3, 5, 9], lambda length: length, 3, 8))
+    [[2, 3], [3], [5], [9]]
+    """
+    batch: list[T] = []
+    for item in items:
+        if batch and (len(batch) == most or (len(batch) + 1) * length(item) > tokens):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def _until_target(tokenizer: Any, example: Example) -> Encoded:

@@ -10,6 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+from captum_vz.errors import ArgumentError
 from captum_vz.text import Record, read_json_lines, split_words
 
 
@@ -152,6 +153,40 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
         of = example.group or (path.stem if group is None else group)
         examples.append(replace(example, group=of, id=example.id or f"{of} {number}"))
     return examples
+
+
+def as_examples(given: Any) -> list[Example]:
+    """Examples of any of these: :class:`Example` objects, dictionaries, a table of pyarrow, a `datasets.Dataset`.
+
+    Args:
+        given: Something that yields examples or dictionaries, see :meth:`Example.from_dict`, or a table of pyarrow. A
+            dictionary without an ``id`` gets its group and its number as the id.
+
+    Raises:
+        ArgumentError: Something is no example. The message gives its place.
+
+    >>> as_examples([{"tokens": ["It", "[MASK]"], "target": 1}])
+    [Example(id='1', words=('It', '[MASK]'), target=1, cue=(), good=None, bad=None, label=None, group='', text=None)]
+    """
+    rows = given.to_pylist() if hasattr(given, "to_pylist") else given
+    if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+        raise ArgumentError(
+            f"examples is of type {type(given).__name__}: pass a list of Example objects or dictionaries, a table of "
+            "pyarrow, or a data set of Hugging Face."
+        )
+    found = []
+    for number, one in enumerate(rows, 1):
+        if isinstance(one, Example):
+            found.append(one)
+            continue
+        if not isinstance(one, Mapping):
+            raise ArgumentError(f"example {number} is of type {type(one).__name__}: pass an Example or a dictionary.")
+        try:
+            example = Example.from_dict(one)
+        except ValueError as error:
+            raise ArgumentError(f"example {number}: {error}") from error
+        found.append(replace(example, id=example.id or f"{example.group} {number}".strip()))
+    return found
 
 
 def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.metrics.extra import study_extra
-from captum_vz.study.folder.storage import Part, read_part
+from captum_vz.study.folder.storage import Part, blocks_of, check_weights, parts_of, read_part
 from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
     import pandas as pd
+    import pyarrow as pa
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,27 +31,46 @@ def has_cell(part: Part, settings: Mapping[str, Any], method: str, metric: str |
     return stamp.metrics.get(metric) == settings["metrics"].get(metric)
 
 
-def read_block(parts: Sequence[Part], settings: Mapping[str, Any], columns: Sequence[str] | None) -> DataFrame:
-    """The rows of one model and one block.
+def read_blocks(
+    folder: Path, settings: Mapping[str, Any], columns: Sequence[str] | None, coded: bool = False
+) -> Iterator[tuple[str, list[Part], Any]]:
+    """For each model and block of a study the name of the model, the parts, and the rows, a table of pyarrow.
+
+    The rows with scores are in the order of examples, methods and layers. Those of skipped examples may come after
+    them. Rows that other code has made than that of the settings are left out.
 
     Args:
-        parts: Its parts.
-        settings: The settings of the study. Rows that other code has made are left out.
+        folder: The folder of the study.
+        settings: Its settings.
         columns: The wanted columns. None: all.
+        coded: Whether strings may come as codes, which takes less time and memory.
 
-    Returns:
-        The rows with scores in the order of examples, methods and layers, and then those of skipped examples.
+    Raises:
+        ValueError: A part is broken, or does not belong here, or other weights made it.
     """
+    for model in settings["models"]:
+        weights = None
+        for block in blocks_of(settings):
+            parts = parts_of(folder, settings, model, block)
+            for path, stamp in parts:
+                weights = weights or stamp.weights
+                check_weights(path, model, stamp, weights)
+            if parts:
+                yield model, parts, _read_block(parts, settings, columns, coded)
+
+
+def _read_block(parts: Sequence[Part], settings: Mapping[str, Any], columns: Sequence[str] | None, coded: bool) -> Any:
+    """The rows of one model and one block."""
     methods, metrics = list(settings["methods"]), list(settings["metrics"])
     wanted = [*COLUMNS, *metrics] if columns is None else [name for name in columns if name != "model"]
+    if len(parts) == 1 and all(has_cell(parts[0], settings, one, metric) for one in methods for metric in metrics):
+        return read_part(parts[0], wanted, coded)
     needed = list(dict.fromkeys([*KEYS, "metric", "skipped", *wanted]))
     parts = sorted(parts, key=lambda part: not part.stamp.has_scores)  # parts with scores hold all examples
     tables = [
         read_part(part, [name for name in needed if name in COLUMNS or name in part.stamp.metrics]).to_pandas()
         for part in parts
     ]
-    if len(parts) == 1 and all(has_cell(parts[0], settings, one, metric) for one in methods for metric in metrics):
-        return tables[0]
     found = []
     for method in methods:
         source = next((k for k, part in enumerate(parts) if has_cell(part, settings, method)), None)
@@ -63,11 +84,11 @@ def read_block(parts: Sequence[Part], settings: Mapping[str, Any], columns: Sequ
         found.append(rows)
     found.append(_reasons(parts, tables, settings))
     joined = pd.concat(found, ignore_index=True)
-    if not len(joined):
-        return joined
     order = {id: place for place, id in enumerate(dict.fromkeys(id for table in tables for id in table["example"]))}
     rank = joined["example"].map(order)
-    return joined.iloc[rank.argsort(kind="stable")].reset_index(drop=True)
+    joined = joined.iloc[rank.argsort(kind="stable")].reindex(columns=wanted)
+    schema = pa.schema([(name, COLUMNS.get(name, pa.float64())) for name in wanted])
+    return pa.Table.from_pandas(joined, schema=schema, preserve_index=False)
 
 
 def _with_metric(

@@ -69,6 +69,7 @@ class Stamp(NamedTuple):
         methods: The methods in a part of a study, and the identity of their code.
         metrics: The metrics in it, and the identity of their code.
         has_scores: Whether it holds the scores, or only metrics of scores that another part holds.
+        made_by: The model, the device and the versions that made it, for a reader.
     """
 
     weights: str
@@ -77,6 +78,7 @@ class Stamp(NamedTuple):
     methods: Mapping[str, str] = {}
     metrics: Mapping[str, str] = {}
     has_scores: bool = True
+    made_by: Mapping[str, str] = {}
 
 
 def digest(*parts: Any) -> str:
@@ -122,12 +124,18 @@ def read_table(path: Path, made_of: str, columns: Sequence[str] | None = None) -
     return table.to_pandas(), stamp
 
 
-def read_part(part: Part, columns: Sequence[str] | None = None) -> Any:
-    """The rows of a part, a table of pyarrow. Its stamp was checked when it was found."""
+def read_part(part: Part, columns: Sequence[str] | None = None, coded: bool = False) -> Any:
+    """The rows of a part, a table of pyarrow. Its checksum and its stamp were checked when it was found.
+
+    Args:
+        part: The part.
+        columns: The wanted columns. The others are not read. None: all.
+        coded: Whether strings come as codes.
+    """
+    strings = ["example", "group", "label", "method", "metric"] if coded else None
     with _reading(part.path):
-        return parquet.read_table(
-            pa.BufferReader(_whole_bytes(part.path)), columns=None if columns is None else list(columns)
-        )
+        table = parquet.ParquetFile(part.path, read_dictionary=strings).read(columns and list(columns))
+    return table.replace_schema_metadata()
 
 
 @contextmanager
@@ -178,7 +186,7 @@ def _stamp_of(data: bytes) -> Stamp:
 MANIFEST: Final = "study.json"
 SHARDS: Final = "shards"
 EXAMPLES: Final = "examples"
-_LOCK: Final = ".study.json.lock"
+LOCK: Final = ".study.json.lock"
 #: The settings that all parts of a study share.
 FIXED: Final = ("captum_vz", "content_only", "removal")
 
@@ -275,7 +283,7 @@ def claim(
     """
     manifest = folder / MANIFEST
     entries = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    ours = (EXAMPLES, _LOCK)
+    ours = (EXAMPLES, LOCK)
     if any(name not in ours and not name.endswith(TEMPORARY) for name in entries) and not manifest.is_file():
         raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder or that of a study.")
     if manifest.is_file():
@@ -284,7 +292,7 @@ def claim(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(error.errno, f"cannot write {manifest}: {error.strerror}") from error
-    with FileLock(folder / _LOCK):
+    with FileLock(folder / LOCK):
         before = read_settings(folder) if manifest.is_file() else {}
         if before:
             _check_fixed(folder, fixed, before)
@@ -311,6 +319,8 @@ def claim(
                 "blocks": [[block.sha256, block.size] for block in blocks],
             },
         }
+        if "provenance" in before:
+            settings["provenance"] = before["provenance"]
         if settings != before:
             write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
     wanted = {known[example.id][1].number for example in examples if example.id in known}

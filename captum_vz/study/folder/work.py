@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from captum_vz._files import write_whole
 from captum_vz.metrics.extra import study_extra
+from captum_vz.study.folder.provenance import made_by
 from captum_vz.study.folder.reading import has_cell
 from captum_vz.study.folder.storage import (
     Block,
@@ -106,11 +107,13 @@ class Plan:
         suffix = digest(self._identities(missing), missing.has_scores)[:8]
         return part_path(self.folder, self.settings, work.model, work.block, f"-{suffix}")
 
-    def stamp(self, work: Work, missing: Missing, weights: str, rows: Sequence[Row]) -> Stamp:
+    def stamp(
+        self, work: Work, missing: Missing, weights: str, rows: Sequence[Row], made_by: Mapping[str, str]
+    ) -> Stamp:
         """The stamp of a new part."""
         of = made_of(self.settings, work.model, work.block)
         methods, metrics = self._identities(missing)
-        return Stamp(weights, of, any(map(is_out_of_memory, rows)), methods, metrics, missing.has_scores)
+        return Stamp(weights, of, any(map(is_out_of_memory, rows)), methods, metrics, missing.has_scores, made_by)
 
     def _identities(self, missing: Missing) -> tuple[dict[str, str], dict[str, str]]:
         methods, metrics = self.settings["methods"], self.settings["metrics"]
@@ -140,12 +143,12 @@ class Worker:
         self.options = options
 
     @cached_property
-    def loaded(self) -> tuple[Any, Any, str]:
-        """The model, its tokenizer and its fingerprint, loaded at the first use."""
+    def loaded(self) -> tuple[Any, Any, str, dict[str, str]]:
+        """The model, its tokenizer, its fingerprint and where it comes from, loaded at the first use."""
         model, tokenizer = self.load()
         weights = fingerprint(model, tokenizer)
         self.plan.check_weights(self.model, weights)
-        return model, tokenizer, weights
+        return model, tokenizer, weights, made_by(model)
 
     def do(self, work: Work, advance: Callable[[int], object]) -> None:
         """Compute and write the missing parts of one block."""
@@ -156,26 +159,28 @@ class Worker:
             if missing.has_scores:
                 methods = {name: self.plan.methods[name] for name in missing.methods}
                 rows = self._scorer(methods, metrics).score(examples, count)
-                weights = self.loaded[2]
+                _, _, weights, maker = self.loaded
             else:
                 rows = [row for part in work.parts for row in self._stored(part, missing.methods)]
                 if any(metric.needs_model for metric in metrics.values()):
-                    weights = self.loaded[2]
+                    _, _, weights, maker = self.loaded
                     skipped = self._scorer({}, metrics).measure(examples, rows)
                 else:
-                    options = (self.options[name] for name in ("batch_size", "content_only", "removal"))
-                    measurer = Measurer(metrics, self._no_model, self._no_model, *options)
+                    sizes = self.options["batch_size"], self.options["batch_tokens"]
+                    how = self.options["content_only"], self.options["removal"]
+                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how)
                     by_id = {example.id: example for example in examples}
                     weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
+                    maker = dict(work.parts[0].stamp.made_by)
                 rows = [row | {"tokens": [], "cue": [], "content": [], "scores": []} for row in rows] + skipped
                 if count is not None:
                     count(len(examples))
             schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
-            stamp = self.plan.stamp(work, missing, weights, rows)
+            stamp = self.plan.stamp(work, missing, weights, rows, maker)
             write_whole(self.plan.path(work, missing), to_parquet(pa.Table.from_pylist(rows, schema=schema), stamp))
 
     def _scorer(self, methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> Scorer:
-        model, tokenizer, _ = self.loaded
+        model, tokenizer, *_ = self.loaded
         return Scorer(model, tokenizer, methods or None, metrics, **self.options)
 
     def _stored(self, part: Part, methods: Sequence[str]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,6 +65,8 @@ def reproduce(
     quiet: bool = False,
     about: str = "",
     controls: int | None = None,
+    command: str | None = None,
+    data: Iterable[str | Path] = (),
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
@@ -98,6 +100,8 @@ def reproduce(
         controls: The number of sentences of the package's grammar for the sanity checks
             (:func:`~captum_vz.study.sanity_checks`) and the truths by patching
             (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: no controls.
+        command: See :func:`~captum_vz.study.run_study`, like `data`.
+        data: See there.
 
     Returns:
         Tables, and a report that prints.
@@ -120,7 +124,7 @@ def reproduce(
     chosen = given_methods(methods)
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
-    folder = Path(output)
+    folder, data = Path(output), list(data)
     # Some systems do not distinguish the case of file names.
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
@@ -150,6 +154,8 @@ def reproduce(
             shard_size=shard_size,
             confidence=confidence,
             resamples=resamples,
+            command=command,
+            data=data,
             quiet=quiet,
         )
         check_used(study)
@@ -197,6 +203,7 @@ def reproduce(
         about=about,
         controls=Controls.joined(checked, differences),
         further=Further.joined(further),
+        repeat=tuple(dict.fromkeys(line for study in studies for line in study.repeat)),
     )
     state = PartialState()
     if state.is_main_process:

@@ -22,11 +22,12 @@ from captum_vz.study.figures import (
     name_methods,
     write_title,
 )
+from captum_vz.study.folder.summary import ALL
 from captum_vz.study.methods import METHODS
 from captum_vz.study.paper.controls import Controls
 from captum_vz.study.paper.further import Further
 from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table, probing_section
-from captum_vz.study.results import ALL, tied_pairs, with_interval
+from captum_vz.study.results import tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
@@ -146,6 +147,7 @@ class Reproduction:
         about: How the examples were selected. The report begins with it.
         controls: Sanity checks, truths by patching, and the findings that hold in all models.
         further: Tables that the paper does not have: variants of faithfulness, bounds, paradigms, agreement.
+        repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
     """
 
     summary: DataFrame
@@ -157,6 +159,7 @@ class Reproduction:
     about: str = ""
     controls: Controls = field(default_factory=Controls)
     further: Further = field(default_factory=Further)
+    repeat: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer.
@@ -164,9 +167,9 @@ class Reproduction:
         The controls and a comparison of the models follow.
         """
         reports = (self._report(model) for model in self.summary["model"].unique())
-        return "\n\n".join(
-            [*filter(None, [self.about]), *reports, *self.controls.sections(self.summary, markdown_table)]
-        )
+        across = self.controls.sections(self.summary, markdown_table)
+        repeat = ["## To repeat this\n\n" + "\n".join(f"- {line}" for line in self.repeat)] if self.repeat else []
+        return "\n\n".join([*filter(None, [self.about]), *reports, *across, *repeat])
 
     def plot(self, what: str) -> Figure:
         """One evaluation as a figure.

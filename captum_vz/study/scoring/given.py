@@ -10,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from captum_vz.study.methods import (
     gradient_rows,
     layer_method,
 )
+
+#: How the names of the modules of plugins begin.
+PLUGIN: Final = "captum_vz_plugin_"
 
 #: By how much the sum of shares may differ from 1; half precision rounds by less.
 _ROUNDING = 1e-2
@@ -77,7 +80,7 @@ def load_plugin(path: str | Path) -> None:
         ArgumentError: There is no such file, or it fails. The message says at which line.
     """
     path = Path(path).absolute()
-    name = f"captum_vz_plugin_{path.stem}"
+    name = f"{PLUGIN}{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ArgumentError(f"plugin is {path.name}: expected a Python file, whose name ends with .py.")

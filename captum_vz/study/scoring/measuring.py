@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.encoding import BadExampleError, Encoded
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches
 from captum_vz.study.examples.example import Example
 from captum_vz.study.scoring.metrics import EvaluationBatch, Metric
 from captum_vz.study.scoring.rows import Row, reason_of, skipped_row
@@ -23,7 +23,7 @@ class Measurer:
         metrics: The metrics by their names.
         load: Gives the model and its tokenizer. It is called only for metrics that need them.
         encode: Gives the tokens of an example. With `needs_forms=True`, an example without two forms is an error.
-        batch_size: The number of sentences in a batch.
+        sizes: The most sentences in a batch, and the most tokens.
         content_only: Whether cue alignment is over the content tokens only.
         removal: The token in the place of a removed token.
     """
@@ -33,14 +33,14 @@ class Measurer:
         metrics: Mapping[str, Metric],
         load: Callable[[], tuple[Any, Any]],
         encode: Callable[..., Encoded],
-        batch_size: int,
+        sizes: tuple[int, int],
         content_only: bool,
         removal: str,
     ) -> None:
         self.metrics = metrics
         self.load = load
         self.encode = encode
-        self.batch_size = batch_size
+        self.sizes = sizes
         self.content_only = content_only
         self.removal = removal
 
@@ -74,9 +74,11 @@ class Measurer:
                     usable.append(id)
                 except BadExampleError as error:
                     skipped += [skipped_row(str(error), examples[id], None, name, self.metrics) for name in alike]
-            usable.sort(key=lambda id: len(next(iter(by_example[id].values()))[0]["scores"]))
-            for start in range(0, len(usable), self.batch_size):
-                some = usable[start : start + self.batch_size]
+
+            def length(id: str) -> int:
+                return len(next(iter(by_example[id].values()))[0]["scores"])
+
+            for some in fill_batches(sorted(usable, key=length), length, *self.sizes):
                 skipped += self._batch({id: examples[id] for id in some}, by_example, encoded, alike)
         return skipped
 

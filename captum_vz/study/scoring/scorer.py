@@ -11,18 +11,19 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz.metrics import content_tokens
 from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import Batch, encoder_of, joined_first
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, removal_of
-from captum_vz.study.scoring.rows import COLUMNS, Row, reason_of, score_rows, skipped_row
+from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa
+    from accelerate.utils.memory import clear_device_cache
 
 
 class Scorer:
@@ -66,7 +67,10 @@ class Scorer:
             :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to functions, see
             :func:`~captum_vz.study.register_metric`. None: cue alignment and blank-out.
-        batch_size: The number of sentences in a batch. Sentences of similar length are batched together.
+        batch_size: The most sentences in a batch. Sentences of similar length are batched together.
+        batch_tokens: The most tokens in a batch, padding included; a longer sentence is a batch of its own. A method
+            that runs out of memory gets batches of half as many tokens from then on. Batches change numbers by
+            rounding only.
         content_only: Whether cue alignment ignores special tokens and the target. Rows are then divided by the sum of
             the other scores.
         removal: The token in the place of a token that is blanked out or erased, "unk" or "mask"; or "delete".
@@ -94,6 +98,7 @@ class Scorer:
         metrics: Any = None,
         *,
         batch_size: int = 32,
+        batch_tokens: int = 4096,
         content_only: bool = False,
         removal: str = "unk",
         layers: list[nn.Module] | None = None,
@@ -113,9 +118,11 @@ class Scorer:
                     f"{type(self.model).__name__} has no head that predicts words, which {', '.join(needing)} needs: "
                     "pass other metrics, such as cue_dot and cue_ap."
                 )
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: pass at least 1.")
+        if min(batch_size, batch_tokens) < 1:
+            raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: pass at least 1 of each.")
         self.batch_size = batch_size
+        self.batch_tokens = batch_tokens
+        self._fitting: dict[str, int] = {}  # the most tokens for a method that ran out of memory
         self.content_only = content_only
         self.removal = removal
         self.layers = find_layers(self.model) if layers is None else list(layers)
@@ -214,7 +221,8 @@ class Scorer:
     @property
     def _measurer(self) -> Measurer:
         loaded = (self.model, self.tokenizer)
-        return Measurer(self.metrics, lambda: loaded, self._encode, self.batch_size, self.content_only, self.removal)
+        sizes = (self.batch_size, self.batch_tokens)
+        return Measurer(self.metrics, lambda: loaded, self._encode, sizes, self.content_only, self.removal)
 
     def _encode(self, example: Example, needs_forms: bool = False) -> Encoded:
         return encode(
@@ -232,9 +240,7 @@ class Scorer:
             return encoded[place].forms is None, len(encoded[place].ids)
 
         for _, alike in groupby(sorted(encoded, key=kind), key=lambda place: kind(place)[0]):
-            places = list(alike)
-            for start in range(0, len(places), self.batch_size):
-                yield places[start : start + self.batch_size]
+            yield from fill_batches(alike, lambda place: len(encoded[place].ids), self.batch_size, self.batch_tokens)
 
     def _evaluate(self, pairs: Sequence[tuple[Example, Encoded]], methods: Sequence[str]) -> list[dict[str, list[Row]]]:
         """For each example of one batch, for each method, its rows."""
@@ -253,15 +259,27 @@ class Scorer:
         found: list[dict[str, list[Row]]] = [{} for _ in pairs]
         for name in joined_first(methods, self.methods):
             method = self.methods[name]
+            size = inputs["input_ids"].numel()
+            whole = len(pairs) == 1 or size <= self._fitting.get(name, size)
             try:
-                scores = checked_rows(name, method, batch, [example.id for example, _ in pairs])
+                scores = checked_rows(name, method, batch, [example.id for example, _ in pairs]) if whole else None
             except Exception as error:  # a method that fails costs its own rows, not the study
-                # One example may be the reason, or need less memory, so each is tried alone.
-                for rows, (example, one) in zip(found, pairs, strict=True):
-                    if len(pairs) > 1:
-                        rows[name] = self._evaluate([(example, one)], [name])[0][name]
-                    else:
-                        rows[name] = [skipped_row(reason_of(error), example, name)]
+                reason, no_memory, scores = reason_of(error), ran_out_of_memory(error), None
+                if no_memory:
+                    self._fitting[name] = size // 2
+                if len(pairs) == 1:
+                    found[0][name] = [skipped_row(reason, pairs[0][0], name)]
+                    continue
+                whole = not no_memory
+            if scores is None:
+                # Of an error, one example may be the reason, so each is tried alone. After the `except` block, because
+                # the error holds the memory of the batch.
+                clear_device_cache()
+                step = 1 if whole else -(-len(pairs) // 2)
+                for start in range(0, len(pairs), step):
+                    some = self._evaluate(pairs[start : start + step], [name])
+                    for rows, new in zip(found[start : start + step], some, strict=True):
+                        rows[name] = new[name]
                 continue
             for place, (example, one) in enumerate(pairs):
                 found[place][name] = score_rows(

@@ -1,0 +1,142 @@
+"""Where the numbers of a study come from, and what a reader needs to repeat it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import torch
+from filelock import FileLock
+from matplotlib.figure import FigureBase
+
+from captum_vz import __version__
+from captum_vz._files import write_whole
+from captum_vz.study.folder.storage import LOCK, MANIFEST, read_settings
+from captum_vz.visualization.pictures.provenance import add_provenance, weights_fingerprint
+
+AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
+
+#: The key of the settings that holds it. It is no part of what the rows are made of.
+PROVENANCE: Final = "provenance"
+_LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
+#: The seeds of the bootstrap, and of methods that draw random numbers.
+_SEEDS: Final = {"bootstrap": 0, "methods": 0}
+_FOOT_SIZE: Final = 5
+
+
+def made_by(model: Any) -> dict[str, str]:
+    """What computes the rows of a shard: the model, its weights, the device, and the versions of the libraries."""
+    device = model.device
+    name = f"{device.type} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device.type)
+    found = {
+        "model": type(model).__name__,
+        "source": str(getattr(model, "name_or_path", "") or ""),
+        "weights": weights_fingerprint(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": name,
+        "captum_vz": __version__,
+        "python": platform.python_version(),
+    }
+    return found | {library: version(library) for library in _LIBRARIES}
+
+
+def files_of(paths: Iterable[str | Path]) -> dict[str, str]:
+    """The SHA-256 of files by their names."""
+    found = {}
+    for path in map(Path, paths):
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while some := file.read(2**20):
+                digest.update(some)
+        found[path.name] = digest.hexdigest()
+    return found
+
+
+def keep_provenance(
+    folder: Path,
+    makers: Mapping[str, Sequence[Mapping[str, str]]],
+    confidence: float,
+    resamples: int,
+    command: str | None,
+    data: Mapping[str, str],
+) -> dict[str, Any]:
+    """Write into a study's settings where its numbers come from, and return the settings.
+
+    A study that grows keeps the earlier commands and data files.
+
+    Args:
+        folder: The folder of the study.
+        makers: For each model the different results of :func:`made_by`.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples.
+        command: The command that runs the study.
+        data: The digests of the data files by their names.
+    """
+    with FileLock(folder / LOCK):
+        settings = read_settings(folder)
+        before = settings.get(PROVENANCE, {})
+        commands = [*before.get("commands", ()), *([] if command is None else [command])]
+        settings[PROVENANCE] = {
+            "models": {name: list(map(dict, some)) for name, some in makers.items()},
+            "seeds": _SEEDS,
+            "confidence": confidence,
+            "resamples": resamples,
+            "commands": list(dict.fromkeys(commands)),
+            "data": before.get("data", {}) | dict(data),
+        }
+        write_whole(folder / MANIFEST, json.dumps(settings, indent=2, ensure_ascii=False).encode())
+    return settings
+
+
+def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
+    """What a reader needs to repeat a study, one line for each thing; nothing for a study that is not finished."""
+    found = settings.get(PROVENANCE)
+    if not found:
+        return []
+    makers = [(name, one) for name, some in found["models"].items() for one in some]
+    versions = dict.fromkeys(
+        ", ".join(f"{library} {one[library]}" for library in ("captum_vz", "python", *_LIBRARIES)) for _, one in makers
+    )
+    lines = [f"Versions: {'; or '.join(versions)}."]
+    for name, one in makers:
+        source = f" from {one['source']}" if one["source"] else ""
+        lines.append(
+            f"Model {name}: {one['model']}{source}, weights with the SHA-256 {one['weights']}, {one['dtype']} on "
+            f"{one['device']}."
+        )
+    blocks = "".join(digest for digest, _ in settings["examples"]["blocks"])
+    lines += [f"Data: {name}, SHA-256 {digest}." for name, digest in found["data"].items()]
+    lines.append(
+        f"Sentences: {settings['examples']['count']:,}, digest {hashlib.sha256(blocks.encode()).hexdigest()[:16]}."
+    )
+    seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
+    lines.append(f"Seeds: {seeds}. Intervals: {100 * found['confidence']:g} %, {found['resamples']:,} resamples.")
+    return [*lines, *(f"Command: {command}" for command in found["commands"])]
+
+
+def sign(figure: AnyFigure, settings: Mapping[str, Any]) -> AnyFigure:
+    """Write at the foot of a figure where its numbers come from, and keep the details with its file."""
+    lines = repeat_lines(settings)
+    if not lines:
+        return figure
+    makers = [(name, one) for name, some in settings[PROVENANCE]["models"].items() for one in some]
+    first = makers[0][1] if makers else {}
+    parts = [
+        f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
+        *(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
+        f"{settings['examples']['count']:,} sentences, {100 * settings[PROVENANCE]['confidence']:g} % intervals",
+    ]
+    width = int(figure.get_figwidth() * 72 / (0.52 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
+    foot = "\n".join(textwrap.wrap("; ".join(parts), width))
+    label = figure.supxlabel(foot, x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")
+    label.set_parse_math(False)
+    more: dict[str, str] = {}
+    for key, _, value in (line.partition(": ") for line in lines):
+        more[key.lower()] = "; ".join(filter(None, [more.get(key.lower()), value]))
+    return add_provenance(figure, **cast(Any, more))

@@ -1,0 +1,99 @@
+"""Where the numbers of a study come from: in its settings, figures and reports, and enough to repeat it."""
+
+import hashlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from captum_vz.cli import main
+from captum_vz.study import Example, Study, reproduce, write_jsonl
+from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.visualization.pictures import read_provenance
+from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from tests.study.test_run import study
+
+METHODS = ["value-zeroing", "random"]
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A study by the command, which grew by a second one."""
+    folder = tmp_path_factory.mktemp("typed")
+    write_jsonl(folder / "mine.jsonl", [Example.from_record(record) for record in agreement_sentences(6)])
+    given = ["study", "--jsonl", str(folder / "mine.jsonl"), "--output", str(folder / "s"), "--metrics", "cue_dot"]
+    assert main([*given, "--quiet", "--methods", "random"]) == 0
+    assert main([*given, "--quiet", "--methods", *METHODS]) == 0
+    return Study(folder / "s")
+
+
+def test_settings_name_everything(typed: Study) -> None:
+    found = json.loads((typed.folder / "study.json").read_text())["provenance"]
+    (maker,) = found["models"]["agreement"]
+    model, _ = load_model()
+    assert maker["weights"] == weights_fingerprint(model)
+    assert maker["model"] == type(model).__name__
+    assert (maker["dtype"], maker["device"], maker["torch"]) == ("float32", "cpu", torch.__version__)
+    path = typed.folder.parent / "mine.jsonl"
+    assert found["data"] == {"mine.jsonl": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert [command.split()[:2] for command in found["commands"]] == [["captum-vz", "study"]] * 2
+    assert (found["confidence"], found["resamples"], found["seeds"]["bootstrap"]) == (0.95, 1999, 0)
+
+
+def test_command_repeats_the_study(typed: Study, tmp_path: Path) -> None:
+    command = typed.settings["provenance"]["commands"][-1]
+    words = [str(tmp_path / "s") if word == str(typed.folder) else word for word in shlex.split(command)]
+    assert main(words[1:]) == 0
+    again = Study(tmp_path / "s")
+    pd.testing.assert_frame_equal(
+        again.summary.sort_values(["method", "layer"], ignore_index=True),
+        typed.summary.sort_values(["method", "layer"], ignore_index=True),
+    )
+
+
+def test_figures_carry_it(typed: Study) -> None:
+    (maker,) = typed.settings["provenance"]["models"]["agreement"]
+    for figure in (typed.plot("cue_dot"), typed.plot_differences("cue_dot")):
+        foot = figure.get_supxlabel().replace("\n", " ")
+        assert maker["weights"][:8] in foot
+        assert f"torch {torch.__version__}" in foot
+        assert "6 sentences, 95 % intervals" in foot
+    for path in (typed.folder / "figures").iterdir():
+        kept = read_provenance(path)
+        assert maker["weights"] in kept["model agreement"]
+        assert kept["command"].count("captum-vz study") == 2
+
+
+def test_weights_in_other_types_are_told_apart(examples: list[Example], tmp_path: Path) -> None:
+    model, tokenizer = load_model()
+    found = study(tmp_path / "s", examples[:2], {"half": (model.bfloat16(), tokenizer)}, methods=["attention"])
+    (maker,) = found.settings["provenance"]["models"]["half"]
+    assert maker["dtype"] == "bfloat16"
+    assert maker["weights"] == weights_fingerprint(model)
+    assert found.settings["provenance"]["commands"] == []
+
+
+def test_reports_end_with_it(typed: Study, tmp_path: Path) -> None:
+    lines = typed.repeat
+    kinds = [re.match(r"\w+", line)[0] for line in lines]  # type: ignore[index]  # each line begins with a word
+    assert kinds == ["Versions", "Model", "Data", "Sentences", "Seeds", "Command", "Command"]
+    examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    found = reproduce({"agreement": load_model}, examples, tmp_path, METHODS, command="mine", quiet=True, resamples=9)
+    report = (tmp_path / "report.md").read_text()
+    assert report.index("## agreement") < report.index("## To repeat this")
+    assert report.rstrip().endswith("- Command: mine")
+    assert all(line in report for line in found.repeat)
+
+
+def test_unfinished_study_has_none(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("captum_vz.study.run.write_results", stops)
+    with pytest.raises(KeyboardInterrupt):
+        study(tmp_path / "s", examples[:2])
+    assert Study(tmp_path / "s").repeat == []
