@@ -189,6 +189,7 @@ class _TokenMapsAblation(FeatureAblation):
 
     def attribute(self, inputs: Tensor, additional_forward_args: Any = None, **kwargs: Any) -> Tensor:
         """The scores of all generated tokens together and of each, `(1 + generated, features)`."""
+        kwargs.pop("skip_tokens", None)  # captum 0.9 hands it on, and its FeatureAblation ignores it
         inp, target = additional_forward_args[:2]
         llm = self.forward_func.__self__  # LLMAttribution puts its own method here
         of_output = llm.attr_target if isinstance(self.method, ValueZeroingEffect) else None
