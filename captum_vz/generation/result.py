@@ -281,7 +281,9 @@ class GenerationAttribution:
         Args:
             layer: The layer, negative ones from the end.
         """
-        return as_inseq(self, layer)
+        index = self.layer_index(layer)
+        about = {"attribution_method": self.method, "layer": self.layers[index], "generated_texts": [self.text]}
+        return as_inseq(self.scores[..., index], self.prefix[..., index], self.prompt, self.generated, about)
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""
