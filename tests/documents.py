@@ -2,6 +2,7 @@
 
 - python: one session for all blocks of a document.
 - bash: `captum-vz` runs in this process. Commands that install are not run: `.ci/run` has to try them.
+  A block whose first line is `# pip install NAME` runs if this package is installed. `.ci/run` has those of the extra "test".
 - text: what the block before it prints.
 - diff: both sides run, the old one in a copy of the session. A diff whose first line is `--- PATH` has to fit the
   script of this path, which test_docs.py runs.
@@ -18,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +107,8 @@ def run_blocks(blocks: list[Block]) -> None:
     for block in blocks:
         place = f"{block.document}, line {block.line}"
         match block.language:
+            case "python" if lacks(block):
+                printed = ""
             case "python":
                 printed = _run_python(block, session)
             case "diff" if script_of(block) is not None:
@@ -127,6 +131,16 @@ def run_blocks(blocks: list[Block]) -> None:
                 assert whole, f"{place}: a citation that does not begin with @ or does not close its braces."
             case language:
                 pytest.fail(f"{place}: the tests cannot run a block of {language or 'no language'}.")
+
+
+def lacks(block: Block) -> bool:
+    """Whether the package that a block names is not installed. Under CAPTUM_VZ_NO_SKIP=1, the extra "test" has to be."""
+    named = re.match(r"# pip install (\S+)\n", block.code)
+    if named is None or find_spec(named[1].replace("-", "_")):
+        return False
+    required = re.search(rf"^    {named[1]}$", (ROOT / "setup.cfg").read_text("utf-8"), re.MULTILINE)
+    assert not (required and os.environ.get("CAPTUM_VZ_NO_SKIP")), f"{block.document}: {named[1]} is not installed."
+    return True
 
 
 def run_script(name: str, code: str) -> dict[str, Any]:
