@@ -2,7 +2,7 @@
 
 - python: one session for all blocks of a document.
 - bash: `captum-vz` runs in this process. Commands that install are not run: `.ci/run` has to try them.
-  A block whose first line is `# pip install NAME` runs if this package is installed. `.ci/run` has those of the extra "test".
+  A block whose first line is `# pip install NAME` runs if this package is installed.
 - text: what the block before it prints.
 - diff: both sides run, the old one in a copy of the session. A diff whose first line is `--- PATH` has to fit the
   script of this path, which test_docs.py runs.
@@ -134,7 +134,7 @@ def run_blocks(blocks: list[Block]) -> None:
 
 
 def lacks(block: Block) -> bool:
-    """Whether the package that a block names is not installed. Under CAPTUM_VZ_NO_SKIP=1, the extra "test" has to be."""
+    """Whether the package that a block names is missing. CAPTUM_VZ_NO_SKIP=1 demands those of the extra "test"."""
     named = re.match(r"# pip install (\S+)\n", block.code)
     if named is None or find_spec(named[1].replace("-", "_")):
         return False
