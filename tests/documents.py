@@ -2,8 +2,10 @@
 
 - python: one session for all blocks of a document.
 - bash: `captum-vz` runs in this process. Commands that install are not run: `.ci/run` has to try them.
+  A block whose first line is `# pip install NAME` runs if this package is installed.
 - text: what the block before it prints.
-- diff: both sides run, the old one in a copy of the session.
+- diff: both sides run, the old one in a copy of the session. A diff whose first line is `--- PATH` has to fit the
+  script of this path, which test_docs.py runs.
 - console: a command that is shown and not run, because it needs files or machines that a test does not have.
 - json: lines that are examples of a study, written to `examples.jsonl`.
 - bibtex: only its form is checked.
@@ -12,8 +14,12 @@
 import contextlib
 import doctest
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +77,29 @@ def sides_of(block: Block) -> tuple[Block, Block]:
     return block._replace(code=old), block._replace(code=new)
 
 
+def script_of(block: Block) -> Path | None:
+    """The script that a diff changes."""
+    first = re.match(r"--- (\S+)\n", block.code)
+    return ROOT / first[1] if first and block.language == "diff" else None
+
+
+def changed(block: Block) -> tuple[str, int]:
+    """The changed script, and the number of lines that are added or take the place of others.
+
+    Parts of the diff are divided by lines of `@@`. The lines that a part keeps or removes stand once in the script.
+    """
+    script = script_of(block)
+    assert script is not None
+    code, count = script.read_text("utf-8"), 0
+    for part in filter(None, re.split(r"^@@.*\n", block.code.partition("\n")[2], flags=re.MULTILINE)):
+        old, new = ("".join(f"{line[1:]}\n" for line in part.splitlines() if line[:1] != other) for other in "+-")
+        place = f"{block.document}, line {block.line}"
+        assert code.count(old) == 1, f"{place}: {script.name} has these lines {code.count(old)} times:\n{old}"
+        code = code.replace(old, new)
+        count += max(len(re.findall(rf"^[{sign}]", part, re.MULTILINE)) for sign in "+-")
+    return code, count
+
+
 def run_blocks(blocks: list[Block]) -> None:
     """Run the blocks in the current folder. Raises what a block raises, with the document's own line numbers."""
     session: dict[str, Any] = {"__name__": "document"}
@@ -78,8 +107,12 @@ def run_blocks(blocks: list[Block]) -> None:
     for block in blocks:
         place = f"{block.document}, line {block.line}"
         match block.language:
+            case "python" if lacks(block):
+                printed = ""
             case "python":
                 printed = _run_python(block, session)
+            case "diff" if script_of(block) is not None:
+                changed(block)
             case "diff":
                 old, new = sides_of(block)
                 _run_python(old, dict(session))
@@ -98,6 +131,30 @@ def run_blocks(blocks: list[Block]) -> None:
                 assert whole, f"{place}: a citation that does not begin with @ or does not close its braces."
             case language:
                 pytest.fail(f"{place}: the tests cannot run a block of {language or 'no language'}.")
+
+
+def lacks(block: Block) -> bool:
+    """Whether the package that a block names is missing. CAPTUM_VZ_NO_SKIP=1 demands those of the extra "test"."""
+    named = re.match(r"# pip install (\S+)\n", block.code)
+    if named is None or find_spec(named[1].replace("-", "_")):
+        return False
+    required = re.search(rf"^    {named[1]}$", (ROOT / "setup.cfg").read_text("utf-8"), re.MULTILINE)
+    assert not (required and os.environ.get("CAPTUM_VZ_NO_SKIP")), f"{block.document}: {named[1]} is not installed."
+    return True
+
+
+def run_script(name: str, code: str) -> dict[str, Any]:
+    """The names that a script leaves. A script with processes of its own runs in a new one, and leaves none."""
+    if "Process" in code:
+        Path(name).write_text(code, "utf-8")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        run = subprocess.run([sys.executable, name], capture_output=True, text=True, env=environment)
+        assert run.returncode == 0, run.stderr
+        return {}
+    session: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(code, name, "exec"), session)
+    return session
 
 
 def _run_python(block: Block, session: dict[str, Any]) -> str:

@@ -5,12 +5,17 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
+from captum_vz import LayerAttention, LayerAttentionNorm
 from captum_vz._engine.taps.projection import VALUE_PROJECTIONS
-from tests.documents import ROOT, blocks_of, run_blocks
+from tests.documents import ROOT, blocks_of, changed, run_blocks, run_script, script_of
 
 PAGES = sorted((ROOT / "tutorials" / "docs").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+SCRIPTS = sorted((ROOT / "tutorials" / "captum").glob("*.py"))
+CHANGES = {script_of(block): block for block in blocks_of(ROOT / "tutorials" / "docs" / "captum_scripts.md")}
+MOST_LINES = 6  # that add Value Zeroing to a script of Captum's tutorials
 HOW_TO = {"add_a_method", "add_a_tap", "add_a_replay", "add_a_family", "add_an_intervention"}
 
 
@@ -19,6 +24,22 @@ def test_page_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     with patch.dict(VALUE_PROJECTIONS):  # a page adds a row
         run_blocks(blocks_of(page))
+
+
+@pytest.mark.filterwarnings("ignore:In order to make embedding layers", "ignore:Multiple layers provided")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_script_runs_as_it_is_and_changed(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_script(script.name, script.read_text("utf-8"))
+    code, count = changed(CHANGES[script])
+    assert count <= MOST_LINES
+    names = run_script(script.name, code)
+    if script.stem == "squad_2":  # the tutorial computes attention and norms by hand
+        by_hand = {LayerAttention: "output_attentions_all", LayerAttentionNorm: "alpha_f_x_norm"}
+        for kind, name in by_hand.items():
+            method = kind(names["predict"], names["layers"], reduce_heads=None, normalize=False)
+            found = method.attribute(names["input_ids"], additional_forward_args=names["more"])
+            torch.testing.assert_close(torch.stack(found), names[name], rtol=1e-4, atol=1e-6)
 
 
 def test_how_to_pages_have_code() -> None:
@@ -63,6 +84,7 @@ def _headings(document: Path) -> set[str]:
         ("```diff\n-one = 1\n+two = 2\n```\n```python\nassert one\n```", "name 'one' is not defined"),
         ("```diff\n-assert one\n+two = 2\n```", "name 'one' is not defined"),
         ("```diff\nplain\n```", "begins with none of"),
+        ("```diff\n--- setup.py\n@@\n no such line\n```", "setup.py has these lines 0 times"),
         ("```bash\nrm -r elsewhere\n```", "cannot run `rm -r elsewhere`"),
         ("```bash\npip install captum-vz==9 && pytest\n```", "is not tried by .ci/run"),
         ('```bash\npip install ".[none]"\n```', "installs no extra of setup.cfg"),

@@ -28,12 +28,14 @@ class CleanPass(NamedTuple):
         members: The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers.
         end: Where padding begins that the model itself added. None: it added none.
         dtypes: The dtypes that numbers of the model are rounded to.
+        tokens_first: Whether the tensors of the first layer are `(tokens, batch, d)`.
     """
 
     output: Any
     members: Tensor
     end: int | None
     dtypes: list[torch.dtype]
+    tokens_first: bool
 
 
 def run_clean(
@@ -59,6 +61,7 @@ def run_clean(
     notes: list[str] = []
     dtypes: list[torch.dtype] = []
     ends: list[int | None] = []
+    orders: list[bool] = []
 
     def compute(record: LayerRecord) -> Tensor:
         runs.note(record)
@@ -73,6 +76,7 @@ def run_clean(
         if not padding and begins_with_padding(site):
             padding.append(LeftPadding(site))
         ends.append(end_of_inputs(site, inputs))
+        orders.append(site.attention.tokens_first)
         half = is_half(record)
         notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
         dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
@@ -86,7 +90,7 @@ def run_clean(
     notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")
-    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes)
+    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes, orders[0])
 
 
 def _members(groups: list[Tensor]) -> Tensor:

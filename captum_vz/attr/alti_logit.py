@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import Readout
-from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._base.several_inputs import by_input
+from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates
 from captum_vz.attr.layer_alti import check_order
@@ -104,8 +104,8 @@ class ALTILogit(ForwardPassAttribution):
             foil: The index of the logit that is subtracted, in the same form, at the same tokens.
 
         Returns:
-            Signed scores `(batch, in)`, or `(batch, token, in)` with several tokens, in at least float32. A tuple with
-            one such tensor if `inputs` is a tuple. Rows and columns of padding are 0.
+            Signed scores `(batch, in)`, or `(batch, token, in)` with several tokens, in at least float32. A tuple if
+            `inputs` is a tuple, see :meth:`ValueZeroingEffect.attribute`. Rows and columns of padding are 0.
 
         Raises:
             RefusedError: As in :meth:`LayerMaps.attribute`. Entries that the vocabulary lacks. Layers that are not
@@ -124,7 +124,9 @@ class ALTILogit(ForwardPassAttribution):
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
-        return format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
+        scores = wanted.select(scores.to(maps[0].dtype))
+        sources = [(as_layers(self.layer)[0], None)]
+        return by_input([scores], self.forward_func, inputs, additional_forward_args, sources)[0]
 
     def terms(
         self,

@@ -178,7 +178,7 @@ class ValueGates:
         one, devices = call.examples(first), self._devices()
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, devices, given, get_intervention(self.intervention))
-        _, members, end, dtypes = run_clean(
+        _, members, end, dtypes, _ = run_clean(
             "Value Gates",
             model,
             one.given_named,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import ModelReplay, keeps_examples_apart
-from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, examples_of
 from captum_vz.attr._call.misuse import check_numbers
 from captum_vz.attr._call.output import Question
@@ -127,8 +127,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
             run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
 
         Returns:
-            `(batch, in)`, in at least float32, signed and not normalised. A tuple with one such tensor if `inputs` is a
-            tuple. Padding is 0, because no token attends to padding.
+            `(batch, in)`, in at least float32, signed and not normalised. Padding is 0, because no token attends to
+            padding. If `inputs` is a tuple, a tuple with one tensor for each input: for ids or a mask, one entry for
+            each of its tokens, and for an image or sound one entry for each token that is made of it. The scores of all
+            tokens are shared out, and 0 is the score of what has no tokens of its own (a mask).
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
@@ -145,7 +147,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers), get_intervention(self.intervention))
-        output, members, end, dtypes = run_clean(
+        output, members, end, dtypes, tokens_first = run_clean(
             self.get_name(),
             model,
             self.forward_func,
@@ -177,7 +179,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
             warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
-        return format_output(isinstance(inputs, tuple), (scores[:, :end],))
+        scores, call = scores[:, :end], (self.forward_func, inputs, additional_forward_args)
+        sources = [(layers[0], None if self.attention == "self" else scores.shape[1])]
+        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run)[0]
 
 
 def _order(members: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.generation.tokenizers import completed
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
 
@@ -64,7 +65,8 @@ def attribute_generation(
 
     Args:
         model: A model of transformers with `generate`, in eval mode.
-        tokenizer: Its tokenizer. It makes ids of texts, and labels of ids.
+        tokenizer: Its tokenizer. It makes ids of texts, and labels of ids. Captum's `TokenizerLike` is enough. None:
+            prompts are ids, and tokens are shown by their ids.
         prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
             A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
             lists of ids, or a tensor of ids with several rows: a batch.
@@ -106,6 +108,7 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = max_new_tokens
     elif generated is None and prompt_length is None and not {"max_length", "generation_config"} & set(generate_kwargs):
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
+    tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     method, options = _named(method, method_options or {}, residual)

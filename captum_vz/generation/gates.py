@@ -25,7 +25,7 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
     Args:
         inp: A `TextTokenInput`, whose features are tokens, or a `TextTemplateInput`, whose features are the values of a
             template. Captum's `baselines` are not used.
-        tokenizer: The tokenizer of the model. For a template, a fast one.
+        tokenizer: The tokenizer of the model. For a template, its tokens have to spell the text, or have offsets.
 
     Returns:
         An input of the same class, with the same features.

@@ -21,6 +21,8 @@ from torch import Tensor
 from captum_vz.attr import ValueZeroingEffect
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
+from captum_vz.generation.tokenizers import completed
+from captum_vz.generation.words import decoded
 
 #: Captum's arguments of `generate` where the user passes none.
 GREEDY = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False, "temperature": None, "top_p": None}
@@ -37,7 +39,7 @@ class LLMTokenMaps(Attribution):
     Args:
         attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`. Or, with `model`, what
             :func:`attribute_generation` takes as `method`: a name, a class, a function of the model and its layers.
-        tokenizer: The tokenizer of the model.
+        tokenizer: The tokenizer of the model. Captum's `TokenizerLike` is enough.
         attr_target: What `ValueZeroingEffect` explains of each generated token: its "log_prob", as `LLMAttribution`
             does by default, its "prob", or its logit (None). Other methods take None, because they explain no
             probability.
@@ -66,7 +68,7 @@ class LLMTokenMaps(Attribution):
             )
         super().__init__(model)
         self.attr_method = attr_method
-        self.tokenizer = tokenizer
+        self.tokenizer = completed(tokenizer)
         self.model: Any = model
         self.attr_target = attr_target
         if attr_target is None:
@@ -189,6 +191,7 @@ class _TokenMapsAblation(FeatureAblation):
 
     def attribute(self, inputs: Tensor, additional_forward_args: Any = None, **kwargs: Any) -> Tensor:
         """The scores of all generated tokens together and of each, `(1 + generated, features)`."""
+        kwargs.pop("skip_tokens", None)  # captum 0.9 hands it on, and its FeatureAblation ignores it
         inp, target = additional_forward_args[:2]
         llm = self.forward_func.__self__  # LLMAttribution puts its own method here
         of_output = llm.attr_target if isinstance(self.method, ValueZeroingEffect) else None
@@ -251,17 +254,36 @@ def features_of(inp: Any, tokenizer: Any) -> tuple[list[int], list[int | None]]:
         return ids, [position if keep else None for position, keep in enumerate(kept)]
     if not isinstance(inp, TextTemplateInput):
         raise ArgumentError(f"inp is of type {type(inp).__name__}: pass a TextTokenInput or a TextTemplateInput.")
-    if not getattr(tokenizer, "is_fast", False):
-        raise ArgumentError(f"{type(tokenizer).__name__} has no offsets of its tokens: pass a fast tokenizer.")
     text = inp.to_model_input()
     owner = _value_of_characters(inp, text)
-    encoded = tokenizer(text, return_offsets_mapping=True)
+    ids, spans = _spans(completed(tokenizer), text)
     columns: list[int | None] = []
-    for start, stop in encoded["offset_mapping"]:
+    for start, stop in spans:
         characters = [owner[i] for i in range(start, stop) if not text[i].isspace()]
         column = next((one for one in characters if one is not None), None)
         columns.append(inp.formatted_mask[column] if column is not None and inp.mask is not None else column)
-    return encoded["input_ids"], columns
+    return ids, columns
+
+
+def _spans(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of a text, and the characters of each. Without offsets, tokens have to spell the text."""
+    if getattr(tokenizer, "is_fast", False):
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        return encoded["input_ids"], encoded["offset_mapping"]
+    ids = tokenizer(text)["input_ids"]
+    spelt, starts, stops = decoded(tokenizer, ids)
+    before = spelt.find(text)  # special tokens
+    if before < 0:
+        raise ArgumentError(
+            f"{type(getattr(tokenizer, 'tokenizer', tokenizer)).__name__} has no offsets of its tokens, and they spell "
+            f"{spelt!r} where the text is {text!r}. Pass a fast tokenizer."
+        )
+    spans: list[tuple[int, int]] = []
+    for index, start, stop in zip(ids, starts, stops, strict=True):
+        # ByT5 decodes the first bytes of a character as nothing.
+        end = stop if stop > start or index in tokenizer.all_special_ids else start + 1
+        spans.append((min(max(start - before, 0), len(text)), min(max(end - before, 0), len(text))))
+    return ids, spans
 
 
 def _value_of_characters(inp: TextTemplateInput, text: str) -> list[int | None]:

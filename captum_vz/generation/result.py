@@ -20,6 +20,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
+from captum_vz.generation.inseq_form import as_inseq
 from captum_vz.generation.words import TokenText
 from captum_vz.visualization import View, view
 from captum_vz.visualization.pictures.description import Content, set_content
@@ -270,6 +271,19 @@ class GenerationAttribution:
             seq_attr=scores.sum(0),
             token_attr=scores,
         )
+
+    def to_inseq(self, layer: int = -1) -> Any:
+        """A `FeatureAttributionOutput` of inseq, with its `show`, `aggregate` and `save`. Needs inseq.
+
+        The source of an encoder-decoder has scores of its own. Otherwise, the prompt and the generated tokens are
+        inseq's target. NaN stands for later tokens. Tokens are labels, without the marks of a tokenizer.
+
+        Args:
+            layer: The layer, negative ones from the end.
+        """
+        index = self.layer_index(layer)
+        about = {"attribution_method": self.method, "layer": self.layers[index], "generated_texts": [self.text]}
+        return as_inseq(self.scores[..., index], self.prefix[..., index], self.prompt, self.generated, about)
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""

@@ -47,7 +47,7 @@ class TokenText:
     @classmethod
     def of(cls, tokenizer: Any, ids: Sequence[int], sections: Sequence[Section] = ()) -> TokenText:
         """Read the text of token ids, and split it."""
-        text, starts, ends = _decoded(tokenizer, ids)
+        text, starts, ends = decoded(tokenizer, ids)
         marks = set(tokenizer.all_special_ids) | {
             number for number, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special
         }
@@ -155,7 +155,7 @@ def _joined(labels: Sequence[str], text: TokenText, positions: Sequence[int]) ->
     return " ".join(text.word_texts[word] for word in words) if whole else "".join(labels)
 
 
-def _decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
+def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
     """The text of the ids, and the characters at which each token starts and ends.
 
     Each token is what it adds to the text of a few tokens before it, because tokenizers decode in context. A character

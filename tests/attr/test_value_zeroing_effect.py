@@ -263,7 +263,8 @@ def test_targets_have_captums_meaning() -> None:
     for target in (are, (are,), torch.tensor(are)):
         found = apart.attribute(inputs["input_ids"], target, additional_forward_args=further)
         torch.testing.assert_close(found[0], expected[0])
-    (in_tuple,) = apart.attribute((inputs["input_ids"], *further), [are, is_])
+    in_tuple, *rest = apart.attribute((inputs["input_ids"], *further), [are, is_])
+    assert len(rest) == 2 and not any(one.any() for one in rest)
     torch.testing.assert_close(in_tuple, expected)
     scalar = ValueZeroingEffect(lambda *x: forward(*x)[:, are], find_layers(model))
     found = scalar.attribute(inputs["input_ids"], additional_forward_args=further)

@@ -135,8 +135,9 @@ def test_tuple_for_a_tuple() -> None:
     )
     ids, mask = case.inputs.values()
     assert_same(method.attribute(ids, (2, 8), mask), expected)
-    (one,) = method.attribute((ids, mask), target=(2, 8))
+    one, rest = method.attribute((ids, mask), target=(2, 8))
     assert_same(one, expected)
+    assert not rest.any()
     assert one.is_contiguous()
 
 

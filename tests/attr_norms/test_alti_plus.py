@@ -90,10 +90,10 @@ def test_the_rows_of_targets(name: str) -> None:
     assert_same(method.attribute(inputs, target=(2, 3)), whole[:, 2])  # of the last hidden state
     with pytest.warns(UserWarning, match="ALTI Plus: the target token of an example is padding"):
         assert not method.attribute(inputs, token=4)[0].any()
-    (one,) = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
+    found = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
         tuple(inputs.values()), token=1
     )
-    assert_same(one, whole[:, 1])
+    assert_same(torch.cat(found, 1), whole[:, 1])
 
 
 @pytest.mark.parametrize("name", ["bart", "whisper"])
@@ -137,7 +137,7 @@ class Blocks(nn.Module):
 def test_the_layers_of_torch(norm_first: bool) -> None:
     model = Blocks(norm_first).eval()
     layers = [*model.encoder, *model.decoder]
-    scores = ALTIPlus(model, layers).attribute((torch.randn(2, 6, 16), torch.randn(2, 4, 16)))[0]
+    scores = torch.cat(ALTIPlus(model, layers).attribute((torch.randn(2, 6, 16), torch.randn(2, 4, 16))), 2)
     assert scores.shape == (2, 4, 10)
     assert_same(scores.sum(-1), torch.ones(2, 4), 1e-6)
     assert not scores[..., 6:].triu(1).any()

@@ -126,8 +126,9 @@ class Configuration:
         return self.build().attribute(**self.arguments, **self.attribute, **keywords)
 
     def maps(self, **keywords: Any) -> list[Tensor]:
-        """The answer as a list of tensors, whatever form it came in."""
-        return tensors(self.run(**keywords))
+        """The answer as a list of tensors, whatever form it came in. Of several inputs, the first has all tokens."""
+        answer = self.run(**keywords)
+        return tensors(answer[0] if isinstance(answer, tuple) else answer)
 
 
 def embed(case: Case) -> Tensor:

@@ -107,7 +107,7 @@ def test_a_tuple_for_a_tuple(method: Any, inputs: str, form: str) -> None:
     answer = method(configuration.forward_func, layer).attribute(**configuration.arguments)
     if inputs == "tuple":
         assert isinstance(answer, tuple)
-        assert len(answer) == 1
+        assert len(answer) == len(configuration.arguments["inputs"])
     else:
         assert isinstance(answer, Tensor)
     assert all(isinstance(one, Tensor) for one in tensors(answer))

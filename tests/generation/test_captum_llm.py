@@ -86,6 +86,14 @@ def test_methods_in_captums_class(kind: Any, form: str) -> None:
     assert found.input_tokens == expected.input_tokens
 
 
+def test_skip_tokens_of_captums_scripts() -> None:
+    """The tutorial on Llama 2 passes it in each call."""
+    llm = LLMAttribution(to_captum_llm(ValueZeroingRollout(MODEL, LAYERS)), TOKENS)
+    plain = llm.attribute(INPUTS["tokens"], target=TARGET)
+    found = llm.attribute(INPUTS["tokens"], target=TARGET, skip_tokens=[0])
+    torch.testing.assert_close(found.token_attr, plain.token_attr)
+
+
 @pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
 def test_effect_in_captums_class(attr_target: str) -> None:
     method = ValueZeroingEffect(MODEL, LAYERS)

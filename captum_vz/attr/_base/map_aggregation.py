@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from captum.attr import PerturbationAttribution
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz._private import TargetType, format_output, forward_pre_hooks
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
+from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
@@ -170,9 +171,10 @@ class MapAggregation(ForwardPassAttribution):
                 the first, -1 for the last. None: several such inputs are refused.
 
         Returns:
-            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple with one map if
-            `inputs` is a tuple. A list of these with `all_layers`. Rows sum to 1, over features if there is a
-            `feature_mask`. Rows and columns of padding are 0.
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple if `inputs` is a
+            tuple, with the columns of each input's tokens, see :meth:`ValueZeroingEffect.attribute`. A list of these
+            with `all_layers`. Rows sum to 1, over all inputs, and over features if there is a `feature_mask`. Rows and
+            columns of padding are 0.
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, whose attention cannot be read, or
@@ -197,7 +199,7 @@ class MapAggregation(ForwardPassAttribution):
                 check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
         else:
             wanted.check_without_output(self.get_name())
-        results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
+        results = self._by_input(maps, found, arguments)
         return results if all_layers else results[-1]
 
     def join_run(
@@ -216,6 +218,18 @@ class MapAggregation(ForwardPassAttribution):
         """
         self._check_options()
         return self._joined(run, WantedTokens.parse(token, None), feature_mask, all_layers)
+
+    def _by_input(self, maps: list[Tensor], found: MapRun, arguments: Arguments) -> list[Any]:
+        """Results in the form of the inputs. Without a model, the first input has all tokens."""
+        inputs, further, *_ = arguments
+        if not found.tokens:
+            return [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
+        sources, first = self._sources(found), found.tokens[found.maps[0][0]].tokens_first
+        return by_input(maps, self.forward_func, inputs, further, sources, tokens_first=first, run=arguments.run)
+
+    def _sources(self, run: MapRun) -> list[tuple[nn.Module, int | None]]:
+        """The layers whose sources are the columns of the result, see :func:`by_input`."""
+        return [(as_layers(self.layer)[0], None)]
 
     @abstractmethod
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:

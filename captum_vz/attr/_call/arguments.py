@@ -95,9 +95,12 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     text = token_input(inputs)
     # Layers over images or over a decoder's tokens have other tokens.
     others = "decoder_input_ids" in named or len(site.layer.attentions) > 1 or site.attention.tokens_first
+    lengths = {x.shape[1] for x in tensors}
+    # Inputs in a tuple that have other lengths are other sequences.
+    others = others or (isinstance(inputs, tuple) and len(lengths) > 1)
     if others or any(x.is_floating_point() for x in tensors if x is not text):
         return []
-    length, count = max(x.shape[1] for x in tensors), site.shape.out
+    length, count = max(lengths), site.shape.out
     # Transformers 5.24 renamed the argument.
     cached = any(named.get(name) is not None for name in ("cache", "past_key_values"))
     sources = count if cached else site.shape.sources + site.dropped_sources

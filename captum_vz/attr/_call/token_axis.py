@@ -80,7 +80,7 @@ def check_target(
     while rest:
         first = rest[0]
         forward = bind_forward(forward_func, *arguments[:2])
-        stack = _stack_of(first.layer, _model_of(forward_func, forward, first.layer))
+        stack = stack_of(first.layer, model_of(forward_func, forward, first.layer))
         noise_after = partial(_is_shown, stack, first, forward, clean, wanted)
         alone = not noise_after(len(stack) - 1)
         # The output may not depend on the layers above this one.
@@ -119,7 +119,7 @@ class _Found(Exception):  # noqa: N818 - no error: it ends a call of the user's 
     """The model that a function runs, which has begun."""
 
 
-def _model_of(forward_func: Any, forward: Callable[[], Any], layer: nn.Module) -> nn.Module:
+def model_of(forward_func: Any, forward: Callable[[], Any], layer: nn.Module) -> nn.Module:
     """The outermost module that contains a layer. A function is called until it runs this module."""
     if isinstance(forward_func, nn.Module):
         return forward_func
@@ -139,7 +139,7 @@ def _model_of(forward_func: Any, forward: Callable[[], Any], layer: nn.Module) -
     return layer
 
 
-def _stack_of(layer: nn.Module, model: nn.Module) -> list[nn.Module]:
+def stack_of(layer: nn.Module, model: nn.Module) -> list[nn.Module]:
     """The members of the outermost list of modules that contains a layer. Without a list, the layer alone.
 
     In a Sequential, the members of other classes than the layer's are left out, such as an embedding.

@@ -67,6 +67,8 @@ def places() -> Iterator[tuple[Path, Path]]:
         yield path, Path(path.name)
     for path in sorted(tutorials.glob("*.ipynb")):
         yield path, Path("lessons", path.name)
+    for path in sorted((tutorials / "captum").glob("*.py")):
+        yield path, path.relative_to(tutorials)
     for path in sorted((tutorials / "images").rglob("*.*")):
         yield path, path.relative_to(tutorials)
     for path in sorted((HERE / "api").glob("*.rst")):

@@ -1,0 +1,210 @@
+"""Scores of the tokens of several inputs, such as a text and an image, with one tensor for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from captum_vz._engine import AttentionHandler, is_out_of_memory, layer_hooks, repeated
+from captum_vz._private import is_replica, tree_leaves
+from captum_vz.attr._base.runs import Runs
+from captum_vz.attr._call.arguments import Inputs, bind_forward
+from captum_vz.attr._call.model_errors import MODEL_ERRORS
+from captum_vz.attr._call.token_axis import model_of, stack_of
+from captum_vz.errors import ArgumentError
+
+REMEDY = "Pass the inputs as a mapping, which returns one tensor for all tokens"
+
+
+def by_input(
+    scores: Sequence[Tensor],
+    forward_func: Callable[..., Any],
+    inputs: Inputs,
+    further: Any,
+    sources: Sequence[tuple[nn.Module, int | None]],
+    *,
+    tokens_first: bool = False,
+    run: int | None = None,
+) -> list[Any]:
+    r"""Scores in the form of Captum's input methods: a tuple with one tensor for each input, if `inputs` is a tuple.
+
+    .. math:: \text{scores}_k = (s_j)_{j \in S_k}, \qquad S_k = \{j : k = \min\{k' : x_{k'} \text{ changes token } j\}\}
+
+    Noise in one input at a time shows which tokens come from this input. The tokens are those that the first layer of
+    the stack is given, before attention mixes them. A token that no input changes, such as `[CLS]` before the patches
+    of an image, belongs to the input of the next token. Together, the tensors have all scores once.
+
+    Args:
+        scores: Results `(batch, ..., in)` of the same sources.
+        forward_func: The user's function.
+        inputs: The inputs of `attribute`.
+        further: The further arguments of `attribute`.
+        sources: (a layer of the stack that has the sources, None). Or (a layer, the number of its sources), if these
+            are the sources of cross-attention. Several such pairs, if sources of several stacks follow each other.
+        tokens_first: Whether the layer's tensors are `(tokens, batch, d)`.
+        run: The argument `run` of `attribute`.
+
+    Returns:
+        The scores as they are, unless `inputs` is a tuple. Otherwise, each is a tuple. An input with the axis of all
+        tokens (ids, a mask) has an entry for each of these, and 0 for tokens of others. Any other input has an entry
+        for each of its own tokens, in the order of the layer. Shorter examples end with 0.
+    """
+    if not isinstance(inputs, tuple):
+        return list(scores)
+    if len(inputs) == 1:
+        return [(one,) for one in scores]
+    batch, count = len(scores[0]), scores[0].shape[-1]
+    axis = 1 if tokens_first else 0
+    given = [_Given(forward_func, inputs, further, layer, axis, cross, run) for layer, cross in sources]
+    owners = torch.cat([one.owners(batch) for one in given], 1)
+    if owners.shape[1] > count:
+        owners = owners[:, :count]  # padding that the model appends
+    elif owners.shape[1] < count:  # a prefix, which belongs to what follows
+        owners = torch.cat([owners[:, :1].expand(-1, count - owners.shape[1]), owners], 1)
+    return [tuple(_share(one, owners == k, x) for k, x in enumerate(inputs)) for one in scores]
+
+
+def _share(scores: Tensor, own: Tensor, x: Tensor) -> Tensor:
+    """The scores of one input's tokens, which are `own (batch, in)`."""
+    own = own.to(scores.device)
+    kept = scores * own.reshape(len(own), *[1] * (scores.dim() - 2), -1)
+    if x.dim() == (3 if x.is_floating_point() else 2) and x.shape[1] == own.shape[1]:
+        return kept
+    order = own.int().argsort(dim=1, descending=True, stable=True)[:, : int(own.sum(1).max())]
+    return kept.gather(-1, order.reshape(len(own), *[1] * (scores.dim() - 2), -1).expand(*kept.shape[:-1], -1))
+
+
+class _Begun(Exception):  # noqa: N818 - no error: it ends a call of the user's function
+    """What a layer is given is known."""
+
+
+class _Given:
+    """What the first layer of a stack is given, with noise in one of the inputs.
+
+    Args:
+        forward_func: The user's function.
+        inputs: Its inputs.
+        further: Its further arguments.
+        layer: A layer of the stack.
+        axis: The axis of the examples.
+        sources: The number of tokens, if these are the sources of cross-attention.
+        run: The number of the explained input, if there are several. None: there is one.
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        further: Any,
+        layer: nn.Module,
+        axis: int,
+        sources: int | None,
+        run: int | None,
+    ) -> None:
+        self._bound = partial(bind_forward, forward_func, additional_forward_args=further)
+        self._inputs, self._axis, self._sources = inputs, axis, sources
+        clean = self._bound(inputs)
+        self._first = stack_of(layer, model_of(forward_func, clean, layer))[0]
+        chosen = None if run is None else Runs(clean, [self._first], run).chosen
+        self._run = chosen[0][0] if chosen else 0
+
+    def owners(self, batch: int) -> Tensor:
+        """The number of the input that each token comes from, `(batch, tokens)`."""
+        clean = self._tokens(self._bound(self._inputs), batch)
+        changed = torch.stack([self._changed(k, clean) for k in range(len(self._inputs))])
+        some, first, end = changed.any(0), changed.int().argmax(0), clean.shape[1]
+        places = torch.arange(end, device=clean.device).expand_as(some)
+        following = places.where(some, end).flip(1).cummin(1).values.flip(1)
+        before = places.where(some, -1).cummax(1).values
+        return first.gather(1, following.where(following < end, before).clamp_min(0))
+
+    def _changed(self, k: int, clean: Tensor) -> Tensor:
+        """Which tokens noise in input k changes, bool `(batch, tokens)`."""
+        x, reads = self._inputs[k], _NoiseInReads(self._inputs[k])
+
+        def with_other(other: Tensor) -> Callable[[], Any]:
+            return self._bound((*self._inputs[:k], other, *self._inputs[k + 1 :]))
+
+        def noisy_reads() -> Any:
+            with reads:
+                return self._bound(self._inputs)()
+
+        if x.is_floating_point():
+            return self._differs(with_other(x + _noise(x)), clean)
+        # Other ids may not fit the model's other inputs, so what is read by ids gets the noise.
+        changed = self._differs(noisy_reads, clean)
+        # Reads of compiled code are not seen.
+        return (
+            changed if reads.found or x.dtype == torch.bool else self._differs(with_other(x.max() + x.min() - x), clean)
+        )
+
+    def _differs(self, forward: Callable[[], Any], clean: Tensor) -> Tensor:
+        try:
+            found = self._tokens(forward, len(clean))
+        except MODEL_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
+            found = clean
+        found = found if found.shape == clean.shape else clean
+        return (found != clean).any(-1)
+
+    def _tokens(self, forward: Callable[[], Any], batch: int) -> Tensor:
+        """The vectors of the tokens, `(batch, tokens, d)`."""
+        given: list[list[Tensor]] = []
+
+        def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
+            leaves = [] if is_replica(layer) else tree_leaves((args, kwargs))
+            given.append([x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2])
+            if len(given) > self._run:
+                raise _Begun
+            return AttentionHandler()
+
+        def call() -> None:
+            with layer_hooks([self._first], begin, lambda *_: None):
+                forward()
+
+        with suppress(_Begun):
+            repeated(call)
+        states = given[self._run] if len(given) > self._run else []
+        if self._sources is not None:
+            states = [x for x in states[1:] if x.dim() == 3 and x.shape[1 - self._axis] == self._sources]
+        if not states or states[0].shape[self._axis] != batch:
+            raise ArgumentError(
+                f"inputs holds {len(self._inputs)} tensors, but it is unknown which tokens of the layer "
+                f"{type(self._first).__name__} come from which of them. {REMEDY}."
+            )
+        tokens = states[0].transpose(0, self._axis)
+        return tokens.flatten(1, -2)
+
+
+class _NoiseInReads(TorchFunctionMode):
+    """Adds noise to what torch's functions read by ids, such as an embedding."""
+
+    def __init__(self, ids: Tensor) -> None:
+        super().__init__()
+        self._ids, self.found = ids, False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if not (isinstance(found, Tensor) and found.is_floating_point() and found.dim() > 2):
+            return found
+        if not any(self._is_ids(x) for x in tree_leaves((args, kwargs))):
+            return found
+        self.found = True
+        return found + _noise(found)
+
+    def _is_ids(self, x: Any) -> bool:
+        alike = isinstance(x, Tensor) and x.shape == self._ids.shape and x.dtype == self._ids.dtype
+        return alike and torch.equal(x.to(self._ids.device), self._ids)
+
+
+def _noise(x: Tensor) -> Tensor:
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+    size = x.detach().float().abs().mean()
+    return (noise.to(x.device) * (size if size > 0 else 1.0)).to(x.dtype)
