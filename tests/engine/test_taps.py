@@ -40,9 +40,10 @@ class Example:
     def attached(self, *layers: nn.Module) -> Iterator[None]:
         """Attach the tap to the model or to `layers`. What is imported by name is handed on by torch's name."""
         with Changes() as changes:
+            modules = [module for layer in layers or [self.model] for module in layer.modules()]
             if self.tap is taps["SdpaByNameTap"]:
-                taps["SdpaTap"].attach(layers or [self.model], changes)
-            self.tap.attach(layers or [self.model], changes)
+                taps["SdpaTap"].attach(modules, changes)
+            self.tap.attach(modules, changes)
             yield
 
     @torch.no_grad()

@@ -105,11 +105,13 @@ def layer_hooks(
 
         return before, returned, after
 
-    submodules = {id(m): m for layer in layers for m in modules_of(layer) if m is not layer}
+    walks = [modules_of(layer) for layer in layers]
+    modules = list({id(module): module for walk in walks for module in walk}.values())
+    submodules = {id(module): module for walk in walks for module in walk[1:]}
     with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
-            tap.attach(layers, changes)
+            tap.attach(modules, changes)
         for module in submodules.values():
             add_before, add_after = module.register_forward_pre_hook, module.register_forward_hook
             changes.hook(partial(add_before, on_submodule_enter), partial(add_after, on_submodule_exit))

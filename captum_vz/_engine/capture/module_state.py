@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from io import IOBase
+from itertools import filterfalse
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -112,13 +113,14 @@ class ModuleState:
         Objects of the libraries are not entered.
         """
         found: dict[int, tuple[str, Any]] = {}
-        pairs = (pair for one in self.modules for pair in vars(one).copy().items())
-        named = [pair for pair in pairs if pair[0] not in _NOT_ENTERED and type(pair[1]) not in _PLAIN]
+        held = [vars(one).copy() for one in self.modules]
+        pairs = ((name, own[name]) for own in held for name in filterfalse(_NOT_ENTERED.__contains__, own))
+        named = [pair for pair in pairs if type(pair[1]) not in _PLAIN]
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
         others: list[Any] = [*map(own_buffers, self.modules), *map(own_parameters, own), *map(vars, classes)]
         waiting = [*(("its arguments", value) for value in self.given), *named]
-        waiting += [pair for one in others for pair in one.copy().items()]
+        waiting += [pair for one in filter(None, others) for pair in one.copy().items()]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()
             kind = type(value)  # configs make isinstance slow

@@ -227,9 +227,14 @@ class LayerRecord:
         self.name = self.name or type(self.layer).__name__
 
     @cached_property
+    def modules(self) -> list[nn.Module]:
+        """The layer and all its submodules."""
+        return modules_of(self.layer)
+
+    @cached_property
     def parameters(self) -> list[nn.Parameter]:
         """The layer's parameters."""
-        own = [x for module in modules_of(self.layer) for x in own_parameters(module).values() if x is not None]
+        own = [x for module in self.modules for x in own_parameters(module).values() if x is not None]
         return list({id(x): x for x in own}.values())
 
     def rows_in_chunk(self, output: Tensor) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz._private import accelerate_hook, modules_of, own_parameters
 
@@ -53,20 +54,20 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
     """
     batch, _, out, _ = layer.attentions[0].shape
     inside = {id(module) for one in layer.attentions for module in modules_of(one.module)}
-    holders = [m for m in modules_of(layer.layer) if id(m) not in inside and own_parameters(m)]
+    holders = [m for m in layer.modules if id(m) not in inside and own_parameters(m)]
     matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
     return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 
 
 def is_library_code(layer: LayerRecord) -> bool:
     """Whether all code of a layer is torch's and transformers', and no hook changes its output."""
-    return not layer.hooks and _is_of_libraries(layer.layer)
+    return not layer.hooks and _are_of_libraries(layer.modules)
 
 
-def _is_of_libraries(whole: nn.Module) -> bool:
-    modules = modules_of(whole)
-    known = all(map(_is_library_class, {type(module) for module in modules})) and all(map(_holds_library_code, modules))
-    return known and not any(is_hooked(module) for module in modules if module is not whole)
+def _are_of_libraries(modules: list[nn.Module]) -> bool:
+    """Whether all code of a module and its parts is, and no part has a hook."""
+    known = once_a_pass(_are_library_classes, frozenset(map(type, modules)))
+    return known and all(map(_holds_library_code, modules)) and not any(map(is_hooked, modules[1:]))
 
 
 def keeps_examples_apart(model: Any) -> bool:
@@ -74,12 +75,19 @@ def keeps_examples_apart(model: Any) -> bool:
 
     Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
     """
-    if not type(model).__module__.startswith("transformers.") or is_hooked(model) or not _is_of_libraries(model):
+    if not type(model).__module__.startswith("transformers.") or is_hooked(model):
+        return False
+    modules = modules_of(model)
+    if not _are_of_libraries(modules):
         return False
     return not any(
         module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
-        for module in modules_of(model)
+        for module in modules
     )
+
+
+def _are_library_classes(kinds: frozenset[type[nn.Module]]) -> bool:
+    return all(map(_is_library_class, kinds))
 
 
 def _is_library_class(kind: type[nn.Module]) -> bool:
@@ -91,8 +99,8 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 
 def _holds_library_code(module: nn.Module) -> bool:
     """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
-    held = vars(module).copy().values()
-    functions = [x for x in held if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
+    held = filter(callable, vars(module).copy().values())
+    functions = [x for x in held if not isinstance(x, (nn.Module, Tensor, type))]
     hook = accelerate_hook(module)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
     return (

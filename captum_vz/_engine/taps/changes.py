@@ -197,7 +197,7 @@ def _take_back(keys: Iterable[Hashable]) -> None:
 
 
 def _remove_hooks(tables: tuple[dict[int, Any], ...], hooks: list[Callable[..., Any]]) -> None:
-    ours = set(map(id, hooks))
+    ours, tables = set(map(id, hooks)), tuple(filter(None, tables))
     for holder in tables:
         for number in [number for number, one in list(holder.items()) if id(one) in ours]:
             # The hook goes last: after an interruption, the next call finds it, and with it the rest.

@@ -35,10 +35,11 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
-    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        """Let attention calls of these layers reach the handler of the thread, until `changes` are taken back.
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        """Let attention calls of layers reach the handler of the thread, until `changes` are taken back.
 
-        All that is changed is noted there. Threads without a handler compute as ever.
+        `modules` are the layers and their submodules. All that is changed is noted in `changes`. Threads without a
+        handler compute as ever.
         """
 
 
@@ -185,7 +186,7 @@ def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
-    return bool(user_hooks(forward_pre_hooks(module)) or output_hooks(module))
+    return bool(user_hooks(forward_pre_hooks(module)) or user_hooks(forward_hooks(module)))
 
 
 def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:

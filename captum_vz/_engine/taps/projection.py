@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._private import modules_of, tree_leaves
+from captum_vz._private import tree_leaves
 
 
 def _values_only(head: int, heads: int, features: int) -> slice:
@@ -307,8 +307,8 @@ def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection]
 class ProjectionTap:
     """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
 
-    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        rows = ((module, family_of(module)) for layer in layers for module in modules_of(layer))
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        rows = ((module, family_of(module)) for module in modules)
         if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
             changes.enter(ParameterProjectionMode())
 

@@ -7,7 +7,7 @@ torch's own functions. A caller that imported the function by name is seen by a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from types import FunctionType
@@ -23,7 +23,7 @@ from captum_vz._engine.numerics.attention import all_weights, causal_mask, weigh
 from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
-from captum_vz._private import BUILTIN_ATTENTION, is_transformed, modules_of
+from captum_vz._private import BUILTIN_ATTENTION, is_transformed
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
@@ -80,7 +80,7 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
 class SdpaTap:
     """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
 
-    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
         switch, before = torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled
         changes.share("fast path", lambda: (partial(switch, False), partial(switch, before())))
         changes.replace(F, ATTENTION, attention)
@@ -101,17 +101,16 @@ class SdpaByNameTap:
     holds the function under a name of its own.
     """
 
-    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        if _holds_function(module for layer in layers for module in modules_of(layer)):
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        if _holds_function(modules):
             changes.enter(_Mode())
 
 
-def _holds_function(modules: Iterable[nn.Module]) -> bool:
+def _holds_function(modules: Sequence[nn.Module]) -> bool:
     """Whether torch's function is an attribute of a module or of its class, or a global name of a method's file."""
-    found = {id(module): module for module in modules}.values()
-    classes = {cls for kind in set(map(type, found)) for cls in kind.__mro__ if cls not in nn.Module.__mro__}
+    classes = {cls for kind in set(map(type, modules)) for cls in kind.__mro__ if cls not in nn.Module.__mro__}
     methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
     files = {id(one.__globals__): one.__globals__ for one in methods}.values()
     static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
-    held = chain(static, *(list(scope.values()) for scope in (*map(vars, found), *map(vars, classes), *files)))
+    held = chain(static, *(list(scope.values()) for scope in (*map(vars, modules), *map(vars, classes), *files)))
     return id(BUILTIN_ATTENTION) in map(id, held)  # a thousand names, so without a loop in Python

@@ -28,7 +28,7 @@ from captum_vz._engine.taps.handler import (
     current_handler,
     handled_by,
 )
-from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, modules_of, sdpa_of_transformers
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
@@ -228,12 +228,12 @@ def _config_of(module: nn.Module) -> Any:
 class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
-    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        found: list[Any] = [_config_of(module) for layer in layers for module in modules_of(layer)]
-        configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        found: dict[int, Any] = {id(config): config for config in map(_config_of, modules)}
+        configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
         if configs:
             _register()
-        for config in configs.values():
+        for config in configs:
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
             changes.replace(config, ATTENTION_NAME, name)

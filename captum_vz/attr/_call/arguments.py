@@ -161,14 +161,15 @@ def as_layers(layer: Any) -> list[nn.Module]:
             f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
             "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
         )
-    check_readable(layers)
-    check_no_embeddings(layers)
+    walks = [modules_of(entry) for entry in layers]
+    check_readable(walks)
+    check_no_embeddings(walks)
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError(
             "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
             "runs several times in a pass."
         )
-    parts = {id(module) for entry in layers for module in modules_of(entry) if module is not entry}
+    parts = {id(module) for walk in walks for module in walk[1:]}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
         raise ArgumentError(

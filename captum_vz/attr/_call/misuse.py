@@ -112,11 +112,17 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     )
 
 
-def check_readable(layers: Sequence[nn.Module]) -> None:
-    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2)."""
-    for layer in layers:
-        for module in modules_of(layer):
-            kind = type(layer).__name__
+def check_readable(walks: Sequence[list[nn.Module]]) -> None:
+    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2).
+
+    Each layer comes with its submodules, after it.
+    """
+    classes = {cls for walk in walks for kind in set(map(type, walk)) for cls in kind.__mro__}
+    if torch.jit.ScriptModule not in classes and all(cls.__name__ != "FSDPModule" for cls in classes):
+        return
+    for walk in walks:
+        for module in walk:
+            kind = type(walk[0]).__name__
             if isinstance(module, torch.jit.ScriptModule):
                 raise UnsupportedLayerError(
                     f"The layer {kind} was compiled by torch.jit (TorchScript), so its attention cannot be read: pass "
@@ -129,12 +135,12 @@ def check_readable(layers: Sequence[nn.Module]) -> None:
                 )
 
 
-def check_no_embeddings(layers: Sequence[nn.Module]) -> None:
+def check_no_embeddings(walks: Sequence[list[nn.Module]]) -> None:
     """Refuse embeddings, which are the layers of Captum's gradient methods on text."""
-    for layer in layers:
-        parts = [type(one).__name__.lower() for one in modules_of(layer)]
-        named = "embed" in parts[0] and not any("att" in one for one in parts)
-        if isinstance(layer, nn.Embedding) or (named and any(isinstance(x, nn.Embedding) for x in modules_of(layer))):
+    for walk in walks:
+        layer, named = walk[0], "embed" in type(walk[0]).__name__.lower()
+        named = named and not any("att" in type(one).__name__.lower() for one in walk)
+        if isinstance(layer, nn.Embedding) or (named and any(isinstance(one, nn.Embedding) for one in walk)):
             raise ArgumentError(
                 f"layer is an embedding ({type(layer).__name__}), which has no attention: pass Transformer layers, as "
                 "captum_vz.find_layers(model) returns them. Captum's own methods explain embeddings: "
