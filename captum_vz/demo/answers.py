@@ -27,7 +27,7 @@ from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
-from captum_vz.study.methods import METHODS
+from captum_vz.study.methods import METHODS, residual_text
 from captum_vz.visualization import View, add_provenance, weights_fingerprint
 
 TITLE: Final = "Which token does each token draw on?"
@@ -124,12 +124,14 @@ class Answers:
         except ERRORS as error:
             yield _refusal(error), "", None, "", None, []
 
-    def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> tuple[Any, ...]:
+    def generate(
+        self, text: str, model: str, method: str, count: float, hidden: Sequence[str], residual: str = "0.5"
+    ) -> tuple[Any, ...]:
         """The generated text, the view, the picture, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._generate(text, model, method, count, hidden, remarks)
+                return self._generate(text, model, method, count, hidden, residual, remarks)
         except ERRORS as error:
             return _refusal(error), "", None, []
 
@@ -195,7 +197,14 @@ class Answers:
         yield note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths
 
     def _generate(
-        self, text: str, model: str, method: str, count: float, hidden: Sequence[str], remarks: list[Any]
+        self,
+        text: str,
+        model: str,
+        method: str,
+        count: float,
+        hidden: Sequence[str],
+        residual: str,
+        remarks: list[Any],
     ) -> tuple[Any, ...]:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
@@ -208,13 +217,14 @@ class Answers:
             warnings.warn(remark, stacklevel=2)
         check_room(text, loaded, int(count))
         found: GenerationAttribution = attribute_generation(
-            loaded.model, loaded.tokenizer, text, method, int(count), do_sample=False
+            loaded.model, loaded.tokenizer, text, method, int(count), residual=RESIDUALS[residual], do_sample=False
         )
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
         view = found.view(mask=mask, title=text)
-        files = Files(self._new_folder(), loaded.model, model, method, text)
+        added = residual_text(METHODS[method].with_residual(RESIDUALS[residual]).residual)
+        files = Files(self._new_folder(), loaded.model, model, ", ".join(filter(None, (method, added))), text)
         files.save_page(view)
         steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")

@@ -183,13 +183,7 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             elem_id="pair",
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
-    residual = gr.Radio(
-        list(RESIDUALS),
-        value="0.5",
-        label="Residual of rollouts",
-        info="What joined maps add for the residual connection: half of each row, nothing, or as in the paper.",
-        elem_id="residual",
-    )
+    residual = _residual_field(gr, "residual")
     return [model, methods, token, layer, pair, target, truth, other, residual]
 
 
@@ -221,6 +215,7 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
         with gr.Column(scale=2):
             model = _model_field(gr, answers, CAUSAL, "causal-model")
             method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")
+            residual = _residual_field(gr, "generated-residual")
             count = gr.Slider(1, MOST_NEW_TOKENS, value=8, step=1, label="New tokens", elem_id="count")
     button = gr.Button("Continue", variant="primary", elem_id="continue")
     told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
@@ -231,7 +226,7 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="generated-files", elem_classes="captum-vz-files")
     outputs = [told, view, steps, files]
-    fields = [text, model, method, count, hidden]
+    fields = [text, model, method, count, hidden, residual]
 
     def generate(*values: Any) -> tuple[Any, ...]:
         told, page, picture, paths = answers.generate(*values)
@@ -241,6 +236,16 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
     for start in (button.click, text.submit):
         start(generate, fields, outputs, **more)
     _forget(fields, outputs, (note([CHANGED]), "", None, []))
+
+
+def _residual_field(gr: Any, elem_id: str) -> Any:
+    return gr.Radio(
+        list(RESIDUALS),
+        value="0.5",
+        label="Residual of rollouts",
+        info="What joined maps add for the residual connection: half of each row, nothing, or as in the paper.",
+        elem_id=elem_id,
+    )
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

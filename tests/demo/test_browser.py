@@ -252,6 +252,22 @@ def test_continue(visit: Visit) -> None:
     assert view.locator("main").is_visible()
 
 
+def test_residual_of_continued_text(visit: Visit) -> None:
+    """A residual that is chosen removes the answer; the next answer has it."""
+    page = visit.page
+    page.get_by_role("tab", name="Continue a text").click()
+    rows = {}
+    for name in ("0.5", "none"):
+        page.locator("#generated-residual").get_by_label(name, exact=True).check()
+        page.locator("#generated-view iframe").wait_for(state="detached")
+        page.locator("#continue").click()
+        view = visit.frame("generated-view")
+        rows[name] = view.locator("body").inner_text()
+    assert "residual 0.5" in rows["0.5"]
+    assert "no residual" not in rows["0.5"]
+    assert "residual 0.5" not in rows["none"]
+
+
 def test_hostile_text_is_text(visit: Visit) -> None:
     page = visit.page
     page.locator("#text input, #text textarea").fill(f"{HOSTILE} [MASK]")
