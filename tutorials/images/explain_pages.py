@@ -23,6 +23,13 @@ DOCS = IMAGES.parent / "docs"
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 BLUE, PALE, MARK, GREY = "#08519c", "#9ecae1", "#d55e00", "0.55"
 LENGTH = 64  # tokens of the texts whose times are drawn
+BARS = {  # columns of the table of times
+    "definition": ("definition: one more run of each layer for each token", GREY),
+    "highest": ('maps, matmul_precision="highest" (default)', BLUE),
+    "medium": ('maps, matmul_precision="medium"', "#4292c6"),
+    "row": ("one row", PALE),
+    "forward pass": ("one forward pass", "black"),
+}
 
 
 def blocks_of(page: str) -> list[str]:
@@ -33,13 +40,14 @@ def blocks_of(page: str) -> list[str]:
 def times() -> dict[str, dict[str, float]]:
     """The seconds of each model for a text of `LENGTH` tokens, as the table of the page on speed has them."""
     table = (DOCS / "speed.md").read_text("utf-8").partition("## Times")[2].partition("\n| Model ")[2]
-    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in f"Model {table}".split("\n\n")[0].split("\n")]
-    heads, found, model = lines[0], {}, ""
-    for line in lines[2:]:
-        cells = line if len(line) == len(heads) else ["", *line]
-        model = cells[0] or model
-        if int(cells[1]) == LENGTH:
-            found[model] = dict(zip(heads[2:6] + heads[7:8], map(float, cells[2:6] + cells[7:8]), strict=True))
+    lines = f"| Model {table}".partition("\n\n")[0].split("\n")
+    heads, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    found, model = {}, ""
+    for row in rows:
+        named = dict(zip(heads, row, strict=True))
+        model = named["Model"] or model
+        if named["Tokens"] == str(LENGTH):
+            found[model] = {name: float(named[name]) for name in BARS}
     return found
 
 
@@ -47,19 +55,12 @@ def speed() -> Figure:
     """How long maps take, by their definition and as the package computes them."""
     figure = Figure((7.5, 3.6), layout="constrained", dpi=150)
     axes = figure.subplots()
-    names = {
-        "definition": ("definition: one more run of each layer for each token", GREY),
-        "highest": ("maps, matmul_precision=\"highest\" (default)", BLUE),
-        "medium": ("maps, matmul_precision=\"medium\"", "#4292c6"),
-        "row": ("one row", PALE),
-        "forward pass": ("one forward pass", "black"),
-    }
     found = times()
-    for place, (name, (label, color)) in enumerate(names.items()):
+    for place, (name, (label, color)) in enumerate(BARS.items()):
         at = [model + 0.16 * (place - 2) for model in range(len(found))]
         bars = axes.barh(at, [one[name] for one in found.values()], 0.15, label=label, color=color)
         axes.bar_label(bars, padding=3, fontsize=7)
-    axes.set_yticks(range(len(found)), [f"{model}" for model in found])
+    axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("seconds")
@@ -81,9 +82,11 @@ def reports() -> dict[str, Any]:
 def verify() -> Figure:
     """The checks of three models: how large their differences are, as shares of what is allowed."""
     found = reports()
-    names = list(dict.fromkeys(one.name for report in found.values() for one in report.checks if one.allowed))
+    checks = [one for report in found.values() for one in report.checks if one.allowed]
+    names = list(dict.fromkeys(one.name for one in checks))
     figure = Figure((7.5, 3.4), layout="constrained", dpi=150)
-    for axes, (model, report) in zip(figure.subplots(1, len(found), sharey=True, sharex=True), found.items(), strict=True):
+    panels = figure.subplots(1, len(found), sharey=True, sharex=True)
+    for axes, (model, report) in zip(panels, found.items(), strict=True):
         axes.axvspan(1, 1e4, color=MARK, alpha=0.12, linewidth=0)
         axes.axvline(1, color=MARK)
         for place, name in enumerate(names):
@@ -93,7 +96,7 @@ def verify() -> Figure:
                 continue
             color = MARK if worst > 1 else BLUE
             axes.plot([1e-8, max(worst, 1e-8)], [place, place], color=color, linewidth=1)
-            axes.plot(max(worst, 1e-8), place, "o", color=color)
+            axes.plot(max(worst, 1e-8), place, "o", color=color, clip_on=False)
         axes.set_xscale("log")
         axes.set_xlim(8e-9, 1e4)
         axes.set_xticks([1e-8, 1e-4, 1], ["0", "0.0001", "limit"])
@@ -124,10 +127,11 @@ def faq() -> Figure:
             at = [place + shift for place in range(len(tokens))]
             label = f"row of {tokens[token]}, layer {layer}"
             bars = axes.barh(at, row.tolist(), 0.38, color=color, label=label)
-            labels = [f"{one:.2f}" if normalize else f"{one:.3f}" for one in row.tolist()]
-            axes.bar_label(bars, [text if one == row.max() else "" for text, one in zip(labels, row, strict=True)], padding=3, fontsize=8)
+            largest = f"{row.max():.2f}" if normalize else f"{row.max():.3f}"
+            axes.bar_label(bars, [largest if one == row.max() else "" for one in row], padding=3, fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.15)
+        axes.locator_params(axis="x", nbins=5)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(tokens)), tokens)
     panels[0].invert_yaxis()
@@ -162,7 +166,7 @@ def captum_scripts() -> Figure:
         found = method.attribute(ids, target=target)
         scores = (found.sum(-1) if found.dim() > 2 else found)[0].detach().abs()
         rows[name] = scores / scores.sum()
-    title = "One model, one text, one target: the logit of \"are\" at [MASK]"
+    title = 'One model, one text, target: "are" at [MASK]'
     return draw_comparison(rows, tokens, target[0], "share of the absolute scores", title=title)
 
 
