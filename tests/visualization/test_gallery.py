@@ -33,10 +33,10 @@ def test_every_picture_is_shown() -> None:
     assert not [path.name for path in IMAGES.glob("*.png") if path.name not in text]
 
 
-@pytest.mark.parametrize("page", ["speed", "verify", "faq", "captum_scripts", "view", "gallery", "index"])
+@pytest.mark.parametrize("page", ["speed", "verify", "faq", "captum_scripts", "how_it_works", "view", "gallery"])
 def test_page_has_a_picture_or_a_view(page: str) -> None:
     text = (ROOT / "tutorials" / "docs" / f"{page}.md").read_text("utf-8")
-    assert re.search(r"!\[[^\]]{20,}\]\([^)]*images/|<!-- view: \w+ -->", text)
+    assert re.search(r"!\[[^\]]{20,}\]\([^)]*(?:images|view)/|<!-- view: \w+ -->", text)
 
 
 def test_bars_of_speed_are_those_of_its_table() -> None:

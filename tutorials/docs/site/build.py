@@ -28,6 +28,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "tests/sweep/RESULTS.md": "results.md",
     "tutorials/README.md": "making_lessons.md",
+    "captum_vz/visualization/view/three_steps.svg": "images/three_steps.svg",
 }
 THEME_LACKS = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
