@@ -620,7 +620,7 @@ def test_bare_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_residual_of_the_rollout(capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows of a rollout, and the rollout beside maps, have the residual that is asked for, and name it."""
+    """The rows of a rollout, and the rollout next to maps, have the residual that is asked for, and name it."""
     model, tokenizer = load_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     for word, residual, named in (

@@ -27,8 +27,8 @@ MOST_SECONDS = 60  # of one core
 DOCUMENTED = ["", "functional", "visualization", "generation", "study", "metrics", "verification", "text", "testbed"]
 DOCUMENTED += ["testbed.check"]
 # One page of each kind: the view, code, differences, wide tables, formulas, notebooks with folded cells, the search.
-KINDS = ["index", "captum_scripts", "gallery", "speed", "results", "api/attention", "api/value_zeroing", "search"]
-KINDS += ["lessons/01_value_zeroing_with_captum", "lessons/10_which_method_is_right"]
+KINDS = ["index", "captum_scripts", "gallery", "view", "speed", "results", "api/attention", "api/value_zeroing"]
+KINDS += ["search", "lessons/01_value_zeroing_with_captum", "lessons/10_which_method_is_right"]
 
 spec = util.spec_from_file_location("site_build", SITE / "build.py")
 assert spec is not None and spec.loader is not None
@@ -139,7 +139,8 @@ def test_pictures_have_a_text(site: Path) -> None:
 @pytest.mark.slow
 def test_pictures_open_at_full_size(site: Path) -> None:
     for name in ("gallery.html", "pictures.html", "lessons/02_reading_maps_layer_by_layer.html"):
-        page = parsed((site / name).read_text("utf-8"))
+        text = (site / name).read_text("utf-8")
+        page = parsed(re.sub(r'<div class="thumbs.*?</div>', "", text, flags=re.DOTALL))  # these lead to sections
         pictures = [one for one in page.loaded if "_images/" in one]
         assert pictures
         assert not set(pictures) - set(page.links)
@@ -255,6 +256,87 @@ def test_pages_in_a_browser(site: Path, opened: Any) -> None:
     (view,) = page.frames[1:]
     view.wait_for_selector("body[data-ready]", timeout=10_000)
     assert "pictures" in view.locator("body").inner_text()
+
+
+def place_of(one: Any) -> tuple[float, float, float, float]:
+    """The left, upper, right and lower edge of an element on the screen."""
+    box = one.bounding_box()
+    assert box is not None
+    return box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_first_screen_is_the_view_and_three_doors(theme: Literal["light", "dark"], site: Path, opened: Any) -> None:
+    """On a laptop the frame with the layers and the map, and the doors, are in sight. On a phone, the answer is."""
+    page = opened.new_page()
+    page.emulate_media(color_scheme=theme)
+    for width, height in ((1366, 768), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto((site / "index.html").as_uri())
+        (view,) = page.frames[1:]
+        view.wait_for_selector("body[data-ready]", timeout=10_000)
+        assert view.locator("html").get_attribute("data-theme") == theme
+        doors = page.locator(".doors li")
+        leads = [door.locator("a").first.get_attribute("href") for door in doors.all()]
+        assert leads == ["captum_scripts.html", "choosing.html", "lessons.html"]
+        seen = [*doors.all(), view.locator("#title"), view.locator(".answer"), view.locator(".flow")]
+        seen += [page.locator(".live"), *view.locator("#depths canvas").all()] if width > 1000 else []
+        for one in seen:
+            left, top, right, bottom = place_of(one)
+            assert 0 <= left < right <= width
+            assert 0 <= top < bottom <= height
+    page.close()
+
+
+@pytest.mark.slow
+def test_doors_are_links_as_a_whole(site: Path, opened: Any) -> None:
+    page = opened.new_page()
+    for place, name in enumerate(("captum_scripts", "choosing", "lessons")):
+        page.goto((site / "index.html").as_uri())
+        left, top, *_ = place_of(page.locator(".doors li").nth(place))
+        page.mouse.click(left + 5, top + 5)
+        page.wait_for_url(f"**/{name}.html")
+    page.goto((site / "index.html").as_uri())
+    page.get_by_role("link", name="For teachers").last.click()
+    page.wait_for_url("**/teaching.html")
+    page.close()
+
+
+@pytest.mark.slow
+def test_where_to_go_is_short(site: Path) -> None:
+    table = (site / "index.html").read_text("utf-8").partition('id="where-to-go"')[2].partition("</table>")[0]
+    assert 5 <= table.count("<tr") - 1 <= 10
+
+
+@pytest.mark.slow
+def test_code_is_copied(site: Path, opened: Any) -> None:
+    """Each block of code has a button, and what a block prints has none. Of a diff the new side is copied."""
+    opened.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = opened.new_page()
+    page.goto((site / "captum_scripts.html").as_uri())
+    markdown = (ROOT / "tutorials" / "docs" / "captum_scripts.md").read_text("utf-8")
+    blocks = re.findall(r"^```(python|diff|bash|console)\n((?s:.*?))^```$", markdown, re.MULTILINE)
+    buttons = page.get_by_role("button", name="Copy", exact=True)
+    assert buttons.count() == len(blocks) > 10
+    for place in (0, [language for language, _ in blocks].index("diff")):
+        language, code = blocks[place]
+        page.locator("article .copy").nth(place).click()
+        page.locator("article .copy").nth(place).get_by_text("Copied").wait_for()
+        new = [line[1:] for line in code.splitlines() if line[:1] != "-"] if language == "diff" else code.splitlines()
+        assert page.evaluate("navigator.clipboard.readText()").splitlines() == new
+    page.close()
+
+
+@pytest.mark.slow
+def test_gallery_begins_with_thumbnails(site: Path) -> None:
+    """Each section of the gallery has an entry at its top: a picture and the title, which lead there."""
+    html = (site / "gallery.html").read_text("utf-8")
+    entries, text = re.search(r'<div class="thumbs[^>]*>(.*?)</div>\s*(.*)', html, re.DOTALL).groups()
+    sections = re.findall(r'<section id="([^"]+)">\s*<h2>(.*?)<a', text)
+    links = re.findall(r'<a[^>]*href="#([^"]+)"[^>]*><img[^>]*>\s*(.*?)</a>', entries)
+    assert [(link, title.strip()) for link, title in links] == sections
+    assert len(sections) > 5
 
 
 @pytest.mark.slow

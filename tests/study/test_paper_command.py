@@ -2,14 +2,17 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import BertConfig, BertForMaskedLM
 
+from captum_vz import ValueZeroingRollout
 from captum_vz.cli import main
-from captum_vz.testbed import agreement_sentences
+from captum_vz.study import Example, reproduce
+from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, refused
 from tests.test_cli import byte_level_tokenizer
@@ -35,6 +38,31 @@ def test_paper_takes_held_out_blimp(capsys: pytest.CaptureFixture[str], folder: 
     assert out.endswith("tables, figures and this report: out\n")
     assert main(["paper", "--blimp", ".", "--methods", "random", "--output", "out", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_residual_of_the_papers_rollouts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rollouts are the paper's, without residual, unless another one is asked for. They then have another name.
+
+    A class that is made with the residual has the same numbers.
+    """
+    examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    means = {}
+    for word, residual, name in (
+        ("paper", None, "value-zeroing-rollout"),
+        ("none", None, "value-zeroing-rollout"),
+        ("0.5", 0.5, "value-zeroing-rollout (residual 0.5)"),
+    ):
+        asked = [] if word == "paper" else ["--residual", word]
+        command = ["paper", "--generated", "4", "--methods", "value-zeroing-rollout", "--output", word, "--json"]
+        assert main([*command, *asked]) == 0
+        told = json.loads(capsys.readouterr().out)["summary"]
+        assert {row["method"] for row in told} == {name}
+        method = partial(ValueZeroingRollout, residual=residual)
+        found = reproduce({"agreement": load_model()}, examples, f"{word}-own", {"own": method}, quiet=True)
+        means[word] = [row["mean"] for row in told]
+        assert means[word] == pytest.approx(found.summary["mean"].tolist(), abs=1e-6, nan_ok=True)
+    assert means["paper"] == pytest.approx(means["none"], nan_ok=True)
+    assert means["0.5"] != pytest.approx(means["none"], abs=0.01, nan_ok=True)
 
 
 def test_paper_errors_are_one_line(

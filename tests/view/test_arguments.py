@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import captum_vz
 from captum_vz import ValueZeroing
 from captum_vz.app.explaining.explain import Wish, explain_subject
 from captum_vz.app.explaining.explanation import explanation_view
@@ -179,7 +180,7 @@ def test_page_of_a_command_has_distances(method: str) -> None:
         subject_of_loaded(loaded), "the pictures of some hat [MASK].", None, Wish(method, distances=True)
     )
     panels = explanation_view("title", [found]).methods[0].panels
-    assert [panel.label for panel in panels] == ["layer 0", "layer 1", "layer 2", "layer 3", "rollout"]
+    assert [panel.label for panel in panels] == [*(f"layer {index}" for index in range(4)), "rollout, residual 0.5"]
     for panel, scores in zip(panels, [*found.maps, found.rollout], strict=True):
         torch.testing.assert_close(panel.scores, scores.double(), rtol=1e-6, atol=1e-7)
     inputs = loaded.tokenizer("the pictures of some hat [MASK].", return_tensors="pt")
@@ -188,6 +189,33 @@ def test_page_of_a_command_has_distances(method: str) -> None:
         assert (panel.totals is None) == (method == "attention")
         if panel.totals is not None:
             torch.testing.assert_close(panel.totals, one[0].sum(1).double(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("residual", "named"), [(0.5, "residual 0.5"), (None, "no residual"), ("paper", "no residual")]
+)
+def test_rollout_says_its_residual(residual: Any, named: str) -> None:
+    for method in ("value-zeroing", "value-zeroing-rollout"):
+        made = captum_vz.explain("agreement", "a hat [MASK] small.", method=method, residual=residual).view()
+        assert panels(made)[method][4:] == [f"rollout, {named}"]
+
+
+def test_rollouts_of_two_methods_have_one_place() -> None:
+    """ALTI has no residual to name. Its rollout is still the map after the last layer."""
+    loaded = load("agreement")
+    found = [
+        explain_subject(subject_of_loaded(loaded), "a hat [MASK] small.", None, Wish(method))
+        for method in ("value-zeroing", "alti")
+    ]
+    assert [len(one.panels) for one in explanation_view("title", found).methods] == [5, 5]
+    assert panels(explanation_view("title", found))["alti"][4] == "rollout"
+
+
+def test_windows_are_named_by_what_is_scored() -> None:
+    """A text in windows has one map, of the layer or the layers that are asked for."""
+    for method, named in (("value-zeroing", "layer 2"), ("value-zeroing-rollout", "layers 0 to 2, residual 0.5")):
+        found = captum_vz.explain("agreement", "hat " * 40, method=method, window=(20, 5), layer=2)
+        assert panels(found.view())[method] == [named]
 
 
 def test_generated_text_makes_a_page() -> None:

@@ -217,7 +217,7 @@ def test_method_is_switched(opened: Open) -> None:
 def test_two_methods_side_by_side(opened: Open) -> None:
     page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, layer=1).html())
     part(page, "two")
-    assert page.locator("#beside option").all_inner_texts() == ["two"]  # no method stands beside itself
+    assert page.locator("#beside option").all_inner_texts() == ["two"]  # the shown method is no choice
     release(page)
     token(page, "hat", view=1).hover()
     page.wait_for_timeout(60)
@@ -228,7 +228,7 @@ def test_two_methods_side_by_side(opened: Open) -> None:
     assert places[0]["x"] + places[0]["width"] <= places[1]["x"]
 
 
-def test_layers_beside_each_other_are_the_same(opened: Open) -> None:
+def test_two_methods_show_the_same_layer(opened: Open) -> None:
     """Two methods show the same layer. If only one has a rollout, the other one shows its last layer."""
     page = opened(view({"one": LAYERS, "two": OTHER}, TOKENS, token=5, layer=1).html())
     part(page, "two")
@@ -238,6 +238,17 @@ def test_layers_beside_each_other_are_the_same(opened: Open) -> None:
     assert page.locator("#beside option").all_inner_texts() == ["one"]
     layer(page, "rollout").click()
     assert page.locator("#texts h2").all_inner_texts() == ["two, rollout", "one, layer 1"]
+
+
+def test_named_rollout_is_read_as_one(opened: Open) -> None:
+    """A title that begins with "rollout" is one: the sentence says so, and another method shows its own."""
+    named = {"layer 0": LAYERS[0], "layer 1": LAYERS[1], "rollout, residual 0.5": ROLLOUT}
+    page = opened(view({"one": named, "two": OTHER}, TOKENS, token=5, layer=2).html())
+    assert page.locator(".answer").inner_text().startswith("Through all layers (rollout, residual 0.5), hat draws on ")
+    assert_shows(page, ROLLOUT, 5)
+    page.select_option("#method", label="two")
+    assert shown_layer(page) == "rollout"
+    assert_shows(page, OTHER["rollout"], 5)
 
 
 def test_words_add_columns_and_average_rows(opened: Open) -> None:

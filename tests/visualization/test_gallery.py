@@ -33,6 +33,36 @@ def test_every_picture_is_shown() -> None:
     assert not [path.name for path in IMAGES.glob("*.png") if path.name not in text]
 
 
+@pytest.mark.parametrize("page", ["speed", "verify", "faq", "captum_scripts", "how_it_works", "view", "gallery"])
+def test_page_has_a_picture_or_a_view(page: str) -> None:
+    text = (ROOT / "tutorials" / "docs" / f"{page}.md").read_text("utf-8")
+    assert re.search(r"!\[[^\]]{20,}\]\([^)]*(?:images|view)/|<!-- view: \w+ -->", text)
+
+
+def test_bars_of_speed_are_those_of_its_table() -> None:
+    drawn = runpy.run_path(str(IMAGES / "explain_pages.py"))
+    times, figure = drawn["times"](), drawn["speed"]()
+    assert list(times) == ["MiniLM", "bert-base", "gpt2"]
+    table = (ROOT / "tutorials" / "docs" / "speed.md").read_text("utf-8")
+    assert "| | 64 | 2.16 | 1.58 | 0.27 | 0.15 | 1.39 | 9.1 |" in table
+    assert times["bert-base"] == {"highest": 2.16, "medium": 1.58, "row": 0.27, "forward pass": 0.15, "definition": 9.1}
+    (axes,) = figure.axes
+    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
+    assert widths == [[times[model][name] for model in times] for name in drawn["BARS"]]
+
+
+@pytest.mark.slow
+def test_page_pictures_are_drawn_again(tmp_path: Path) -> None:
+    """The script draws each picture of the pages. Where a page's text quotes numbers of its picture, they are right."""
+    drawn = runpy.run_path(str(IMAGES / "explain_pages.py"))
+    names = [name for name in drawn["PICTURES"] if name != "view"]  # which needs a browser
+    drawn["main"](names, tmp_path)
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == sorted(names)
+    reports = drawn["reports"]()
+    assert [report.passed for report in reports.values()] == [True, True, False]
+    assert {one.name for one in reports["model that is wrong"].checks if one.excess > 1} == {"padding"}
+
+
 @pytest.mark.slow
 def test_pictures_are_those_of_the_code(tmp_path: Path) -> None:
     """The script draws all pictures again. Their largest scores, as their descriptions name them, are the same."""

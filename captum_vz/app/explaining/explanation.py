@@ -154,6 +154,12 @@ class Explanation:
             found[f"{place}{row.name}{window}"] = row.scores
         return found
 
+    def named_maps(self, distances: Sequence[Tensor] = ()) -> dict[str, Tensor]:
+        """The maps, or the distances in their place, by the names of their layers, and the rollout by its name."""
+        maps = distances or self.maps
+        found = {self.scope: maps[0]} if self.windows else {f"layer {index}": one for index, one in enumerate(maps)}
+        return found if self.rollout is None else found | {self.rollout_name: self.rollout}
+
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""
         if self.is_signed:
@@ -264,11 +270,7 @@ def draw_explanation(found: Explanation) -> Figure:
         scores = {found.method: found.scores.double().cpu()}
         token = found.token or 0
         return Table(tuple(found.tokens), token, scores, found.layer or 0, {}, {found.method: found.scope}).plot()
-    panels = {f"layer {index}": one for index, one in enumerate(found.maps)}
-    if found.windows:
-        panels = {found.scope: found.maps[0]}
-    if found.rollout is not None:
-        panels[found.rollout_name] = found.rollout
+    panels = found.named_maps()
     # Rows sum to 1, so pictures of any two texts have the same scale.
     look = {"scale": "root", "vmax": 1.0, "label": "share of the row (rows sum to 1)"}
     title = f"{title}: the maps of the layers, and their rollout"
@@ -296,17 +298,15 @@ def explanation_view(title: str, found: Sequence[Explanation], about: Mapping[st
         if first.token is not None and len(named) == 1:
             named, sides["offset"] = [first.tokens[first.token]], first.token
         return view(rows, named, **sides, token=0, **told)
-    maps = {one.method: one.distances or one.maps for one in with_maps}
-    rollouts = {one.method: one.rollout for one in with_maps if one.rollout is not None}
+    maps = {one.method: one.named_maps(one.distances) for one in with_maps}
     # Who asks for joined maps sees them first. All others see a layer.
     layer = len(first.maps) if first.layer is None and first.rollout is not None else -1
     layer = layer if first.layer is None else first.layer
-    depths = {len(one.maps) + (one.method in rollouts) for one in with_maps}
+    depths = {len(one) for one in maps.values()}
     shown = layer if len(depths) == 1 and not first.windows else 0
     return view(
         maps,
         first.tokens,
-        rollout=rollouts or None,
         words=first.words,
         special=first.special,
         token=first.token,

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "tests/sweep/RESULTS.md": "results.md",
     "tutorials/README.md": "making_lessons.md",
+    "captum_vz/visualization/view/three_steps.svg": "images/three_steps.svg",
 }
 THEME_LACKS = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
@@ -74,7 +75,8 @@ def places() -> Iterator[tuple[Path, Path]]:
     for path in sorted((HERE / "api").glob("*.rst")):
         yield path, path.relative_to(HERE)
     yield HERE / "conf.py", Path("conf.py")
-    yield HERE / "style.css", Path("static", "style.css")
+    for name in ("style.css", "copy.js"):
+        yield HERE / name, Path("static", name)
     for name, place in ELSEWHERE.items():
         yield ROOT / name, Path(place)
 
@@ -176,7 +178,15 @@ def accessible(html: str) -> str:
     for old, new in THEME_LACKS.items():
         html = html.replace(old, new)
     html = EMPTY_HEAD.sub(r"<td\1></td>", html)
-    return PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
+    return PICTURE.sub(_opened, html)
+
+
+def _opened(picture: re.Match[str]) -> str:
+    """A picture with a link to its file, unless it stands in a link."""
+    before = picture.string[: picture.start()]
+    if before.rfind("<a ") > before.rfind("</a>"):
+        return picture[0]
+    return f'<a class="picture" href="{picture[1]}">{picture[0]}</a>'
 
 
 def main(output: Path = OUTPUT) -> int:

@@ -36,6 +36,7 @@ html_theme = "furo"
 html_title = f"captum_vz {version}"
 html_static_path = ["static"]
 html_css_files = ["style.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_extra_path = ["extra"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from captum_vz import LayerAttention, Rollout, ValueZeroing, find_layers
+import captum_vz
+from captum_vz.app.explaining.explanation import explanation_view
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_model
-from captum_vz.visualization import View, view
+from captum_vz.visualization import View
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
-MASK = 6
 
 
 def agreement() -> View:
-    """Value Zeroing in all layers of the embedded model."""
-    return _methods({"Value Zeroing": ValueZeroing}, "What each token draws on, layer by layer")
+    """The README's sentence, as `captum-vz explain --html` shows it."""
+    return captum_vz.explain("agreement", SENTENCE).view(SENTENCE)
 
 
 def methods() -> View:
-    """Two methods side by side."""
-    return _methods({"Value Zeroing": ValueZeroing, "attention": LayerAttention}, "Two methods on one sentence")
+    """Two methods on one sentence."""
+    found = [captum_vz.explain("agreement", SENTENCE, method=name) for name in ("value-zeroing", "attention")]
+    return explanation_view("Two methods on one sentence", found)
 
 
 def generation() -> View:
@@ -29,16 +30,6 @@ def generation() -> View:
     model, tokenizer = load_model("causal")
     found = attribute_generation(model, tokenizer, "the pictures of some hat", max_new_tokens=4)
     return found.view(title="What each new token draws on")
-
-
-def _methods(classes: dict[str, Callable], title: str) -> View:
-    model, tokenizer = load_model()
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    layers = find_layers(model)
-    maps = {name: kind(model, layers).attribute(inputs) for name, kind in classes.items()}
-    rollouts = {name: Rollout(kind(model, layers), residual=0.5).attribute(inputs) for name, kind in classes.items()}
-    tokens, words = inputs.tokens(), inputs.word_ids()
-    return view(maps, tokens, rollout=rollouts, words=words, token=MASK, layer=3, title=title)
 
 
 VIEWS: dict[str, Callable[[], View]] = {one.__name__: one for one in (agreement, methods, generation)}

@@ -35,7 +35,7 @@ class Scale:
         signed: Whether the scale has a middle at 0 and a side below it.
         clipped: Whether some drawn score is beyond the end of its scale.
         own: Whether each panel has its own end.
-        apart: Panels with an end of their own beside others that share theirs.
+        apart: The indices of panels with an own end, where the other panels share one.
         root: Whether colours are by the square root.
     """
 
