@@ -323,7 +323,11 @@ def test_code_is_copied(site: Path, opened: Any) -> None:
         language, code = blocks[place]
         page.locator("article .copy").nth(place).click()
         page.locator("article .copy").nth(place).get_by_text("Copied").wait_for()
-        new = [line[1:] for line in code.splitlines() if line[:1] != "-"] if language == "diff" else code.splitlines()
+        new = (
+            [line[1:] for line in code.splitlines() if line[:1] not in ("-", "@")]
+            if language == "diff"
+            else code.splitlines()
+        )
         assert page.evaluate("navigator.clipboard.readText()").splitlines() == new
     page.close()
 

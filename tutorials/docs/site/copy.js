@@ -5,7 +5,8 @@ const printed = '.highlight-text, .cell_output';
 function codeOf(block) {
   const text = block.querySelector('pre').textContent;
   if (!block.closest('.highlight-diff')) return text;
-  return text.split('\n').filter((line) => !line.startsWith('-')).map((line) => line.slice(1)).join('\n');
+  const lines = text.split('\n').filter((line) => !/^(-|\+\+\+ |@@)/.test(line));
+  return lines.map((line) => line.slice(1)).join('\n');
 }
 
 async function copy(text) {
