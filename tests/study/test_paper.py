@@ -202,4 +202,6 @@ def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Examp
     bare = BertModel(model.config).eval()
     with pytest.raises(ValueError, match="no method can explain 'bare': BertModel gives no logits"):
         reproduce({"bare": (bare, tokenizer)}, sentences, tmp_path / "out", ["saliency"], quiet=True)
+    with pytest.raises(ValueError, match="controls is -1: pass a number of sentences, 0 or more"):
+        reproduce({"agreement": shipped}, sentences, tmp_path / "out", quiet=True, controls=-1)
     assert not (tmp_path / "out").exists()

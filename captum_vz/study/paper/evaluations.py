@@ -11,6 +11,7 @@ from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._files import safe_name, write_whole
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import BOUNDARIES, probing_correlation
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
@@ -64,7 +65,7 @@ def reproduce(
     resamples: int = 1999,
     quiet: bool = False,
     about: str = "",
-    controls: int | None = None,
+    controls: int | None = 0,
     command: str | None = None,
     data: Iterable[str | Path] = (),
 ) -> Reproduction:
@@ -99,7 +100,7 @@ def reproduce(
             :func:`~captum_vz.study.select_blimp`.
         controls: The number of sentences of the package's grammar for the sanity checks
             (:func:`~captum_vz.study.sanity_checks`) and the truths by patching
-            (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: no controls.
+            (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: none.
         command: See :func:`~captum_vz.study.run_study`, like `data`.
         data: See there.
 
@@ -131,6 +132,8 @@ def reproduce(
         raise ValueError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
     studies, probings, correlations, omitted, checked, further = [], [], [], [], [], []
     count = min(len(examples), MOST_CONTROLS) if controls is None else controls
+    if count < 0:
+        raise ArgumentError(f"controls is {controls}: pass a number of sentences, 0 or more.")
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
