@@ -165,8 +165,9 @@ def as_examples(given: Any) -> list[Example]:
     Raises:
         ArgumentError: Something is no example. The message gives its place.
 
-    >>> as_examples([{"tokens": ["It", "[MASK]"], "target": 1}])
-    [Example(id='1', words=('It', '[MASK]'), target=1, cue=(), good=None, bad=None, label=None, group='', text=None)]
+    >>> [example] = as_examples([{"tokens": ["It", "[MASK]"], "target": 1}])
+    >>> example.id, example.words
+    ('1', ('It', '[MASK]'))
     """
     rows = given.to_pylist() if hasattr(given, "to_pylist") else given
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
