@@ -119,7 +119,8 @@ def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixt
 def test_any_method_of_the_registry(
     method: str, maps: int, has_rollout: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = explain_json(capsys, SENTENCE, "--method", method, "--layer", "1", "--output", "x.png")
+    asked = ["--layer", "1"] if REGISTRY[method].layered else []
+    found = explain_json(capsys, SENTENCE, "--method", method, *asked, "--output", "x.png")
     expected = compare(*load_model(), SENTENCE, method, layer=1).scores[method]
     shares = torch.tensor(found["scores"]).abs()  # effects have signs here, and are shares in a comparison
     assert (shares / shares.sum()).tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)

@@ -181,7 +181,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
         scores, call = scores[:, :end], (self.forward_func, inputs, additional_forward_args)
         sources = [(layers[0], None if self.attention == "self" else scores.shape[1])]
-        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run)[0]
+        named = self.attention not in ("self", "cross")
+        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run, named=named)[0]
 
 
 def _order(members: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ CONSTRUCTORS = {
     "LayerALTI": [*SHARED, "p", "normalize"],
     "ALTI": [*SHARED, "residual", "p", *JOINING],
     "AttentionFlow": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
-    "HiddenTokenAttribution": [*SHARED, "embeddings", "probes", "seed", "normalize"],
+    "HiddenTokenAttribution": [*SHARED, "embeddings", "probes", "seed", "multiply_by_inputs", "normalize"],
     "ALTIPlus": [*SHARED, "p", "other_mixing"],
     "ALTILogit": [*SHARED, "p", "final_norm", "unembedding"],
 }
@@ -36,6 +36,7 @@ DEFAULTS = {
     "distance": "cosine",
     "attention": "self",
     "normalize": True,
+    "multiply_by_inputs": False,
     "final_norm": None,
     "values": None,
     "matmul_precision": "highest",

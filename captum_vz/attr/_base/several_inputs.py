@@ -31,6 +31,7 @@ def by_input(
     *,
     tokens_first: bool = False,
     run: int | None = None,
+    named: bool = False,
 ) -> list[Any]:
     r"""Scores in the form of Captum's input methods: a tuple with one tensor for each input, if `inputs` is a tuple.
 
@@ -49,6 +50,7 @@ def by_input(
             are the sources of cross-attention. Several such pairs, if sources of several stacks follow each other.
         tokens_first: Whether the layer's tensors are `(tokens, batch, d)`.
         run: The argument `run` of `attribute`.
+        named: Whether the user named the attention, so that its sources may be the layer's own tokens or others.
 
     Returns:
         The scores as they are, unless `inputs` is a tuple. Otherwise, each is a tuple. An input with the axis of all
@@ -61,7 +63,7 @@ def by_input(
         return [(one,) for one in scores]
     batch, count = len(scores[0]), scores[0].shape[-1]
     axis = 1 if tokens_first else 0
-    given = [_Given(forward_func, inputs, further, layer, axis, cross, run) for layer, cross in sources]
+    given = [_Given(forward_func, inputs, further, layer, axis, cross, run, named) for layer, cross in sources]
     owners = torch.cat([one.owners(batch) for one in given], 1)
     if owners.shape[1] > count:
         owners = owners[:, :count]  # padding that the model appends
@@ -95,6 +97,7 @@ class _Given:
         axis: The axis of the examples.
         sources: The number of tokens, if these are the sources of cross-attention.
         run: The number of the explained input, if there are several. None: there is one.
+        named: Whether the sources may also be the layer's own tokens.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class _Given:
         axis: int,
         sources: int | None,
         run: int | None,
+        named: bool,
     ) -> None:
+        self._named = named
         self._bound = partial(bind_forward, forward_func, additional_forward_args=further)
         self._inputs, self._axis, self._sources = inputs, axis, sources
         clean = self._bound(inputs)
@@ -173,8 +178,10 @@ class _Given:
             repeated(call)
         states = given[self._run] if len(given) > self._run else []
         if self._sources is not None:
-            states = [x for x in states[1:] if x.dim() == 3 and x.shape[1 - self._axis] == self._sources]
-        if not states or states[0].shape[self._axis] != batch:
+            others = states if self._named else states[1:]
+            states = [x for x in others if x.dim() == 3 and x.shape[1 - self._axis] == self._sources]
+        unclear = self._named and len(states) > 1
+        if unclear or not states or states[0].shape[self._axis] != batch:
             raise ArgumentError(
                 f"inputs holds {len(self._inputs)} tensors, but it is unknown which tokens of the layer "
                 f"{type(self._first).__name__} come from which of them. {REMEDY}."

@@ -116,7 +116,7 @@ def _at_the_end(panel: Axes, rows: DataFrame) -> None:
     last = last_layers(rows)
     for place, row in enumerate(last.itertuples()):
         known = row.low == row.low  # a single example has no interval
-        whisker = [[row.mean - row.low], [row.high - row.mean]] if known else None
+        whisker = [[max(0.0, row.mean - row.low)], [max(0.0, row.high - row.mean)]] if known else None
         panel.errorbar(row.mean, place, xerr=whisker, fmt="o", markersize=4, capsize=2, color=method_color(row.method))
     name_methods(panel, last["method"])
     for label, method in zip(panel.get_yticklabels(), last["method"], strict=True):

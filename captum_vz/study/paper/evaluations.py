@@ -186,6 +186,7 @@ def reproduce(
                     tokenizer,
                     study,
                     examples,
+                    usable,
                     predicts="blank_out" in metrics,
                     batch_size=batch_size,
                     confidence=confidence,

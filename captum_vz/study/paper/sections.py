@@ -102,7 +102,9 @@ def _variants(rows: DataFrame) -> list[str]:
             for method in methods
         ],
     )
-    winners = {means[one.name].idxmax() for one in shown}
+    winners = {means[one.name].idxmax() for one in shown if means[one.name].notna().any()}
+    if not winners:  # no sentence has values
+        return ["### Faithfulness in its variants: Spearman with blank-out", table]
     ranks = means[[one.name for one in shown]].rank(ascending=False)
     widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
     low, high = int(ranks.loc[widest].min()), int(ranks.loc[widest].max())
@@ -132,13 +134,14 @@ def _removing(rows: DataFrame) -> list[str]:
         ["method", *_REMOVING.values()],
         [[method, *(_number(means.loc[method, name], 3) for name in _REMOVING)] for method in methods],
     )
-    widest = ", ".join(f"{title} ±{intervals[name]:.3f}" for name, title in _REMOVING.items())
+    known = {name: width for name, width in intervals.items() if width == width}  # one sentence has no interval
+    widest = ", ".join(f"{title} ±{known[name]:.3f}" for name, title in _REMOVING.items() if name in known)
     text = (
         f"{int(rows['examples'].max())} sentences, evenly spaced; tokens are deleted. Sufficiency and infidelity are "
         "better if lower, all other columns if higher. On the scale from 0 to 1, 0 is the worst order of the tokens "
         "and 1 the best: exact for up to 8 content tokens, by greedy search beyond. Monotonicity is 1 for an order "
-        "without a single exception. Infidelity asks for additive scores, the others for their order only. The widest "
-        f"intervals: {widest}."
+        "without a single exception. Infidelity asks for additive scores, the others for their order only."
+        + (f" The widest intervals: {widest}." if widest else "")
     )
     return ["### Removing the best tokens", text, table]
 
