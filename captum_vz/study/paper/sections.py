@@ -31,14 +31,17 @@ _REMOVING: Final = {
 
 
 def further_figures(further: Further) -> dict[str, Callable[[], Figure]]:
-    """The figures of the further tables, by their names."""
+    """The figures of the further tables, by their names. A mean that is undefined in all sentences is not drawn."""
     figures: dict[str, Callable[[], Figure]] = {}
-    if len(further.variants):
-        figures["variants"] = partial(draw_variants, further.variants, {one.name: str(one) for one in VARIANTS})
-    for metric in further.groups["metric"].unique():
-        figures[f"groups-{metric}"] = partial(draw_groups, further.groups, metric)
-    if len(further.agreement):
-        figures["agreement"] = partial(draw_agreement, further.agreement)
+    variants, groups, agreement = (
+        one.dropna(subset="mean") for one in (further.variants, further.groups, further.agreement)
+    )
+    if len(variants):
+        figures["variants"] = partial(draw_variants, variants, {one.name: str(one) for one in VARIANTS})
+    for metric in groups["metric"].unique():
+        figures[f"groups-{metric}"] = partial(draw_groups, groups, metric)
+    if len(agreement):
+        figures["agreement"] = partial(draw_agreement, agreement)
     return figures
 
 
