@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -201,3 +202,15 @@ def eager_stance() -> tuple[Any, str, Any] | None:
 def storage_id(x: Tensor) -> int:
     """A number that tensors have in common if they share memory."""
     return x.untyped_storage()._cdata
+
+
+def batched(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`torch.func.vmap(function)(x)`, which is left at once, also by an interruption at the end of its `with` block."""
+    level = torch._C._functorch.maybe_current_level()
+    try:
+        found: Tensor = torch.func.vmap(function)(x)
+        return found
+    except BaseException as error:
+        if torch._C._functorch.maybe_current_level() != level:
+            clear_frames(error.__traceback__)  # ends the generator that leaves the transform
+        raise

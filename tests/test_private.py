@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,30 @@ def test_function_modes_see_gradients_switched() -> None:
     with torch.no_grad():
         assert not (2 * x).requires_grad
     assert torch.is_grad_enabled()
+
+
+def test_batched_leaves_the_transform() -> None:
+    """Also after an error from the call of `__exit__`, before the transform is left."""
+    x = torch.arange(6.0).view(3, 2)
+    assert torch.equal(_private.batched(lambda row: row.square().sum(), x), x.square().sum(1))
+
+    def interrupt(frame: Any, event: str, _: Any) -> None:
+        if (
+            event == "call"
+            and frame.f_code.co_name == "__exit__"
+            and frame.f_code.co_filename.endswith("contextlib.py")
+        ):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def run(row: Tensor) -> Tensor:
+        sys.setprofile(interrupt)
+        return row.square()
+
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            _private.batched(run, x)
+    finally:
+        sys.setprofile(None)
+    assert caught.value is not None
+    assert torch._C._functorch.maybe_current_level() is None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import AttentionSite, budget_of
+from captum_vz._private import batched
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
@@ -134,7 +135,7 @@ class HiddenTokenAttribution(LayerMaps):
             ]
             # A single pass is not batched, because some operations have no batched backward pass. Unlike
             # `is_grads_batched`, torch.func has batched kernels for norms, activations and softmax.
-            found = backward(seeds[0])[None] if len(passes) == 1 else torch.func.vmap(backward)(seeds)
+            found = backward(seeds[0])[None] if len(passes) == 1 else batched(backward, seeds)
             found = widen(found)
             if self.multiply_by_inputs:
                 found = found * widen(vectors.detach())

@@ -114,7 +114,7 @@ class ModuleState:
         """
         found: dict[int, tuple[str, Any]] = {}
         held = [vars(one).copy() for one in self.modules]
-        pairs = ((name, own[name]) for own in held for name in filterfalse(_NOT_ENTERED.__contains__, own))
+        pairs = ((name, own[name]) for own in held for name in filterfalse(_NOT_ENTERED.__contains__, list(own)))
         named = [pair for pair in pairs if type(pair[1]) not in _PLAIN]
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}

@@ -228,7 +228,13 @@ def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
     tokens = token_input(inputs)
     if tokens is None and isinstance(inputs, Mapping):
         tokens = inputs.get("decoder_input_ids")
-    return explained_errors(tokens)(forward)
+
+    def explained() -> Any:
+        # Not as a decorator: a generator that never starts would swallow an interruption when it is closed.
+        with explained_errors(tokens):
+            return forward()
+
+    return explained
 
 
 @contextmanager
