@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
 from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder.provenance import keep_provenance, repeat_lines, sign
 from captum_vz.study.folder.reading import read_blocks
-from captum_vz.study.folder.storage import MANIFEST, read_settings
+from captum_vz.study.folder.storage import MANIFEST, blocks_of, read_examples, read_settings
 from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
@@ -184,6 +185,11 @@ class Study:
 
     def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any, Any]]:
         return read_blocks(self.folder, self.settings, columns)
+
+
+def study_examples(study: Study) -> list[Example]:
+    """All examples of a study, those of earlier starts too."""
+    return [example for block in blocks_of(study.settings) for example in read_examples(study.folder, block)]
 
 
 def check_used(study: Study) -> None:

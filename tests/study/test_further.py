@@ -128,3 +128,12 @@ def test_evenly_spaced() -> None:
     items = [str(number) for number in range(10)]
     assert evenly(items, 3) == ["0", "3", "6"]
     assert evenly(items, 20) == items
+
+
+def test_paper_with_less_tells_all_of_its_folder(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    def made(count: int, methods: list[str]) -> Reproduction:
+        return reproduce({"agreement": shipped}, sentences[:count], tmp_path, methods, resamples=50, quiet=True)
+
+    whole, again = made(4, ["attention", "random"]), made(2, ["random"])
+    for name, table in whole.further.tables().items():
+        pd.testing.assert_frame_equal(again.further.tables()[name], table)

@@ -170,6 +170,14 @@ def test_other_contents_of_an_example_refused(some: list[Example], shipped: Ship
         study(tmp_path / "s", [replace(some[0], cue=(0,)), *some[1:4]], shipped)
 
 
+def test_example_of_lists_is_known(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    study(tmp_path / "s", some[:2], shipped)
+    lists: Any = [replace(one, words=[*one.words], cue=[*one.cue], other_cue=[*one.other_cue]) for one in some[:2]]
+    before = files(tmp_path / "s")
+    study(tmp_path / "s", lists, shipped)
+    assert files(tmp_path / "s") == before
+
+
 # Identities
 
 

@@ -177,16 +177,15 @@ def as_examples(given: Any) -> list[Example]:
         )
     found = []
     for number, one in enumerate(rows, 1):
-        if isinstance(one, Example):
-            found.append(one)
-            continue
-        if not isinstance(one, Mapping):
+        if not isinstance(one, (Example, Mapping)):
             raise ArgumentError(f"example {number} is of type {type(one).__name__}: pass an Example or a dictionary.")
         try:
-            example = Example.from_dict(one)
+            # An Example may hold lists, too. In the types of its class it equals what a file of it gives.
+            example = Example.from_dict(one.to_dict() if isinstance(one, Example) else one)
         except ValueError as error:
             raise ArgumentError(f"example {number}: {error}") from error
-        found.append(replace(example, id=example.id or f"{example.group} {number}".strip()))
+        named = isinstance(one, Example) or example.id
+        found.append(example if named else replace(example, id=f"{example.group} {number}".strip()))
     return found
 
 

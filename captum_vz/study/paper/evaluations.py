@@ -33,7 +33,7 @@ from captum_vz.study.paper.controls import MOST_CONTROLS, Controls, controlled
 from captum_vz.study.paper.further import Further, further_tables
 from captum_vz.study.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe, target_states
 from captum_vz.study.paper.report import Reproduction
-from captum_vz.study.results import Study, check_used
+from captum_vz.study.results import Study, check_used, study_examples
 from captum_vz.study.run import run_study
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.rows import reason_of
@@ -163,7 +163,8 @@ def reproduce(
         )
         check_used(study)
         studies.append(study)
-        labels = _labels(examples, study)
+        held = study_examples(study)  # it may hold more than this call passes
+        labels = _labels(held, study)
         kinds = set(labels.values())
         if len(labels) < FEWEST or len(kinds) < 2:
             refused["probing"] = (
@@ -185,8 +186,7 @@ def reproduce(
                     encoder_of(model),
                     tokenizer,
                     study,
-                    examples,
-                    usable,
+                    held,
                     predicts="blank_out" in metrics,
                     batch_size=batch_size,
                     confidence=confidence,

@@ -19,7 +19,6 @@ from captum_vz.metrics import (
 )
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
-from captum_vz.study.methods import Method
 from captum_vz.study.results import Study
 from captum_vz.study.scoring.metrics import METRICS, VARIANTS, EvaluationBatch, Metric, Variant
 from captum_vz.study.scoring.scorer import Scorer
@@ -95,7 +94,6 @@ def further_tables(
     tokenizer: Any,
     study: Study,
     examples: Sequence[Example],
-    given: Mapping[str, Method],
     *,
     predicts: bool,
     batch_size: int = 32,
@@ -109,8 +107,7 @@ def further_tables(
         model: The model.
         tokenizer: Its tokenizer.
         study: The study, whose scores are read. No method runs again.
-        examples: Its examples.
-        given: Its methods, by their names.
+        examples: All its examples.
         predicts: Whether the model predicts words, so that tokens can be blanked out.
         batch_size: The number of sentences in a batch.
         confidence: The confidence level of the intervals.
@@ -123,7 +120,7 @@ def further_tables(
     found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro)}
     if predicts:
         variants = [one.name for one in possible_variants(tokenizer)]
-        scorer = partial(Scorer, model, tokenizer, {name: given[name] for name in methods}, batch_size=batch_size)
+        scorer = partial(Scorer, model, tokenizer, batch_size=batch_size)  # its methods do not run
         values = _measured(scorer(metrics=variants), rows, examples)
         found["variants"] = _long(values, methods, variants, "variant", of)
         some = set(evenly([example.id for example in examples], MOST_SENTENCES))
