@@ -90,7 +90,7 @@ def summarize_many(
     Raises:
         ArgumentError: See there.
     """
-    _check_bootstrap(confidence, resamples)
+    check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]
     counts = [len(one) for one in known]
     intervals = [(float("nan"), float("nan"))] * len(known)
@@ -164,7 +164,7 @@ def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples:
     """
     if not groups:
         raise ArgumentError("groups is empty: pass the values of at least one group.")
-    _check_bootstrap(confidence, resamples)
+    check_bootstrap(confidence, resamples)
     known = [values[~values.isnan()].detach().double().cpu().numpy() for values in groups]
     examples = sum(map(len, known))
     undefined, nan = sum(map(len, groups)) - examples, float("nan")
@@ -247,7 +247,7 @@ def probing_correlation(
         )
     if not layers.isfinite().all():
         raise ArgumentError(f"compression is {layers.tolist()}: pass finite numbers.")
-    _check_bootstrap(confidence, resamples)
+    check_bootstrap(confidence, resamples)
     known = ~alignment.isnan().any(-1)
     values = alignment[known].detach().double().cpu().numpy()
     right = stats.rankdata(layers.numpy())
@@ -294,7 +294,7 @@ def probing_correlation(
     return Correlation(whole, low, high, count, undefined, p)
 
 
-def _check_bootstrap(confidence: float, resamples: int) -> None:
+def check_bootstrap(confidence: float, resamples: int) -> None:
     """Check the arguments of a bootstrap.
 
     Raises:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
+from captum_vz.metrics.intervals import check_bootstrap
 from captum_vz.study.examples.example import Example, as_examples
 from captum_vz.study.folder.on_ray import run_on_ray
 from captum_vz.study.folder.processes import Processes
@@ -118,6 +119,7 @@ def run_study(
             f"{batch_tokens}: pass at least 1 of each."
         )
     check_removal(removal)
+    check_bootstrap(confidence, resamples)
     options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
     options |= {"content_only": content_only, "removal": removal}
     loaded = {name: source for name, source in models.items() if not callable(source)}

@@ -88,6 +88,11 @@ def test_findings_count_directions() -> None:
         ("cue", "c", "b", 3, 2, 1, 0),
     ]
     assert list(findings(table).itertuples(index=False, name=None)) == expected
+    # A folder may have grown in another order of methods: the pairs of one model are then the other way round.
+    other = table["model"] == "y"
+    table.loc[other, ["one", "other"]] = table.loc[other, ["other", "one"]].to_numpy()
+    table.loc[other, "mean"] *= -1
+    assert list(findings(table).itertuples(index=False, name=None)) == expected
     told = "\n".join(told_findings(findings(table), 3))
     assert "- cue: 1 pairs hold in all models, 1 turn over between models.\n    - a > b" in told
     assert "No pair of methods differs" in "\n".join(told_findings(findings(table[table["one"] == "d"]), 3))

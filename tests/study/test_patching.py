@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import Intervention
 from captum_vz.study import (
+    METHODS,
     BadExampleError,
     Example,
     Scorer,
     activation_patching,
     encode,
     read_jsonl,
+    run_study,
     value_patching,
     write_jsonl,
 )
@@ -252,3 +257,17 @@ def test_interventions_differ_by_layer(doubles: dict[str, tuple[Any, Any]]) -> N
         if factor != 1:
             alone = ValueZeroing(model, layers[layer], intervention=ByLayer((factor,))).attribute(inputs)
             torch.testing.assert_close(one, alone)
+
+
+def test_truth_needs_to_know_whether_rows_join_layers(tmp_path: Path) -> None:
+    """A rollout under a name of its own is not compared with the truth of each layer's values alone."""
+    examples = [Example.from_record(record) for record in agreement_sentences(2, paradigm="relational_noun")]
+    methods = {"mine": replace(METHODS["alti"], own=True)}
+    study = run_study({"agreement": load_model}, examples, tmp_path / "s", methods, ["value_patching"], quiet=True)
+    assert study.rows(["value_patching"])["value_patching"].isna().all()
+    assert study.skipped["skipped"].str.contains("it is unknown whether the rows of mine join the layers").all()
+    for confidence, resamples in ((95, 1999), (0.95, 0)):
+        asked = {"confidence": confidence, "resamples": resamples}
+        with pytest.raises(ArgumentError):
+            run_study({"agreement": load_model}, examples, tmp_path / "t", methods, quiet=True, **asked)
+        assert not (tmp_path / "t").exists()

@@ -28,6 +28,10 @@ def findings(differences: DataFrame) -> DataFrame:
     """
     rows = []
     names = ["metric", "one", "other"]
+    turned = differences["one"] > differences["other"]  # models may have the methods in another order
+    differences = differences.copy()
+    differences.loc[turned, ["one", "other"]] = differences.loc[turned, ["other", "one"]].to_numpy()
+    differences.loc[turned, "mean"] *= -1
     for (metric, one, other), pair in differences.groupby(names, sort=False) if len(differences) else ():
         differing = pair[~pair["tied"].astype(bool)]
         up, down = int((differing["mean"] > 0).sum()), int((differing["mean"] < 0).sum())

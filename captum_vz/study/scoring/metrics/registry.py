@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import isclass
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from captum_vz._names import chosen_names
+from captum_vz.attr import LayerMaps, MapAggregation
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
     Bounds,
@@ -114,12 +116,30 @@ def _patched(
     batch: EvaluationBatch,
     rows: Tensor,
 ) -> Tensor:
-    method, found = METHODS.get(batch.method), []
-    joins = method is not None and method.joined is not None
+    joins, found = len(rows) == 1 or _joins(batch.method), []
     for place, example in enumerate(batch.examples):
         truth = truth_rows(patching, batch.model, batch.tokenizer, example, len(rows), joins, batch.kept)
         found.append(measure(truth, rows[:, place, : truth.shape[-1]]))
     return torch.stack(found, 1)
+
+
+def _joins(name: str) -> bool:
+    """Whether the rows of a method join the layers up to their own.
+
+    Raises:
+        ArgumentError: It is unknown. The truth of each layer's own values would be compared with joined rows.
+    """
+    method = METHODS.get(name.partition(" (residual")[0])
+    source = None if method is None else method.source
+    while isinstance(source, partial):
+        source = source.func
+    kind = source if isclass(source) else type(source)
+    if method is not None and (not method.own or issubclass(kind, (LayerMaps, MapAggregation))):
+        return method.joined is not None or issubclass(kind, MapAggregation)
+    raise ArgumentError(
+        f"it is unknown whether the rows of {name} join the layers up to each: pass a method of captum_vz by its name, "
+        "or register a class of rollouts or of maps by register_method."
+    )
 
 
 def _patching(title: str, patching: Callable[..., Patched], measure: Callable[[Tensor, Tensor], Tensor]) -> Metric:
