@@ -191,6 +191,68 @@ def test_interleaved_inputs(batch_first: bool, one_hot: bool, batch: int) -> Non
     torch.testing.assert_close(of_ids, joint[:, [0, 1, 5, 6]])
 
 
+class Joined(nn.Module):
+    """Vectors of two inputs one after the other, made in several ways, in layers of torch."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.words, self.sound = form, nn.Embedding(20, 16), nn.Linear(3, 16)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True) for _ in range(2))
+
+    def forward(self, one: Tensor, two: Tensor) -> Tensor:
+        if self.form == "masked":
+            x = self.words(two) * (1 + one[..., None])
+        elif self.form == "joined ids":
+            x = self.words(torch.cat([one, two], 1))
+        else:
+            x, y = (self.sound(x) if x.is_floating_point() else self.words(x) for x in (one, two))
+            if self.form == "limits" and max(z.max() for z in (one, two) if z.is_floating_point()) > 1:
+                raise ValueError("numbers above 1")
+            if self.form == "style":
+                y = y + x.mean(1, keepdim=True)
+            x = torch.cat([x, y], 1)
+        for number, layer in enumerate(self.layers):
+            x = layer(x[:, ::2] if number and self.form == "shorter" else x)
+        return x.mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [([[7]], [[3, 4, 5]]), ([[3, 4, 5]], [[7]]), ([[3, 5, 4]], [[7, 8]]), ([[3, 4], [5, 5]], [[3, 4], [5, 5]])],
+)
+def test_ids_that_the_model_joins(one: list[list[int]], two: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    model, ids = Joined("joined ids").eval(), (torch.tensor(one), torch.tensor(two))
+    joint = ValueZeroingEffect(model).attribute({"one": ids[0], "two": ids[1]})
+    found = ValueZeroingEffect(model).attribute(ids)
+    assert [x.shape for x in found] == [x.shape for x in ids]
+    torch.testing.assert_close(torch.cat(found, 1), joint)
+
+
+def test_mask_before_the_ids_owns_no_token() -> None:
+    torch.manual_seed(0)
+    model, mask, ids = (
+        Joined("masked").eval(),
+        torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        torch.tensor([[3, 4, 5], [6, 7, 8]]),
+    )
+    joint = ValueZeroingEffect(model).attribute({"one": mask, "two": ids})
+    rest, scores = ValueZeroingEffect(model).attribute((mask, ids))
+    assert torch.equal(rest, torch.zeros(2, 3))
+    torch.testing.assert_close(scores, joint)
+
+
+@pytest.mark.parametrize("form", ["limits", "style", "same ids", "shorter"])
+def test_unclear_tokens_are_refused(form: str) -> None:
+    """A model that fails with noise, a sound in the vectors of words, equal ids, and a layer with fewer tokens."""
+    torch.manual_seed(0)
+    model, ids, sound = Joined(form).eval(), torch.tensor([[3, 4]]), torch.rand(1, 4, 3)
+    inputs = {"limits": (ids, sound), "style": (sound, ids), "same ids": (ids, ids.clone()), "shorter": (sound, ids)}
+    with pytest.raises(ArgumentError, match=r"unknown which tokens .* as a mapping"):
+        ValueZeroingEffect(model, model.layers[-1]).attribute(inputs[form])
+    ValueZeroingEffect(model, model.layers[-1]).attribute(dict(zip(("one", "two"), inputs[form], strict=True)))
+
+
 def test_nothing_outlives_the_call() -> None:
     torch.manual_seed(0)
     model = ByHand().eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def by_input(
 
     Noise in one input at a time shows which tokens come from this input. The tokens are those that the first layer of
     the stack is given, before attention mixes them. A token that no input changes, such as `[CLS]` before the patches
-    of an image, belongs to the input of the next token. Together, the tensors have all scores once.
+    of an image, belongs to the input of the next token. Masks own a token only if nothing else changes it. Together,
+    the tensors have all scores once.
 
     Args:
         scores: Results `(batch, ..., in)` of the same sources.
@@ -56,6 +58,10 @@ def by_input(
         The scores as they are, unless `inputs` is a tuple. Otherwise, each is a tuple. An input with the axis of all
         tokens (ids, a mask) has an entry for each of these, and 0 for tokens of others. Any other input has an entry
         for each of its own tokens, in the order of the layer. Shorter examples end with 0.
+
+    Raises:
+        ArgumentError: It is unknown which tokens come from which input. Two inputs hold the same ids. An input changes
+            the tokens of a later one besides its own. The model fails with noise in an input.
     """
     if not isinstance(inputs, tuple):
         return list(scores)
@@ -115,22 +121,44 @@ class _Given:
         self._bound = partial(bind_forward, forward_func, additional_forward_args=further)
         self._inputs, self._axis, self._sources = inputs, axis, sources
         clean = self._bound(inputs)
-        self._first = stack_of(layer, model_of(forward_func, clean, layer))[0]
+        self._layer, self._first = layer, stack_of(layer, model_of(forward_func, clean, layer))[0]
         chosen = None if run is None else Runs(clean, [self._first], run).chosen
         self._run = chosen[0][0] if chosen else 0
 
     def owners(self, batch: int) -> Tensor:
         """The number of the input that each token comes from, `(batch, tokens)`."""
         clean = self._tokens(self._bound(self._inputs), batch)
-        changed = torch.stack([self._changed(k, clean) for k in range(len(self._inputs))])
+        if self._sources is None and self._layer is not self._first:
+            self._check(self._tokens(self._bound(self._inputs), batch, self._layer).shape[:2] == clean.shape[:2])
+        found = [self._changed(k, clean) for k in range(len(self._inputs))]
+        self._check_clear([changed for changed, _ in found], [by_noise for _, by_noise in found])
+        masks = torch.tensor(
+            [not by_noise and _is_mask(x) for (_, by_noise), x in zip(found, self._inputs, strict=True)]
+        )
+        changed = torch.stack([one for one, _ in found])
+        not_of_masks = changed & ~masks.to(changed.device)[:, None, None]
+        changed = not_of_masks.where(not_of_masks.any(0), changed)
         some, first, end = changed.any(0), changed.int().argmax(0), clean.shape[1]
         places = torch.arange(end, device=clean.device).expand_as(some)
         following = places.where(some, end).flip(1).cummin(1).values.flip(1)
         before = places.where(some, -1).cummax(1).values
         return first.gather(1, following.where(following < end, before).clamp_min(0))
 
-    def _changed(self, k: int, clean: Tensor) -> Tensor:
-        """Which tokens noise in input k changes, bool `(batch, tokens)`."""
+    def _check_clear(self, changed: list[Tensor], by_noise: list[bool]) -> None:
+        """Refuse if an input changes tokens that may be those of a later input. In equal sets, the first owns all."""
+        for k, later in combinations(range(len(changed)), 2):
+            one, other, both = self._inputs[k], self._inputs[later], changed[k] & changed[later]
+            if not (by_noise[k] and by_noise[later] and both.any()):
+                continue
+            more = both.any(1) & (changed[k] & ~changed[later]).any(1)
+            # Noise in what is read by equal ids is in both inputs.
+            alike = one.dtype == other.dtype and one.shape == other.shape and not one.is_floating_point()
+            same = alike and torch.equal(one, other.to(one.device))
+            owned = torch.stack([torch.zeros_like(both), *changed[:k]]).any(0)
+            self._check(not more.any() and not (same and (both & ~owned).any()))
+
+    def _changed(self, k: int, clean: Tensor) -> tuple[Tensor, bool]:
+        """Which tokens input k changes, bool `(batch, tokens)`, and whether this was seen by noise in its vectors."""
         x, reads = self._inputs[k], _NoiseInReads(self._inputs[k])
 
         def with_other(other: Tensor) -> Callable[[], Any]:
@@ -141,26 +169,34 @@ class _Given:
                 return self._bound(self._inputs)()
 
         if x.is_floating_point():
-            return self._differs(with_other(x + _noise(x)), clean)
+            found = self._differs(with_other(x + _noise(x)), clean)
+            self._check(found is not None)
+            return clean.new_zeros(clean.shape[:2], dtype=torch.bool) if found is None else found, True
         # Other ids may not fit the model's other inputs, so what is read by ids gets the noise.
-        changed = self._differs(noisy_reads, clean)
-        # Reads of compiled code are not seen.
-        return (
-            changed if reads.found or x.dtype == torch.bool else self._differs(with_other(x.max() + x.min() - x), clean)
-        )
+        found = self._differs(noisy_reads, clean)
+        if not reads.found and x.dtype != torch.bool:  # reads of compiled code, or of joined ids, are not seen
+            found = self._differs(with_other(_other_ids(x)), clean)
+        return clean.new_zeros(clean.shape[:2], dtype=torch.bool) if found is None else found, reads.found
 
-    def _differs(self, forward: Callable[[], Any], clean: Tensor) -> Tensor:
+    def _differs(self, forward: Callable[[], Any], clean: Tensor) -> Tensor | None:
+        """Which tokens are not as in the clean pass. None: the model fails, or has other tokens."""
         try:
             found = self._tokens(forward, len(clean))
         except MODEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
-            found = clean
-        found = found if found.shape == clean.shape else clean
-        return (found != clean).any(-1)
+            return None
+        return (found != clean).any(-1) if found.shape == clean.shape else None
 
-    def _tokens(self, forward: Callable[[], Any], batch: int) -> Tensor:
-        """The vectors of the tokens, `(batch, tokens, d)`."""
+    def _check(self, is_known: bool) -> None:
+        if not is_known:
+            raise ArgumentError(
+                f"inputs holds {len(self._inputs)} tensors, but it is unknown which tokens of the layer "
+                f"{type(self._first).__name__} come from which of them. {REMEDY}."
+            )
+
+    def _tokens(self, forward: Callable[[], Any], batch: int, layer: nn.Module | None = None) -> Tensor:
+        """The vectors of the tokens that a layer is given, `(batch, tokens, d)`. None: the first layer."""
         given: list[list[Tensor]] = []
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
@@ -171,7 +207,7 @@ class _Given:
             return AttentionHandler()
 
         def call() -> None:
-            with layer_hooks([self._first], begin, lambda *_: None):
+            with layer_hooks([layer or self._first], begin, lambda *_: None):
                 forward()
 
         with suppress(_Begun):
@@ -181,11 +217,7 @@ class _Given:
             others = states if self._named else states[1:]
             states = [x for x in others if x.dim() == 3 and x.shape[1 - self._axis] == self._sources]
         unclear = self._named and len(states) > 1
-        if unclear or not states or states[0].shape[self._axis] != batch:
-            raise ArgumentError(
-                f"inputs holds {len(self._inputs)} tensors, but it is unknown which tokens of the layer "
-                f"{type(self._first).__name__} come from which of them. {REMEDY}."
-            )
+        self._check(not unclear and bool(states) and states[0].shape[self._axis] == batch)
         tokens = states[0].transpose(0, self._axis)
         return tokens.flatten(1, -2)
 
@@ -209,6 +241,16 @@ class _NoiseInReads(TorchFunctionMode):
     def _is_ids(self, x: Any) -> bool:
         alike = isinstance(x, Tensor) and x.shape == self._ids.shape and x.dtype == self._ids.dtype
         return alike and torch.equal(x.to(self._ids.device), self._ids)
+
+
+def _is_mask(x: Tensor) -> bool:
+    return not x.is_floating_point() and bool(((x == 0) | (x == 1)).all())
+
+
+def _other_ids(x: Tensor) -> Tensor:
+    """Ids of which each is another one than in `x`, and all are in the vocabulary. Ones and zeros alone stay."""
+    values, places = x.unique(return_inverse=True)
+    return values.roll(1)[places] if len(values) != 1 else x - int(values > 1)
 
 
 def _noise(x: Tensor) -> Tensor:
