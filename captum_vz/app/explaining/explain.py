@@ -131,7 +131,8 @@ def explain(
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
         residual: What rollouts and flows add to each map for the residual connection: 0.5, half of each row; None,
-            nothing; or "paper", the choice of the method's paper. Maps of ALTI and GlobEnc hold it already.
+            nothing; or "paper", the choice of the method's paper. Maps of ALTI and GlobEnc hold it already. Classes
+            and objects that you pass are not changed.
 
     Returns:
         An :class:`~captum_vz.app.explaining.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
