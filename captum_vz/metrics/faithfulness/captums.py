@@ -21,7 +21,7 @@ def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: 
 
     where S holds each content token with probability one half (`Yeh et al. 2019 <https://arxiv.org/abs/1901.09392>`_,
     by `captum.metrics.infidelity` with `normalize=True`). Lower is better. The factor :math:`\beta` makes shares
-    comparable with probabilities.
+    comparable with probabilities. It may be negative, so scores with all signs turned have the same infidelity.
 
     It asks for additive scores, so it favours rows in proportion to the effects. A sentence whose prediction nothing
     changes has an infidelity of 0 with any scores. The error is in squared probability, so compare methods on the same
