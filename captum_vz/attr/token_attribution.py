@@ -12,7 +12,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftSh
 from torch import Tensor, nn
 
 from captum_vz.attr._base.captum import Described, logged, warn
-from captum_vz.attr._call.arguments import explained_errors
+from captum_vz.attr._call.arguments import ExplainedErrors
 from captum_vz.attr._call.misuse import check_forward_func, unmasked_padding
 from captum_vz.attr._call.output import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
@@ -149,7 +149,7 @@ class TokenAttribution(Described, Attribution):
         indices, other = parse_indices(target), parse_indices(foil, "foil")
         run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
-        with torch.enable_grad(), explained_errors(ids):
+        with torch.enable_grad(), ExplainedErrors(ids):
             embedded = words(ids).detach()
             run.check(ids, embedded, indices, other)
             reference = self._baselines(baselines, ids, embedded, words).detach()

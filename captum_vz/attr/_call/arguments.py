@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -228,23 +228,21 @@ def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
     tokens = token_input(inputs)
     if tokens is None and isinstance(inputs, Mapping):
         tokens = inputs.get("decoder_input_ids")
-
-    def explained() -> Any:
-        # Not as a decorator: a generator that never starts would swallow an interruption when it is closed.
-        with explained_errors(tokens):
-            return forward()
-
-    return explained
+    return ExplainedErrors(tokens)(forward)
 
 
-@contextmanager
-def explained_errors(tokens: Any) -> Iterator[None]:
+class ExplainedErrors(ContextDecorator):
     """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
-    try:
-        yield
-    except Exception as error:
-        explain_error(error, tokens)
-        raise
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+    # No generator: one that never starts would swallow an interruption when it is closed.
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            explain_error(error, self.tokens)
 
 
 def _refuse_empty(inputs: Any) -> None:
