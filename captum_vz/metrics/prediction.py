@@ -62,6 +62,38 @@ class MaskedSentences:
         """Check that the tensors fit each other."""
         _ = self.tensors
 
+    @classmethod
+    def of_text(cls, tokenizer: Any, text: str, *forms: str) -> MaskedSentences:
+        """One sentence. Its mask is the target, and all tokens but the special ones are content.
+
+        Args:
+            tokenizer: A tokenizer of transformers with a mask token.
+            text: The sentence, with one mask token.
+            forms: The words among which the model chooses, as the vocabulary writes them, the right one first. None:
+                the whole vocabulary.
+
+        Raises:
+            ArgumentError: The sentence has no mask or several, or a form is not in the vocabulary.
+
+        >>> from captum_vz.testbed import load_model
+        >>> _, tokenizer = load_model()
+        >>> MaskedSentences.of_text(tokenizer, "the hat [MASK] nice.", "is", "are").tensors.content.int()
+        tensor([[0, 1, 1, 0, 1, 1, 0]], dtype=torch.int32)
+        """
+        inputs = tokenizer(text, return_tensors="pt")
+        ids, numbers = inputs["input_ids"], tokenizer.convert_tokens_to_ids(list(forms))
+        places = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0].tolist()
+        if len(places) != 1:
+            raise ArgumentError(f"text has {len(places)} mask tokens ({tokenizer.mask_token}): write exactly one.")
+        unknown = [
+            form for form, number in zip(forms, numbers, strict=True) if number in (None, tokenizer.unk_token_id)
+        ]
+        if unknown:
+            raise ArgumentError(f"forms holds {', '.join(unknown)}, no token of the vocabulary: pass tokens.")
+        special = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
+        mask, content = inputs["attention_mask"], content_tokens(ids, special)
+        return cls(ids, mask, places[0], content, numbers or None)
+
     @cached_property
     def tensors(self) -> SentenceTensors:
         """Checked tensors: `mask`, `content` `(batch, tokens)`, `target` `(batch,)`, `forms` `(batch, forms)`."""
@@ -99,10 +131,8 @@ class Prediction:
 
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
     >>> tokenizer.convert_ids_to_tokens(prediction.best())
     ['are']

@@ -1,4 +1,4 @@
-"""The form of inseq, beside what inseq itself makes of a model."""
+"""`to_inseq` equals the attribution that inseq computes itself, of the same model and text."""
 
 from __future__ import annotations
 

@@ -316,3 +316,29 @@ def test_sentences_without_content() -> None:
     bare = Prediction(additive, sentences(content=CONTENT & False), UNK)
     assert not blank_out(bare).any()
     assert comprehensiveness(bare, torch.rand(IDS.shape)).isnan().all()
+
+
+def test_sentence_of_a_text() -> None:
+    tokenizer = load_model()[1]
+    text = "the pictures of some hat [MASK] scaring marcus."
+    inputs = tokenizer(text, return_tensors="pt")
+    found = MaskedSentences.of_text(tokenizer, text, "are", "is").tensors
+    assert torch.equal(found.ids, inputs["input_ids"])
+    assert found.target.tolist() == [inputs.tokens().index("[MASK]")]
+    assert found.content[0].tolist() == [token not in ("[CLS]", "[SEP]", "[MASK]") for token in inputs.tokens()]
+    assert found.forms is not None
+    assert tokenizer.convert_ids_to_tokens(found.forms[0].tolist()) == ["are", "is"]
+    assert MaskedSentences.of_text(tokenizer, text).forms is None
+
+
+@pytest.mark.parametrize(
+    ("text", "forms", "message"),
+    [
+        ("the pictures", ["are"], "text has 0 mask tokens .*write exactly one"),
+        ("[MASK] and [MASK]", [], "text has 2 mask tokens"),
+        ("the [MASK]", ["are", "unheardof"], "forms holds unheardof, no token of the vocabulary: pass tokens"),
+    ],
+)
+def test_wrong_text_refused(text: str, forms: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        MaskedSentences.of_text(load_model()[1], text, *forms)

@@ -217,7 +217,7 @@ def test_method_is_switched(opened: Open) -> None:
 def test_two_methods_side_by_side(opened: Open) -> None:
     page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, layer=1).html())
     part(page, "two")
-    assert page.locator("#beside option").all_inner_texts() == ["two"]  # the shown method is no choice
+    assert page.locator("#beside option").all_inner_texts() == ["two"]  # without the method that is shown already
     release(page)
     token(page, "hat", view=1).hover()
     page.wait_for_timeout(60)

@@ -24,7 +24,7 @@ class Call:
         inputs: Its first argument, or a mapping of all arguments by their names.
         further: The arguments after the first.
         batch: The number of examples.
-        named: The arguments that are passed by keyword beside others.
+        named: The keyword arguments of a call that also has positional ones.
     """
 
     function: Callable[..., Any]
@@ -45,7 +45,7 @@ class Call:
 
     @property
     def given_named(self) -> Callable[..., Any]:
-        """The function with the arguments that are passed by keyword beside others."""
+        """The function with `named`, its keyword arguments, if it also has positional ones."""
         return partial(self.function, **self.named) if self.named else self.function
 
     def bound(self) -> Callable[[], Any]:

@@ -26,15 +26,13 @@ def blank_out(prediction: Prediction) -> Tensor:
         `(batch, tokens)` in float64, the shape of the ids; 0 for tokens that are not content. The model runs once for
         each token, in batches.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
-    >>> inputs.tokens()[blank_out(prediction).argmax()]
+    >>> tokenizer.tokenize(text)[blank_out(prediction).argmax() - 1]
     'pictures'
     """
     answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]

@@ -39,13 +39,11 @@ def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: 
     Raises:
         ArgumentError: Shapes do not fit, or scores are infinite.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
     >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
     >>> bool(infidelity(prediction, cue) < infidelity(prediction, cue.roll(1)))

@@ -36,13 +36,11 @@ def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[f
     Raises:
         ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, "delete")
     >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
     >>> bool(comprehensiveness(prediction, cue).mean() > 0.2)
@@ -61,25 +59,21 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
     tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        scores: `(batch, tokens)`, highest for the most important tokens. Take absolute values if both signs count.
-            If scores are equal, the earlier token comes first.
-        fractions: Shares q of the content tokens, between 0 and 1.
+        prediction: See :func:`comprehensiveness`, like the two arguments after it.
+        scores: See there.
+        fractions: See there.
 
     Returns:
-        `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
-        a NaN, or all equal. :func:`summarize` counts these examples.
+        `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
 
     Raises:
         ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
     >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
     >>> bool(sufficiency(prediction, cue).mean() < 0.2)
@@ -104,13 +98,11 @@ def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...
     Raises:
         ArgumentError: Fractions are not between 0 and 1.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens, normalized
+    >>> from captum_vz.metrics import MaskedSentences, Prediction, normalized
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
     >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
     >>> bounds = comprehensiveness_bounds(prediction)

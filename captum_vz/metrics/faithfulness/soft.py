@@ -41,13 +41,11 @@ def soft_comprehensiveness(prediction: Prediction, scores: Tensor, samples: int 
     Raises:
         ArgumentError: Shapes do not fit, a score is negative or infinite, or the model has no word vectors.
 
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
-    >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], 6, content, forms)
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
     >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
     >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
     >>> bool(soft_comprehensiveness(prediction, cue) > 0.5)
