@@ -147,7 +147,7 @@ def _find(name: str, hub: bool = True) -> tuple[str, bool]:
         why = "cannot be reached, or is switched off" if answer is None else "has no such model"
         raise ArgumentError(
             f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub {why}. The package's "
-            f"own models are {AGREEMENT}, {CAUSAL} and {MINILM}."
+            f"own models are {', '.join(map(str, EMBEDDED))} and {MINILM}."
         )
     return source, answer is None
 

