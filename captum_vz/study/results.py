@@ -224,7 +224,7 @@ def write_results(
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
         command: The command that runs the study.
-        data: The digests of the data files by their names.
+        data: The names of the data files by their digests.
     """
     study = Study(folder)
     found, methods = collect(folder, study.settings), list(study.settings["methods"])

@@ -12,6 +12,7 @@ import torch
 
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, reproduce, write_jsonl
+from captum_vz.study.folder.provenance import files_of
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization.pictures import read_provenance
 from captum_vz.visualization.pictures.provenance import weights_fingerprint
@@ -39,7 +40,7 @@ def test_settings_name_everything(typed: Study) -> None:
     assert maker["model"] == type(model).__name__
     assert (maker["dtype"], maker["device"], maker["torch"]) == ("float32", "cpu", torch.__version__)
     path = typed.folder.parent / "mine.jsonl"
-    assert found["data"] == {"mine.jsonl": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert found["data"] == {hashlib.sha256(path.read_bytes()).hexdigest(): "mine.jsonl"}
     assert [command.split()[:2] for command in found["commands"]] == [["captum-vz", "study"]] * 2
     assert (found["confidence"], found["resamples"], found["seeds"]["bootstrap"]) == (0.95, 1999, 0)
 
@@ -97,3 +98,15 @@ def test_unfinished_study_has_none(examples: list[Example], tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path / "s", examples[:2])
     assert Study(tmp_path / "s").repeat == []
+
+
+def test_files_of_one_name_are_all_kept(tmp_path: Path) -> None:
+    """In two folders, and one that has changed since an earlier start."""
+    paths = [tmp_path / name / "data.jsonl" for name in ("a", "b")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(str(number))
+    before = files_of(paths)
+    assert [*before.values()] == ["data.jsonl", "data.jsonl"]
+    paths[0].write_text("changed")
+    assert len(before | files_of(paths)) == 3

@@ -47,14 +47,14 @@ def made_by(model: Any) -> dict[str, str]:
 
 
 def files_of(paths: Iterable[str | Path]) -> dict[str, str]:
-    """The SHA-256 of files by their names."""
+    """The names of files by their SHA-256, because files of several folders may have the same name."""
     found = {}
     for path in map(Path, paths):
         digest = hashlib.sha256()
         with open(path, "rb") as file:
             while some := file.read(2**20):
                 digest.update(some)
-        found[path.name] = digest.hexdigest()
+        found[digest.hexdigest()] = path.name
     return found
 
 
@@ -76,7 +76,7 @@ def keep_provenance(
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
         command: The command that runs the study.
-        data: The digests of the data files by their names.
+        data: The names of the data files by their digests.
     """
     with FileLock(folder / LOCK):
         settings = read_settings(folder)
@@ -111,7 +111,7 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
             f"{one['device']}."
         )
     blocks = "".join(digest for digest, _ in settings["examples"]["blocks"])
-    lines += [f"Data: {name}, SHA-256 {digest}." for name, digest in found["data"].items()]
+    lines += [f"Data: {name}, SHA-256 {digest}." for digest, name in found["data"].items()]
     lines.append(
         f"Sentences: {settings['examples']['count']:,}, digest {hashlib.sha256(blocks.encode()).hexdigest()[:16]}."
     )
