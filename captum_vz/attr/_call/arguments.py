@@ -109,10 +109,13 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     shown = f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens"
     if token is not None and count > length:
         raise ArgumentError(
-            f"token is {token!r}, but {shown}. The model adds tokens (prompt tuning, [CLS]), and it is unknown where. "
-            "Leave token None, and take the row from the map of all of the layer's tokens."
+            f"token is {token!r}, but {shown}. The model adds tokens (prompt tuning, [CLS], another input), and it is "
+            "unknown where. Leave token None, and take the row from the map of all of the layer's tokens."
         )
-    return [f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix)"]
+    return [
+        f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix, "
+        "another input)"
+    ]
 
 
 def begins_with_padding(site: AttentionSite) -> bool:
