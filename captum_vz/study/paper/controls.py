@@ -14,6 +14,7 @@ from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_sanity, draw_summary, last_layers
 from captum_vz.study.methods import Method
 from captum_vz.study.paper.across import findings, models_side_by_side, told_findings
+from captum_vz.study.paper.sections import markdown_table
 from captum_vz.study.results import Study
 from captum_vz.study.run import run_study
 from captum_vz.study.scoring.sanity import sanity_checks
@@ -82,16 +83,15 @@ class Controls:
             drawn["truth"] = partial(draw_summary, self.truth, TRUTHS[0])
         return drawn
 
-    def sections(self, summary: DataFrame, table: Callable[..., str]) -> list[str]:
+    def sections(self, summary: DataFrame) -> list[str]:
         """The report's sections on the controls, and on all models side by side.
 
         Args:
             summary: The summary of the evaluations.
-            table: Makes a table in Markdown of heads and rows.
         """
-        return [*self._sanity(table), *self._truth(table), *self._models(summary, table)]
+        return [*self._sanity(), *self._truth(), *self._models(summary)]
 
-    def _sanity(self, table: Callable[..., str]) -> Iterator[str]:
+    def _sanity(self) -> Iterator[str]:
         if self.sanity.empty:
             return
         yield "## Sanity checks"
@@ -101,9 +101,9 @@ class Controls:
             f"once. Near 0 passes: the size of the mean is below {NEAR_ZERO} if all layers are random. Figures show "
             "all copies, from the last layer down."
         )
-        yield table(["method", *_heads(self.sanity["model"].unique())], _sanity_rows(self.sanity))
+        yield markdown_table(["method", *_heads(self.sanity["model"].unique())], _sanity_rows(self.sanity))
 
-    def _truth(self, table: Callable[..., str]) -> Iterator[str]:
+    def _truth(self) -> Iterator[str]:
         if self.truth.empty:
             return
         whole = self.truth[self.truth["group"] == "all"]
@@ -121,18 +121,18 @@ class Controls:
         names |= {"activation_patching": "states, overlap", "activation_patching_top": "states, largest"}
         for model in models:
             yield f"{model}:"
-            yield table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
+            yield markdown_table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
         usable = whole.groupby("model", sort=False)["examples"].max()
         yield "Sentences with a truth: " + ", ".join(f"{model} {int(count)}" for model, count in usable.items()) + "."
 
-    def _models(self, summary: DataFrame, table: Callable[..., str]) -> Iterator[str]:
+    def _models(self, summary: DataFrame) -> Iterator[str]:
         if summary["model"].nunique() < 2:
             return
         yield "## All models side by side"
         both = pd.concat([summary, self.truth], ignore_index=True) if len(self.truth) else summary
         for title, heads, rows in models_side_by_side(both):
             yield title
-            yield table(heads, rows)
+            yield markdown_table(heads, rows)
         yield from told_findings(self.findings, summary["model"].nunique())
 
 

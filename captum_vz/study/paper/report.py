@@ -167,7 +167,7 @@ class Reproduction:
         The controls and a comparison of the models follow.
         """
         reports = (self._report(model) for model in self.summary["model"].unique())
-        across = self.controls.sections(self.summary, markdown_table)
+        across = self.controls.sections(self.summary)
         repeat = ["## To repeat this\n\n" + "\n".join(f"- {line}" for line in self.repeat)] if self.repeat else []
         return "\n\n".join([*filter(None, [self.about]), *reports, *across, *repeat])
 
