@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -43,7 +44,10 @@ class _Completed:
         return {"input_ids": self.encode(text, **options)}
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
-        options = {} if add_special_tokens else {"add_special_tokens": False}
+        # One that cannot be told to leave special tokens out has none.
+        accepted = signature(self.tokenizer.encode).parameters
+        told = "add_special_tokens" in accepted or any(one.kind is one.VAR_KEYWORD for one in accepted.values())
+        options = {"add_special_tokens": False} if told and not add_special_tokens else {}
         return [int(index) for index in torch.as_tensor(self.tokenizer.encode(text, **options)).flatten()]
 
     def decode(self, ids: Iterable[int], **_: Any) -> str:
@@ -53,7 +57,10 @@ class _Completed:
         return self.decode([index])
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        return int(self.tokenizer.convert_tokens_to_ids(token))
+        ids = self.encode(token, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ArgumentError(f"{token!r} is {len(ids)} tokens of {type(self.tokenizer).__name__}: pass token ids.")
+        return ids[0]
 
     def apply_chat_template(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(f"{type(self.tokenizer).__name__} has no chat template. Pass a text.")

@@ -101,3 +101,25 @@ def test_tokens_that_do_not_spell_the_text() -> None:
         LLMTokenMaps(ValueZeroingRollout(MODEL), Other()).attribute(TEMPLATE, target=TARGET)
     with pytest.raises(ArgumentError, match="tokenizer is of type dict"):
         attribute_generation(MODEL, {}, TEXT, ValueZeroing)
+
+
+class Least:
+    """`encode` of a text and `decode` of ids, and no more."""
+
+    def encode(self, text: str) -> list[int]:
+        return FAST.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Tensor) -> str:
+        return " ".join(FAST.convert_ids_to_tokens(index) for index in ids.tolist())
+
+
+def test_least_tokenizer_and_skipped_tokens() -> None:
+    inp = TextTokenInput(TEXT, FAST)
+    found, expected = (
+        LLMTokenMaps(ValueZeroingRollout(MODEL), one).attribute(inp, target=TARGET, skip_tokens=["upset"])
+        for one in (Least(), FAST)
+    )
+    torch.testing.assert_close(found.token_attr, expected.token_attr)
+    assert len(found.token_attr) == 1
+    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
+        LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
