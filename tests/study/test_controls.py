@@ -44,6 +44,7 @@ def test_tables_equal_their_parts(found: Reproduction) -> None:
 
 
 def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> None:
+    assert [line.split()[0] for line in found.repeat][:3] == ["Versions:", "Model", "Model"]
     report = (folder / "report.md").read_text("utf-8")
     assert report == f"{found}\n"
     lines = [[cell.strip() for cell in x.split("|")[1:-1]] for x in report.splitlines() if x.startswith("| ")]

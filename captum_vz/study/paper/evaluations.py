@@ -195,6 +195,8 @@ def reproduce(
             )
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     differences = pd.concat([study.differences for study in studies], ignore_index=True)
+    repeat = dict.fromkeys(line for study in studies for line in study.repeat)
+    order = list(dict.fromkeys(line.split()[0] for line in repeat))  # the lines of all models of one kind together
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),
         probing=_joined(probings, ["model", *PROBING_COLUMNS]),
@@ -207,7 +209,7 @@ def reproduce(
         about=about,
         controls=Controls.joined(checked, differences),
         further=Further.joined(further),
-        repeat=tuple(dict.fromkeys(line for study in studies for line in study.repeat)),
+        repeat=tuple(sorted(repeat, key=lambda line: order.index(line.split()[0]))),
     )
     state = PartialState()
     if state.is_main_process:
