@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -205,12 +204,15 @@ def storage_id(x: Tensor) -> int:
 
 
 def batched(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`torch.func.vmap(function)(x)`, which is left at once, also by an interruption at the end of its `with` block."""
-    level = torch._C._functorch.maybe_current_level()
+    """`torch.func.vmap(function)(x)`, which an interruption always leaves whole.
+
+    vmap itself begins and ends a transform in Python code. A signal there leaves it open, or ends an outer one.
+    """
+    functorch = torch._C._functorch
+    depth = functorch.get_dynamic_layer_stack_depth()
     try:
-        found: Tensor = torch.func.vmap(function)(x)
-        return found
-    except BaseException as error:
-        if torch._C._functorch.maybe_current_level() != level:
-            clear_frames(error.__traceback__)  # ends the generator that leaves the transform
-        raise
+        level = functorch._vmap_increment_nesting(len(x), "error")
+        found = function(functorch._add_batch_dim(x, 0, level))
+        return functorch._remove_batch_dim(found, level, len(x), 0)
+    finally:  # one call, before which Python looks for no signal
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)

@@ -322,28 +322,43 @@ def test_function_modes_see_gradients_switched() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_batched_leaves_the_transform() -> None:
-    """Also after an error from the call of `__exit__`, before the transform is left."""
+def test_batched_is_vmap() -> None:
     x = torch.arange(6.0).view(3, 2)
-    assert torch.equal(_private.batched(lambda row: row.square().sum(), x), x.square().sum(1))
+    for function in (lambda row: row.square().sum(), lambda row: torch.ones(2)):  # the second is not batched
+        assert torch.equal(_private.batched(function, x), torch.func.vmap(function)(x))
 
-    def interrupt(frame: Any, event: str, _: Any) -> None:
-        if (
-            event == "call"
-            and frame.f_code.co_name == "__exit__"
-            and frame.f_code.co_filename.endswith("contextlib.py")
-        ):
+
+@pytest.mark.parametrize("outer", [0, 1])
+def test_batched_leaves_the_transform(outer: int) -> None:
+    """Wherever a signal interrupts it: Python looks for signals when a function begins and after a call of C code."""
+    x = torch.arange(6.0).view(3, 2)
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth
+
+    def interrupt(moment: int, vectors: Tensor) -> bool:
+        seen = 0
+
+        def profile(frame: Any, event: str, _: Any) -> None:
+            nonlocal seen
+            seen += event in ("call", "c_return")
+            if seen == moment:
+                raise KeyboardInterrupt
+
+        try:
+            sys.setprofile(profile)
+            _private.batched(lambda row: row.square(), vectors)
+        except KeyboardInterrupt:
+            return True
+        finally:
             sys.setprofile(None)
-            raise KeyboardInterrupt
+        return False
 
-    def run(row: Tensor) -> Tensor:
-        sys.setprofile(interrupt)
-        return row.square()
+    def moments(vectors: Tensor) -> Tensor:
+        moment = 1
+        while interrupt(moment, vectors):
+            assert depth() == outer, moment
+            moment += 1
+        assert moment > 7
+        return vectors
 
-    try:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            _private.batched(run, x)
-    finally:
-        sys.setprofile(None)
-    assert caught.value is not None
-    assert torch._C._functorch.maybe_current_level() is None
+    torch.func.vmap(moments)(x[None]) if outer else moments(x)
+    assert depth() == 0

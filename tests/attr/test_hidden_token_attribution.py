@@ -244,24 +244,13 @@ def test_a_seed_is_an_estimate() -> None:
 @pytest.mark.parametrize(("probes", "a_row"), [(None, 32), (3, 3)])
 def test_a_row_costs_a_row(probes: int | None, a_row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, passes = FAMILIES["bert"].case, []
-    gradients, batched, together = torch.autograd.grad, torch.func.vmap, 1
+    gradients, functorch = torch.autograd.grad, torch._C._functorch
 
-    def count(*given: Any, **options: Any) -> Any:
-        passes.append(together)
-        return gradients(*given, **options)
-
-    def batch(backward: Any) -> Any:
-        def run(seeds: Tensor) -> Tensor:
-            nonlocal together
-            together = len(seeds)
-            found: Tensor = batched(backward)(seeds)
-            together = 1
-            return found
-
-        return run
+    def count(outputs: Tensor, inputs: Tensor, seed: Tensor, **options: Any) -> Any:
+        passes.append(len(functorch.get_unwrapped(seed)) if functorch.is_batchedtensor(seed) else 1)
+        return gradients(outputs, inputs, seed, **options)
 
     monkeypatch.setattr(torch.autograd, "grad", count)
-    monkeypatch.setattr(torch.func, "vmap", batch)
     inputs = {"inputs_embeds": embed(case), "attention_mask": case.inputs["attention_mask"]}
     method = HiddenTokenAttribution(case.model, case.layers[1], probes=probes)
     whole = method.attribute(inputs)
