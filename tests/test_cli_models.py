@@ -6,7 +6,6 @@ import pickle
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -327,9 +326,7 @@ def test_sizes_that_cannot_be_built_are_refused(
 ) -> None:
     folder = saved(tiny(kind, len(tokenizer)), tokenizer)
     change_config(folder, **changes)
-    begun = time.monotonic()
     assert told in refused(capsys, "explain", "a hat", "--model", folder)
-    assert time.monotonic() - begun < 20
 
 
 def test_guard_of_sizes_ends_with_the_loading(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -404,9 +401,11 @@ def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("NO_PROXY", "localhost")
     with socket.create_server(("localhost", 0)) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://localhost:{server.getsockname()[1]}")
-        begun = time.monotonic()
         told = refused(capsys, "explain", "a", "--model", "no/such-model")
-    assert time.monotonic() - begun < 5
+        server.setblocking(False)
+        server.accept()[0].close()
+        with pytest.raises(BlockingIOError):  # nobody else has called
+            server.accept()
     assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
 
 
@@ -442,10 +441,11 @@ def test_slow_name_server_is_not_waited_for(
     """The search for an address takes no limit of seconds."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("captum_vz.app.models.HUB_SECONDS", 0.5)
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(20))
-    begun = time.monotonic()
+    over, waited = threading.Event(), []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: waited.append(over.wait(300)))
     assert "cannot be reached" in refused(capsys, "explain", "a", "--model", "no/such-model")
-    assert time.monotonic() - begun < 5
+    assert not waited
+    over.set()
 
 
 def test_known_model_needs_no_network(

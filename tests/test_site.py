@@ -21,6 +21,7 @@ import pytest
 
 from tests.documents import ROOT
 from tests.view.pages import chromium, violations
+from tests.view.rest import at_rest, context_of
 
 SITE = ROOT / "tutorials" / "docs" / "site"
 MOST_SECONDS = 60  # of one core
@@ -227,7 +228,7 @@ def opened(site: Path) -> Iterator[Any]:
     """A dark context of a browser without network. The test fails if a page has an error or asks for another host."""
     wrong = []
     with chromium() as browser:
-        context = browser.new_context(color_scheme="dark", offline=True)
+        context = context_of(browser, color_scheme="dark", offline=True)
         own = (site.as_uri(), "data:", "about:", "blob:")
         context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
         context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
@@ -243,7 +244,7 @@ def test_pages_in_a_browser(site: Path, opened: Any) -> None:
         page = opened.new_page()
         page.goto((site / f"{name}.html").as_uri())
         for frame in page.frames[1:]:
-            frame.wait_for_selector("body[data-ready]", timeout=10_000)
+            frame.wait_for_selector("body[data-ready]")
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, width)
@@ -251,10 +252,10 @@ def test_pages_in_a_browser(site: Path, opened: Any) -> None:
         page.close()
     page = opened.new_page()
     page.goto((site / "search.html").as_uri() + "?q=rollout")
-    page.wait_for_selector("#search-results li a", timeout=10_000)
+    page.wait_for_selector("#search-results li a")
     page.goto((site / "index.html").as_uri())
     (view,) = page.frames[1:]
-    view.wait_for_selector("body[data-ready]", timeout=10_000)
+    view.wait_for_selector("body[data-ready]")
     assert "pictures" in view.locator("body").inner_text()
 
 
@@ -275,7 +276,7 @@ def test_first_screen_is_the_view_and_three_doors(theme: Literal["light", "dark"
         page.set_viewport_size({"width": width, "height": height})
         page.goto((site / "index.html").as_uri())
         (view,) = page.frames[1:]
-        view.wait_for_selector("body[data-ready]", timeout=10_000)
+        view.wait_for_selector("body[data-ready]")
         assert view.locator("html").get_attribute("data-theme") == theme
         doors = page.locator(".doors li")
         leads = [door.locator("a").first.get_attribute("href") for door in doors.all()]
@@ -355,6 +356,7 @@ def test_axe_finds_nothing(width: int, theme: Literal["light", "dark"], site: Pa
         page.goto((site / f"{name}.html").as_uri())
         page.add_style_tag(content="* { animation: none !important; transition: none !important; }")
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        at_rest(page)
         found[name] = violations(page)
         page.close()
     assert not {name: one for name, one in found.items() if one}

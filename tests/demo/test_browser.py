@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.view.pages import chromium, violations
+from tests.view.rest import SECONDS, at_rest, context_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,20 +96,21 @@ class Visit:
     """A page of the demo, with what it asked for and its errors."""
 
     def __init__(self, browser: Any, demo: Demo) -> None:
-        self.context = browser.new_context(viewport={"width": 1200, "height": 1000})
+        self.context = context_of(browser, viewport={"width": 1200, "height": 1000})
         self.outside: list[str] = []
         self.wrong: list[str] = []
         self.context.route(re.compile(r"^(?!data:|blob:|about:)"), self._route)
         self.own = demo.url.rstrip("/") + "/"
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on(
             "websocket", lambda socket: socket.url.split("/")[2] in self.own or self.outside.append(socket.url)
         )
+        self.ended = 0
+        for event in ("requestfinished", "requestfailed"):
+            self.page.on(event, self._count)
         self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
-        self.page.goto(self.own)
-        self.page.locator("#told [role=status]").wait_for()
+        self.open()
 
     def _route(self, route: Any) -> None:
         if route.request.url.startswith(self.own):
@@ -117,6 +118,32 @@ class Visit:
         else:
             self.outside.append(route.request.url)
             route.abort()
+
+    def _count(self, request: Any) -> None:
+        self.ended += "/queue/data" in request.url
+
+    def open(self, query: str = "") -> None:
+        """Open the page, and wait for the answer that it has without a click."""
+        with self._answer():
+            self.page.goto(self.own + query)
+
+    def ask(self, button: str) -> None:
+        """Click, and wait for the answer to this click: an older one with the same words may stand there."""
+        with self._answer():
+            self.page.locator(button).click()
+
+    @contextlib.contextmanager
+    def _answer(self) -> Iterator[None]:
+        """Gradio reads answers from a stream, which the server or the page ends when none is left to come."""
+        before = self.ended
+        yield
+        for _ in range(20 * SECONDS):
+            if self.ended > before:
+                break
+            self.page.wait_for_timeout(50)  # events are seen meanwhile
+        assert self.ended > before, "there is no answer"
+        self.page.wait_for_function("!document.querySelector('.generating, .pending')")
+        at_rest(self.page)
 
     def frame(self, where: str) -> Any:
         """The interactive view in a part of the page."""
@@ -146,7 +173,7 @@ def test_first_screen_has_an_answer(visit: Visit) -> None:
         assert page.locator("#explain-options").get_by_label("Token").is_visible() is False
         page.locator("#examples button").filter(has_text=label).click()
         shown.get_by_role("heading").filter(has_text=sentence).first.wait_for()
-        page.wait_for_timeout(300)
+        at_rest(page)
     flow = shown.locator(".flow").first.bounding_box()
     assert flow["y"] + flow["height"] <= 768
 
@@ -166,8 +193,7 @@ def test_two_texts_are_compared(visit: Visit) -> None:
     page = visit.page
     page.locator("#explain-options button").first.click()
     page.get_by_label("Compare with another text").fill("the picture of some hat [MASK] scaring marcus.")
-    page.locator("#explain").click()
-    page.locator("#view iframe").nth(1).wait_for()
+    visit.ask("#explain")
     titles = [
         page.frame_locator("#view iframe").nth(place).get_by_role("heading", level=1).inner_text() for place in (0, 1)
     ]
@@ -176,8 +202,8 @@ def test_two_texts_are_compared(visit: Visit) -> None:
 
 def test_explain(visit: Visit) -> None:
     page = visit.page
-    page.locator("#explain").click()
-    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.ask("#explain")
+    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
     view = visit.frame("view")
     assert view.locator(".flow button").get_by_text("pictures", exact=True).first.is_visible()
     for tab, picture in (("Methods", "methods-picture"), ("Layers", "layers-picture")):
@@ -201,31 +227,30 @@ def test_explain(visit: Visit) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(theme: str, visit: Visit) -> None:
     page = visit.page
-    page.goto(f"{visit.own}?__theme={theme}")
-    page.locator("#explain").click()
-    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.open(f"?__theme={theme}")
+    visit.ask("#explain")
+    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
     visit.frame("view")
     page.mouse.move(5, 5)
     for tab in ("Interactive", "Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab, exact=True).first.click()
         if tab in ("Methods", "Layers"):  # Gradio's place of a picture that is not there yet has a fault
             page.locator(f"#{tab.lower()}-picture img").first.wait_for()
-        page.wait_for_timeout(500)  # colors change slowly
+        at_rest(page)  # colors change slowly
         assert not violations(page), tab
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_generated_text(theme: str, visit: Visit) -> None:
     page = visit.page
-    page.goto(f"{visit.own}?__theme={theme}")
+    visit.open(f"?__theme={theme}")
     page.get_by_role("tab", name="Continue a text").click()
-    page.locator("#continue").click()
-    page.locator("#generated [role=status]").wait_for()
+    visit.ask("#continue")
     visit.frame("generated-view")
     page.mouse.move(5, 5)
     for tab in ("Interactive", "Picture", "Downloads"):
         page.get_by_role("tab", name=tab, exact=True).first.click()  # those of "Explain" are hidden
-        page.wait_for_timeout(500)  # colors change slowly
+        at_rest(page)  # colors change slowly
         assert not violations(page), tab
 
 
@@ -233,8 +258,8 @@ def test_narrow_page(visit: Visit) -> None:
     """On a phone, nothing but tables scrolls sideways, and the answer comes into view."""
     page = visit.page
     page.set_viewport_size({"width": 360, "height": 740})
-    page.locator("#explain").click()
-    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.ask("#explain")
+    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
     visit.frame("view")
     page.wait_for_function("document.querySelector('#told').getBoundingClientRect().top < innerHeight")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -244,9 +269,8 @@ def test_narrow_page(visit: Visit) -> None:
 def test_continue(visit: Visit) -> None:
     page = visit.page
     page.get_by_role("tab", name="Continue a text").click()
-    page.locator("#continue").click()
+    visit.ask("#continue")
     told = page.locator("#generated [role=status]")
-    told.wait_for()
     assert re.match(r"the pictures of some hat … \w", told.inner_text())
     view = visit.frame("generated-view")
     assert view.locator("main").is_visible()
@@ -260,7 +284,7 @@ def test_residual_of_continued_text(visit: Visit) -> None:
     for name in ("0.5", "none"):
         page.locator("#generated-residual").get_by_label(name, exact=True).check()
         page.locator("#generated-view iframe").wait_for(state="detached")
-        page.locator("#continue").click()
+        visit.ask("#continue")
         view = visit.frame("generated-view")
         rows[name] = view.locator("body").inner_text()
     assert "residual 0.5" in rows["0.5"]
@@ -271,19 +295,18 @@ def test_residual_of_continued_text(visit: Visit) -> None:
 def test_hostile_text_is_text(visit: Visit) -> None:
     page = visit.page
     page.locator("#text input, #text textarea").fill(f"{HOSTILE} [MASK]")
-    page.locator("#explain").click()
+    visit.ask("#explain")
     visit.frame("view").get_by_role("heading", level=1).filter(has_text="window.hit").wait_for()
     assert "<script>window.hit=1</script> ${alert(1)}" in visit.frame("view").locator("body").inner_text()
     for tab in ("Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab).first.click()
     page.get_by_role("tab", name="Continue a text").click()
     page.locator("#prompt textarea").fill(HOSTILE)
-    page.locator("#continue").click()
+    visit.ask("#continue")
     told = page.locator("#generated [role=status]")
-    told.wait_for()
     assert HOSTILE in told.inner_text()
     visit.frame("generated-view")
-    time.sleep(0.3)  # a picture that does not load runs its handler later
+    at_rest(page)  # a picture that does not load runs its handler later
     for frame in page.frames:
         assert frame.evaluate("typeof window.hit") == "undefined"
 
@@ -291,16 +314,15 @@ def test_hostile_text_is_text(visit: Visit) -> None:
 def test_refusal_is_read_out(visit: Visit) -> None:
     page = visit.page
     page.locator("#text input, #text textarea").fill(" ")
-    page.locator("#explain").click()
-    page.locator("#told [role=alert]").wait_for()
+    visit.ask("#explain")
     assert page.locator("#told").inner_text().strip() == "The text is empty: write a sentence."
 
 
 def test_table_looks_as_on_other_pages(visit: Visit) -> None:
     """Gradio rewrites the style sheet, so what arrives is what counts."""
     page = visit.page
-    page.locator("#explain").click()
-    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.ask("#explain")
+    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
     page.get_by_role("tab", name="Methods", exact=True).click()
     looks = "(one, name) => getComputedStyle(one)[name]"
     assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
@@ -311,9 +333,9 @@ def test_table_looks_as_on_other_pages(visit: Visit) -> None:
 
 def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
     visit = Visit(browser, demo)
-    visit.page.locator("#view iframe").wait_for()  # the answer on load
-    visit.page.locator("#explain").click()
-    visit.page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    assert visit.page.locator("#view iframe").is_visible()  # the answer on load
+    visit.ask("#explain")
+    assert visit.page.get_by_text("Explained: [MASK], position 6.").is_visible()
     visit.context.close()
     assert demo.reached("inside")  # Gradio asks its own server whether it answers: the watch works
     assert demo.reached("outside") == []

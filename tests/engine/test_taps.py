@@ -164,13 +164,13 @@ def test_two_threads_at_once(example: Example) -> None:
         handler = Counting()
         with example.attached(), handled_by(handler):
             attached.set()
-            assert left.wait(60)
+            assert left.wait(600)
             return example.run(), handler.count
 
     with ThreadPoolExecutor(1) as pool:
         with example.attached():
             running = pool.submit(second)
-            assert attached.wait(60)
+            assert attached.wait(600)
         left.set()
         output, count = running.result()
     assert_same(output, clean, tolerance=1e-12)

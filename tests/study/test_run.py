@@ -9,7 +9,6 @@ import re
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -431,10 +430,9 @@ def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_p
         found = study(folder, bad)
         (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
 
-    begun = time.time()
     processes = [in_a_process(lambda rank=rank: share(rank)) for rank in range(4)]
     for process in processes:
-        process.join(60 - (time.time() - begun))
+        process.join(600)
     assert [process.exitcode for process in processes] == [0] * 4
     assert_same_study(Study(folder), reference)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]

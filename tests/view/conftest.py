@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.view.pages import Open, chromium, ready
+from tests.view.rest import context_of
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +24,9 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
     def open_document(document: str, wait: bool = True, **options: Any) -> Any:
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_bytes(document.encode("latin-1"))
-        context = browser.new_context(**{"viewport": {"width": 1000, "height": 800}, **options})
+        context = context_of(browser, **{"viewport": {"width": 1000, "height": 800}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
         own = path.as_uri()
         page.on("request", lambda request: request.url in (own, "about:srcdoc") or wrong.append(request.url))
         page.on("pageerror", lambda error: wrong.append(str(error)))

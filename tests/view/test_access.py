@@ -7,6 +7,7 @@ import pytest
 
 from captum_vz.visualization import save_html, text_records, view
 from tests.view.pages import TOKENS, Open, layer, numbers, part, release, shares, shown_layer, token, violations
+from tests.view.rest import at_rest
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def test_axe_finds_nothing(theme: str, opened: Open) -> None:
     page.click("#help summary")
     for name in ("two", "options", "numbers"):
         part(page, name)
-        page.wait_for_timeout(200)
+        at_rest(page)
         assert not violations(page), name
     for place in range(COUNT):
         token(page, TOKENS[place]).focus()
@@ -118,13 +119,13 @@ def test_live_region_says_what_changes(opened: Open) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Escape")
     page.keyboard.press("End")
-    page.wait_for_timeout(250)
+    at_rest(page)
     strongest = TOKENS[int(TWO["one"][0][7].argmax())]
     said = live.inner_text().replace("\N{NO-BREAK SPACE}", " ")
     assert said.startswith(f"In layer 0, [SEP] draws on {strongest} ({TWO['one'][0][7].max():.0%}".replace("%", " %"))
     assert ".." not in said
     page.keyboard.press("ArrowUp")
-    page.wait_for_timeout(250)
+    at_rest(page)
     assert live.inner_text().startswith("In layer 1, [SEP] draws on")
 
 
@@ -134,7 +135,7 @@ def test_large_text_needs_no_sideways_scroll(opened: Open) -> None:
         page = opened(view(TWO, TOKENS, token=5).html(), viewport={"width": width, "height": 500})
         for name in ("look", "two", "numbers", "options", "predict"):
             part(page, name)
-            page.wait_for_timeout(200)
+            at_rest(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             for one in page.locator("button:visible, select:visible").all():
                 box = one.bounding_box()
@@ -157,7 +158,7 @@ def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:
     assert shown[6:] == ["שלום", "مرحبا", "👩\u200d👧", "漢字", "␣", "∅"]
     assert all(one.bounding_box()["width"] >= 24 for one in page.locator(".flow button").all())
     part(page, "numbers")
-    page.wait_for_timeout(200)
+    at_rest(page)
     assert page.locator("tbody th").all_text_contents() == shown
 
 

@@ -9,6 +9,7 @@ import torch
 from captum_vz.visualization import View, view
 from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
 from tests.view.pages import TOKENS, Open, layer, part, ready, shares, shown_layer, token
+from tests.view.rest import at_rest
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
 
@@ -26,7 +27,7 @@ def frames(page: Any, count: int) -> list[Any]:
 
 
 def theme(page: Any) -> str:
-    page.wait_for_timeout(60)
+    at_rest(page)
     found: str = page.evaluate("document.documentElement.dataset.theme")
     return found
 
@@ -34,7 +35,7 @@ def theme(page: Any) -> str:
 def test_two_views_do_not_disturb_each_other(opened: Open) -> None:
     page = opened(around(FIRST, SECOND), wait=False)
     one, two = frames(page, 2)
-    page.wait_for_timeout(300)  # the live region of each has spoken
+    at_rest(page)  # the live region of each has spoken
     before = two.inner_text("main")
     token(one, "the").click()
     layer(one, "layer 0").click()
@@ -48,15 +49,15 @@ def test_two_views_do_not_disturb_each_other(opened: Open) -> None:
 def test_frame_is_as_high_as_its_content(opened: Open) -> None:
     page = opened(around(FIRST), wait=False)
     (frame,) = frames(page, 1)
-    page.wait_for_timeout(100)
+    at_rest(page)
     closed = page.locator("iframe").bounding_box()["height"]
     frame.click("#help summary")
-    page.wait_for_timeout(100)
+    at_rest(page)
     opened_height = page.locator("iframe").bounding_box()["height"]
     assert opened_height > closed + 60
     assert frame.evaluate("document.documentElement.scrollHeight") <= opened_height + 1
     frame.click("#help summary")
-    page.wait_for_timeout(100)
+    at_rest(page)
     assert page.locator("iframe").bounding_box()["height"] == closed
 
 
@@ -73,11 +74,11 @@ def test_frame_keeps_its_height_in_a_hidden_tab(opened: Open) -> None:
     """JupyterLab hides the notebooks whose tabs are behind another, with `display: none`."""
     page = opened(around(FIRST), wait=False)
     frames(page, 1)
-    page.wait_for_timeout(100)
+    at_rest(page)
     height = "document.querySelector('iframe').style.height"
     before = page.evaluate(height)
     page.evaluate("document.body.style.display = 'none'")
-    page.wait_for_timeout(100)
+    at_rest(page)
     assert page.evaluate(height) == before != f"{FRAME_HEIGHT}px"
 
 
@@ -87,7 +88,7 @@ def test_questions_leave_the_page_around_where_it_is(opened: Open) -> None:
     tall = "<!DOCTYPE html><body><button autofocus>x</button><div style='height: 3000px'></div>"
     page = opened(tall + quiz._repr_html_(), wait=False)
     (frame,) = frames(page, 1)
-    page.wait_for_timeout(200)
+    at_rest(page)
     assert page.evaluate("[scrollY, document.activeElement.tagName]") == [0, "BUTTON"]
     asked = frame.locator(".flow button.now")
     assert asked.evaluate("one => one.tabIndex") == 0

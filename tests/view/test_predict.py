@@ -8,6 +8,7 @@ import pytest
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import View, view
 from tests.view.pages import TOKENS, Open, layer, numbers, part, shares, token, underlined
+from tests.view.rest import at_rest
 
 LAYERS = [shares(8, 1), shares(8, 2)]
 
@@ -27,7 +28,7 @@ def test_nothing_is_shown_before_the_answer(opened: Open) -> None:
         "Question 1 of 2: which other token does hat draw on most, in one, layer 1?"
     )
     token(page, "the").hover()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert set(numbers(page)) == {""}
     assert not underlined(page)
     assert page.inner_text("#read") == ""

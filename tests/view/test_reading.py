@@ -25,6 +25,7 @@ from tests.view.pages import (
     token,
     underlined,
 )
+from tests.view.rest import at_rest
 
 pytestmark = pytest.mark.slow
 
@@ -60,13 +61,13 @@ def test_hover_shows_sources_and_dependents(opened: Open) -> None:
     assert set(numbers(page)) == {""}
     for place in (1, 5):
         token(page, TOKENS[place]).hover()
-        page.wait_for_timeout(60)
+        at_rest(page)
         assert_shows(page, ROLLOUT, place)
     strongest = TOKENS[int(ROLLOUT[5].argmax())]
     answer = page.inner_text(".answer").replace("\N{NO-BREAK SPACE}", " ")
     assert f"hat draws on {strongest} ({ROLLOUT[5].max():.0%}".replace("%", " %") in answer
     page.mouse.move(5, 790)
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert set(numbers(page)) == {""}
 
 
@@ -74,7 +75,7 @@ def test_focus_shows_like_hover(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS).html())
     release(page)
     token(page, "of").focus()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert_shows(page, LAYERS[1], 4)
 
 
@@ -83,16 +84,16 @@ def test_tap_and_click_pin(opened: Open) -> None:
     token(page, "of").tap()
     assert_shows(page, LAYERS[1], 4)
     token(page, "the").hover()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert_shows(page, LAYERS[1], 4)
     token(page, "of").tap()
     token(page, "hat").hover()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert_shows(page, LAYERS[1], 5)
     page.mouse.down()
     page.mouse.up()
     token(page, "the").hover()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert_shows(page, LAYERS[1], 5)
 
 
@@ -153,19 +154,19 @@ def test_address_keeps_token_and_layer(opened: Open) -> None:
     page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5).html())
     token(page, "of").click()
     layer(page, "layer 0").click()
-    assert page.url.endswith("#token=4&layer=0")
+    assert page.evaluate("location.hash") == "#token=4&layer=0"
     page.select_option("#method", label="two")
-    address = page.url
+    address = page.evaluate("location.href")
     assert address.endswith("#token=4&layer=0&method=1")
     page.evaluate("location.hash = '#token=2&layer=rollout'")
-    page.wait_for_timeout(100)
+    at_rest(page)
     assert_shows(page, OTHER["rollout"], 2)
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector("body[data-ready]")
     assert_shows(page, OTHER["layer 0"], 4)
     page.evaluate("location.hash = '#token=99&layer=x&method=7'")  # a link of another page
-    page.wait_for_timeout(100)
+    at_rest(page)
     assert_shows(page, OTHER["layer 0"], 4)
 
 
@@ -220,7 +221,7 @@ def test_two_methods_side_by_side(opened: Open) -> None:
     assert page.locator("#beside option").all_inner_texts() == ["two"]  # without the method that is shown already
     release(page)
     token(page, "hat", view=1).hover()
-    page.wait_for_timeout(60)
+    at_rest(page)
     assert_shows(page, LAYERS[1], 5, 0)
     assert_shows(page, OTHER["layer 1"], 5, 1)
     places = [page.locator("#texts > div").nth(i).bounding_box() for i in (0, 1)]
@@ -359,6 +360,7 @@ def test_table_is_copied(opened: Open) -> None:
     part(page, "numbers")
     page.locator("tbody tr").first.wait_for()
     page.click("#copy")
+    page.locator("#copied", has_text="Copied").wait_for()
     heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
     assert heads.split("\t") == ["position", "source", "layer 0", "layer 1", "rollout"]
     cells = [row.split("\t") for row in rows]
@@ -377,6 +379,7 @@ def test_whole_map_is_copied_without_a_token(opened: Open) -> None:
     release(page)
     part(page, "numbers")
     page.click("#copy")
+    page.locator("#copied", has_text="Copied").wait_for()
     heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
     assert heads.split("\t")[2:] == TOKENS
     assert rows[3].split("\t") == ["3", "##tures", *(f"{score:.3f}" for score in LAYERS[1][3].tolist())]
