@@ -32,14 +32,14 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     cross = seen is not None and len(layer.attentions) == 1 and len(layer.states) > 1 and not seen.all()
     # The mask of a cross-attention alone says nothing of its rows.
     if seen is not None and not (cross and reads_other_states(LayerRunner(layer), first)):
-        if sources != out and not seen[..., -1].any():
-            raise RefusedError(
-                f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last of "
-                "them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
-                "DynamicCache."
-            )
         start = first_own_source(LayerRunner(layer), first) if sources > out else None
         if start is None or start + out > sources:
+            if sources != out and not seen[..., -1].any():
+                raise RefusedError(
+                    f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last "
+                    "of them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
+                    "DynamicCache."
+                )
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows, all_seen = once_a_pass(_seen_by_any, seen, start)
         if not all_seen:
@@ -74,7 +74,11 @@ def _shown_too(rows: Tensor, mask: Tensor, start: int) -> Tensor:
 
 
 def _seen_from(rows: Tensor, seen: Tensor) -> Tensor:
-    return (seen & rows[:, :, None]).any(1)
+    shown = (seen & rows[:, :, None]).any(1)
+    if shown.shape != rows.shape:
+        return shown
+    # A token that sees nothing may have a weight on each token: the softmax of equal numbers.
+    return shown | (rows & (rows & ~seen.any(2)).any(1, keepdim=True))
 
 
 def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tensor, start: int) -> Tensor:
