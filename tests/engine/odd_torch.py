@@ -150,6 +150,26 @@ def written_over(x: Tensor) -> Tensor:
     return context
 
 
+def after_registers(x: Tensor) -> Tensor:
+    """Each token sees two registers, which come first, and the tokens before it."""
+    sources = torch.cat([torch.linspace(-1, 1, 2 * WIDTH, dtype=x.dtype).view(1, 2, -1).expand(len(x), -1, -1), x], 1)
+    earlier = torch.ones(TOKENS, TOKENS + 2, dtype=torch.bool).tril(1)
+    return merged(attend(heads_of(x), heads_of(sources), heads_of(sources), earlier))
+
+
+def loudest_first(x: Tensor) -> Tensor:
+    """Sorts the examples by their norms for its attention, and puts them back."""
+    order = x.flatten(1).norm(dim=1).argsort(descending=True)
+    ordered = heads_of(x[order])
+    return merged(attend(ordered, ordered, ordered))[order.argsort()]
+
+
+def examples_in_order(batch: int) -> Odd:
+    x = drawn(batch=batch) * torch.arange(1, batch + 1)[:, None, None]  # so that sorting turns them round
+    refused = "values stand in another order than the examples: pass one sentence at a time" if batch > 1 else ""
+    return Odd(OneForward(loudest_first), x, refused, twin=by_call)
+
+
 PARTS = (difference, head_by_head, local_and_global, without_heads)
 
 
@@ -291,6 +311,10 @@ LAYERS: Table = {
     **rows("torch's decoder", decoder, SWITCH, (TOKENS, 3), ("self", "cross")),
     **rows("home-made", home_made, SWITCH, (0, 1)),
     **rows("one forward", one_forward, (*PARTS, written_over)),
+    "registers before strictly causal tokens": lambda: Odd(
+        OneForward(after_registers), drawn(), twin=partial(by_call, sources=TOKENS + 2)
+    ),
+    **rows("sorts its examples", examples_in_order, (1, 2, 3)),
     **rows("one forward in bfloat16", in_bfloat16, PARTS),
     "weights of parts": lambda: one_forward(
         difference, refused="computed in 2 parts, each with weights of its own", by="attention"
