@@ -326,8 +326,11 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
 def _advice(layer: LayerRecord) -> str:
     """A space and a sentence that names the attentions of a layer, in the order of their runs. Empty: no names."""
     named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
-    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))
+    modules = [one.module for one in layer.attentions]
+    names = [named[one] for one in modules if one in named and modules.count(one) == 1]
     one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    if not names and len(set(modules)) < len(modules):
+        return " One module attends several times, so none of its calls can be named. Pass a layer that attends once."
     return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
 
 
