@@ -93,15 +93,18 @@ class Loop(Together):
 
 
 class Switch(Together):
-    """Leaves out its second block if the batch is sure on average. No code reads a number for this."""
+    """Leaves out its second block if the batch is large on average. No code reads a number for this."""
 
     @property
     def zeroed(self) -> list[nn.Module]:
         return [self.blocks[0]]
 
+    def decides(self, x: Tensor) -> Tensor:
+        return self.blocks[0](x)[..., 0].mean(1)
+
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks[0](x)
-        return self.head(torch.where(self.confidence(x).mean() > self.threshold, x, self.blocks[1](x)).mean(1))
+        return self.head(torch.where(x[..., 0].mean() > self.threshold, x, self.blocks[1](x)).mean(1))
 
 
 class LargestEntry(Together):

@@ -96,7 +96,7 @@ def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tens
     of_tokens = [x for x in masks if x.shape in ((batch, sources), (batch, 1, 1, sources), (batch, out))]
     inline = attention.inline is not None and not of_pairs
     # A layer that was given no mask made one of what its tokens hold, which says nothing of padding.
-    could_be_masks = [x for x in given if x.shape[-1:] == (sources,) and not any(x is one for one in layer.states)]
+    could_be_masks = [x for x in given if x.shape[-1:] == (sources,) and not any(x is one for one in layer.states[:1])]
     made_of_inputs = attention.inline is not None or bool(could_be_masks)
     by_shape = visible.shape[2] == 1 and len(visible) == batch  # it hides tokens from all tokens
     return once_a_pass(_hidden, seen, start, by_shape and made_of_inputs, made_of_inputs, inline, *of_tokens)

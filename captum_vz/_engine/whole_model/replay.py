@@ -279,7 +279,10 @@ class ModelReplay:
             ) from error
 
     def keeps_apart(self, forward: Callable[[], Any], tokens: Tensor) -> bool:
-        """Whether a copy stays as it is beside one whose values are large. `forward` runs on two, of `(batch, in)`."""
+        """Whether a copy stays as it is beside one whose values are large. `forward` runs on two, of `(batch, in)`.
+
+        A shared decision by a number with bounds, such as a probability, may stay as it is too.
+        """
         noisy = torch.stack([torch.ones_like(tokens), torch.zeros_like(tokens)]).bool()
         for strength in PROBE_STRENGTHS[:2]:  # NaN passes no threshold, so it may move no decision
             loud = copy.copy(self)
