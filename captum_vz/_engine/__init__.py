@@ -14,12 +14,12 @@ from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
-from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, Readings, is_reproduced
+from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
 from captum_vz._engine.replay.definition import Reads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.library import keeps_examples_apart
-from captum_vz._engine.structure.modules import Readout
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
@@ -45,6 +45,7 @@ __all__ = [
     "AttentionBlock",
     "AttentionHandler",
     "AttentionSite",
+    "CannotReplayError",
     "Decomposition",
     "DrawnInputs",
     "EmbeddingLeaf",
@@ -53,10 +54,10 @@ __all__ = [
     "LayerRecord",
     "ModelGates",
     "ModelReplay",
+    "Norm",
     "OtherMixing",
     "OutputDistance",
     "Readings",
-    "Readout",
     "Reads",
     "ReplayTrace",
     "ReturnedTensor",
@@ -77,10 +78,12 @@ __all__ = [
     "is_reproduced",
     "keeps_examples_apart",
     "layer_hooks",
+    "matrix",
     "not_finite",
     "once_a_pass",
     "projected_vectors",
     "random_states",
+    "read_norm",
     "repeated",
     "traced_replays",
     "value_zeroing_scores",

@@ -58,9 +58,13 @@ class ZeroedNumbers:
             shared, note = self._in_steps(run, at_most, title)
             if checked is None:
                 return shared, note
-            difference = None if reads.found and batch == 1 else self._difference(shared, checked)
-            if difference is None and (batch > 1 or not reads.found):
-                return shared, UNSURE if reads.found else note
+            if batch > 1 or not reads.found:
+                difference = self._difference(shared, checked)
+                twice = self.forward([*range(batch)] * 2)
+                if difference is None and not reads.found and not self.model.keeps_apart(twice, self.members):
+                    difference = "another one beside a copy of the inputs whose values are large"
+                if difference is None:
+                    return shared, UNSURE if reads.found else note
             if batch > 1:
                 raise RefusedError(
                     f"The output at target is {difference}. So the examples of a batch affect each other: an early "

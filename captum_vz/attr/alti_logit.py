@@ -8,12 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import Readout
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
-from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates
+from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout
 from captum_vz.attr.layer_alti import check_order
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import logit_contributions

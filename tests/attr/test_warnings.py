@@ -12,6 +12,7 @@ import pytest
 import torch
 from captum.attr import NoiseTunnel, Saliency
 from torch import Tensor, nn
+from transformers import VisualBertConfig, VisualBertModel
 
 from captum_vz import (
     ALTI,
@@ -24,6 +25,7 @@ from captum_vz import (
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
+    find_layers,
 )
 from captum_vz.errors import ArgumentError, RefusedError
 from tests.captum.configurations import Configuration
@@ -250,6 +252,21 @@ def test_prompt_tuning(name: str, kind: Any) -> None:
             row = method.attribute(inputs, target=(3, 0))  # counts the tokens of the output, virtual ones included
         expected = [one[:, 3] for one in whole] if isinstance(whole, list) else whole[:, 3]
         torch.testing.assert_close(row, expected)
+
+
+def test_token_beside_an_image() -> None:
+    """An image comes before or after the text. A position of the text may be one of the image in the layer."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    model = VisualBertModel(VisualBertConfig(vocab_size=30, visual_embedding_dim=12, **sizes)).eval()
+    inputs = {"input_ids": torch.tensor([[5, 9, 3, 7, 8]]), "attention_mask": torch.ones(1, 5)}
+    inputs |= {"visual_embeds": torch.randn(1, 3, 12), "visual_attention_mask": torch.ones(1, 3)}
+    method = ValueZeroing(model, find_layers(model)[0])
+    with pytest.warns(UserWarning, match=r"token is -1 and counts the 8 tokens of VisualBertLayer, not the 5 of the"):
+        row = method.attribute(inputs, token=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = method.attribute(inputs)
+    torch.testing.assert_close(row, whole[:, -1])
 
 
 def test_prefix_tuning_and_a_class_token() -> None:

@@ -89,6 +89,16 @@ def inline() -> OneForward:
     return OneForward(lambda x: GroupedAttention.forward(own, x), own)
 
 
+class Twice(OneForward):
+    """Runs one attention on its own output."""
+
+    def __init__(self) -> None:
+        super().__init__(GroupedAttention())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.attention(x))
+
+
 class HomeMade(nn.Module):
     def __init__(self, inlined: bool) -> None:
         super().__init__()
@@ -148,6 +158,38 @@ def written_over(x: Tensor) -> Tensor:
     context = merged(attend(heads_of(x), heads_of(x), heads_of(values)))
     values.neg_()
     return context
+
+
+def by_content(x: Tensor) -> Tensor:
+    """Only the three tokens with the largest first entries are seen. The others are no padding."""
+    keys = torch.zeros(x.shape[:2], dtype=torch.bool).scatter(1, x[..., 0].topk(3).indices, True)
+    return merged(attend(heads_of(x), heads_of(x), heads_of(x), keys[:, None, None]))
+
+
+def by_content_and_order(x: Tensor) -> Tensor:
+    """Tokens see some of those before them, which are others in each example."""
+    seen = (x[..., 0] > 0)[:, None, None] & torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(-1)
+    return merged(attend(heads_of(x), heads_of(x), heads_of(x), seen))
+
+
+def after_registers(x: Tensor) -> Tensor:
+    """Each token sees two registers, which come first, and the tokens before it."""
+    sources = torch.cat([torch.linspace(-1, 1, 2 * WIDTH, dtype=x.dtype).view(1, 2, -1).expand(len(x), -1, -1), x], 1)
+    earlier = torch.ones(TOKENS, TOKENS + 2, dtype=torch.bool).tril(1)
+    return merged(attend(heads_of(x), heads_of(sources), heads_of(sources), earlier))
+
+
+def loudest_first(x: Tensor) -> Tensor:
+    """Sorts the examples by their norms for its attention, and puts them back."""
+    order = x.flatten(1).norm(dim=1).argsort(descending=True)
+    ordered = heads_of(x[order])
+    return merged(attend(ordered, ordered, ordered))[order.argsort()]
+
+
+def examples_in_order(batch: int) -> Odd:
+    x = drawn(batch=batch) * torch.arange(1, batch + 1)[:, None, None]  # so that sorting turns them round
+    refused = "values stand in another order than the examples: pass one sentence at a time" if batch > 1 else ""
+    return Odd(OneForward(loudest_first), x, refused, twin=by_call)
 
 
 PARTS = (difference, head_by_head, local_and_global, without_heads)
@@ -290,7 +332,12 @@ LAYERS: Table = {
     **rows("torch's encoder", encoder, SWITCH, (False,), (True,)),
     **rows("torch's decoder", decoder, SWITCH, (TOKENS, 3), ("self", "cross")),
     **rows("home-made", home_made, SWITCH, (0, 1)),
-    **rows("one forward", one_forward, (*PARTS, written_over)),
+    **rows("one forward", one_forward, (*PARTS, written_over, by_content, by_content_and_order)),
+    "registers before strictly causal tokens": lambda: Odd(
+        OneForward(after_registers), drawn(), twin=partial(by_call, sources=TOKENS + 2)
+    ),
+    "one attention twice": lambda: Odd(Twice(), drawn(), "attends several times, .* Pass a layer that attends once"),
+    **rows("sorts its examples", examples_in_order, (1, 2, 3)),
     **rows("one forward in bfloat16", in_bfloat16, PARTS),
     "weights of parts": lambda: one_forward(
         difference, refused="computed in 2 parts, each with weights of its own", by="attention"

@@ -344,6 +344,9 @@ WINDOWS: Table = {
     "another order, masked": lambda: Odd(
         Turned(), (drawn(), mask_of_window(6, 3)), "sees its tokens in another order, and not all of them"
     ),
+    "weights in another order": lambda: Odd(
+        Turned(), drawn(), "sees its tokens, or .*, in another order, .* use ValueZeroing", by="attention norm gradient"
+    ),
     "effect of another order": lambda: Odd(Turned(), drawn(), IN_WINDOWS, by="effect", target=(0, 0)),
     "effect of another order, masked": lambda: Odd(
         Turned(), (drawn(), mask_of_window(6, 3)), IN_WINDOWS, by="effect", target=(0, 0)

@@ -24,7 +24,7 @@ from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.unknown_code import run_with_noise
-from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_examples
 from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._private import modules_of
@@ -70,6 +70,9 @@ class DefinitionReplay:
             raise CannotReplayError(
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
             )
+        known = problem.trust.library or site.windows is not None
+        if not known and not values_follow_examples(site.runner(), site.attention):
+            raise CannotReplayError("its values stand in another order than the examples: pass one sentence at a time")
         windows, batch, out = site.windows, problem.targets.batch, problem.targets.out
         plain = partial(_run, problem) if windows is None else windows.again
         whole = plain() if windows is None else windows.clean[0]

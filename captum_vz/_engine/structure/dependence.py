@@ -125,6 +125,28 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
     return True
 
 
+def values_follow_examples(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether the values of each example depend at least on this example of the batch. True if no run shows it."""
+    count, device = attention.shape.batch, attention.values.device
+    digits = (torch.arange(count, device=device) >> torch.arange(count.bit_length(), device=device)[:, None]) % 2 == 1
+    for states in runner.states if count > 1 else ():
+        if len(attention.batch_first(states)) == count:
+            # The last digit is that of no example, so the last of these sets holds all examples.
+            reached = [_examples_reached(runner, attention, states, one) for half in (digits, ~digits) for one in half]
+            if (moving := reached[-1]) is not None and moving.any():
+                halves = zip((*digits, *~digits), reached, strict=True)
+                return not any(own is not None and (moving & chosen & ~own).any() for chosen, own in halves)
+    return True
+
+
+def _examples_reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
+    """The examples some of whose values depend on chosen examples of `states`, bool `(batch,)`."""
+    marked = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
+    attention.batch_first(marked)[chosen] = True
+    reached = _reached(runner, attention, states, marked)
+    return None if reached is None or len(reached) != len(chosen) else reached.any(1)
+
+
 def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
     """Whether the attention module returns the projection of its context for any context.
 

@@ -32,14 +32,14 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     cross = seen is not None and len(layer.attentions) == 1 and len(layer.states) > 1 and not seen.all()
     # The mask of a cross-attention alone says nothing of its rows.
     if seen is not None and not (cross and reads_other_states(LayerRunner(layer), first)):
-        if sources != out and not seen[..., -1].any():
-            raise RefusedError(
-                f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last of "
-                "them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
-                "DynamicCache."
-            )
         start = first_own_source(LayerRunner(layer), first) if sources > out else None
         if start is None or start + out > sources:
+            if sources != out and not seen[..., -1].any():
+                raise RefusedError(
+                    f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last "
+                    "of them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
+                    "DynamicCache."
+                )
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows, all_seen = once_a_pass(_seen_by_any, seen, start)
         if not all_seen:
@@ -74,7 +74,11 @@ def _shown_too(rows: Tensor, mask: Tensor, start: int) -> Tensor:
 
 
 def _seen_from(rows: Tensor, seen: Tensor) -> Tensor:
-    return (seen & rows[:, :, None]).any(1)
+    shown = (seen & rows[:, :, None]).any(1)
+    if shown.shape != rows.shape:
+        return shown
+    # A token that sees nothing may have a weight on each token: the softmax of equal numbers.
+    return shown | (rows & (rows & ~seen.any(2)).any(1, keepdim=True))
 
 
 def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tensor, start: int) -> Tensor:
@@ -84,17 +88,21 @@ def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tens
     """
     assert attention.visible is not None
     visible, (batch, _, out, sources) = attention.visible, attention.shape
+    given = [x for x in tree_leaves((layer.args, layer.kwargs)) if isinstance(x, Tensor)]
     of_call = tree_leaves([dict(x) if isinstance(x, Mapping) else x for x in layer.inputs])
-    given = [x for x in (*tree_leaves((layer.args, layer.kwargs)), *of_call) if isinstance(x, Tensor)]
     of_pairs = any(isinstance(x, Tensor) and x.shape[-2:] == (out, sources) for x in of_call)
-    masks = (*given, *(getattr(x, MADE_OF) for x in given if hasattr(x, MADE_OF)))
+    tensors = [*given, *(x for x in of_call if isinstance(x, Tensor))]
+    masks = (*tensors, *(getattr(x, MADE_OF) for x in tensors if hasattr(x, MADE_OF)))
     of_tokens = [x for x in masks if x.shape in ((batch, sources), (batch, 1, 1, sources), (batch, out))]
-    by_shape = visible.shape[2] == 1 and len(visible) == batch  # it hides tokens from all tokens
     inline = attention.inline is not None and not of_pairs
-    return once_a_pass(_hidden, seen, start, by_shape, inline, *of_tokens)
+    # A layer that was given no mask made one of what its tokens hold, which says nothing of padding.
+    could_be_masks = [x for x in given if x.shape[-1:] == (sources,) and not any(x is one for one in layer.states[:1])]
+    made_of_inputs = attention.inline is not None or bool(could_be_masks)
+    by_shape = visible.shape[2] == 1 and len(visible) == batch  # it hides tokens from all tokens
+    return once_a_pass(_hidden, seen, start, by_shape and made_of_inputs, made_of_inputs, inline, *of_tokens)
 
 
-def _hidden(seen: Tensor, start: int, by_shape: bool, inline: bool, *masks: Tensor) -> Tensor:
+def _hidden(seen: Tensor, start: int, by_shape: bool, by_pattern: bool, inline: bool, *masks: Tensor) -> Tensor:
     out, own = seen.shape[1], slice(start, start + seen.shape[1])
     seen = seen[:, :, own]
     unseen = ~seen.any(1)
@@ -104,7 +112,7 @@ def _hidden(seen: Tensor, start: int, by_shape: bool, inline: bool, *masks: Tens
         return unseen  # families that compute attention inline make masks of tokens: all others see themselves
     # What one example hides and another one shows, where the pattern of the attention is the same in all.
     alike = ((seen == seen.any(0) & ~unseen[:, None]) | ~seen.any(2, keepdim=True)).all(1).all(1)
-    hidden = unseen & alike[:, None] & ~unseen.all(0)
+    hidden = unseen & alike[:, None] & ~unseen.all(0) & by_pattern
     for mask in masks:
         tokens = mask.reshape(len(seen), -1).to(unseen.device)
         tokens = tokens if tokens.shape[1] == out else tokens[:, own]

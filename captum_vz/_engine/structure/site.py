@@ -21,9 +21,11 @@ from captum_vz._engine.structure.dependence import (
     reads_other_states,
     reads_own_states,
     values_depend_on_own_position,
+    values_follow_examples,
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.library import is_library_code
 from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.windows import Windows, find_windows
 from captum_vz._private import modules_of, tree_leaves
@@ -96,6 +98,12 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
+        if not is_library_code(self.layer) and not self._is_in_order():
+            raise UnsupportedLayerError(
+                f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
+                "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
+                "refused too, use ValueZeroing, which finds this order."
+            )
         weights = all_weights(weights)
         if not is_finite(weights):
             raise RefusedError(f"The attention weights of {self.layer.name} have {not_finite(weights.dtype)}")
@@ -107,6 +115,11 @@ class AttentionSite:
         if not self.attention.model_pads or tokens is None or not tokens < out == sources:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
+
+    def _is_in_order(self) -> bool:
+        """Whether values stand in the order of the tokens and examples that they are made of."""
+        runner, attention = self.runner(), self.attention
+        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""
@@ -313,8 +326,11 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
 def _advice(layer: LayerRecord) -> str:
     """A space and a sentence that names the attentions of a layer, in the order of their runs. Empty: no names."""
     named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
-    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))
+    modules = [one.module for one in layer.attentions]
+    names = [named[one] for one in modules if one in named and modules.count(one) == 1]
     one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    if not names and len(set(modules)) < len(modules):
+        return " One module attends several times, so none of its calls can be named. Pass a layer that attends once."
     return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
 
 

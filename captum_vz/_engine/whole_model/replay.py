@@ -11,6 +11,7 @@ Two kinds of outputs of the clean pass do not change, and are reused:
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import warnings
@@ -30,7 +31,14 @@ from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, chec
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import (
+    PROBE_STRENGTHS,
+    clone_tensor,
+    first_numbers,
+    first_tensor,
+    noise_like,
+    repeat_examples,
+)
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -270,6 +278,24 @@ class ModelReplay:
                 "sequence instead."
             ) from error
 
+    def keeps_apart(self, forward: Callable[[], Any], tokens: Tensor) -> bool:
+        """Whether a copy stays as it is beside one whose values are large. `forward` runs on two, of `(batch, in)`.
+
+        A shared decision by a number with bounds, such as a probability, may stay as it is too.
+        """
+        noisy = torch.stack([torch.ones_like(tokens), torch.zeros_like(tokens)]).bool()
+        for strength in PROBE_STRENGTHS[:2]:  # NaN passes no threshold, so it may move no decision
+            loud = copy.copy(self)
+            loud.intervention = _Loud(strength)
+            try:
+                loud.run(forward, noisy)
+            except RefusedError as error:
+                if isinstance(error.__cause__, CannotReplayError):
+                    return False
+            except AssertionError:  # the model's own: it does not run on such values
+                continue
+        return True
+
     def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None) -> Any:
         copies, batch = zeroed.shape[:2]
         shares = self._shares(zeroed.flatten(0, 1))
@@ -327,6 +353,18 @@ class ModelReplay:
         if len(self._runs) > len(self.layers) and self.device_ids:
             return {share.device: share for share in scatter(zeroed, self.device_ids)}
         return {device: zeroed.to(device) for device in devices}
+
+
+class _Loud(Intervention):
+    """The values become noise of a strength, see `noise_like`."""
+
+    reads_others = False
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        return torch.where(zeroed[..., None], noise_like(values, self.strength), values)
 
 
 class _InRun(Intervene):

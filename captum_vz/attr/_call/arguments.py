@@ -88,7 +88,10 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
 
 
 def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
-    """A warning if a layer has more tokens than the inputs. An error if `token` may count these or not."""
+    """A warning if a layer has more tokens than the inputs, or than the text beside an image.
+
+    An error if `token` may count these or not.
+    """
     named: dict[Any, Any] = dict(inputs) if isinstance(inputs, Mapping) else {}
     given = list(named.values()) if named else list(inputs) if isinstance(inputs, tuple) else [inputs]
     tensors = [x for x in given if isinstance(x, Tensor) and x.dim() > 1]
@@ -98,9 +101,16 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     lengths = {x.shape[1] for x in tensors}
     # Inputs in a tuple that have other lengths are other sequences.
     others = others or (isinstance(inputs, tuple) and len(lengths) > 1)
+    count = site.shape.out
     if others or any(x.is_floating_point() for x in tensors if x is not text):
-        return []
-    length, count = max(lengths), site.shape.out
+        beside = text is not None and not text.is_floating_point() and text.dim() == 2 and text.shape[1] < count
+        if others or token is None or not beside:
+            return []
+        return [
+            f"token is {token!r} and counts the {count} tokens of {site.layer.name}, not the {text.shape[1]} of the "
+            "text: those of another input may come before or after them"
+        ]
+    length = max(lengths)
     # Transformers 5.24 renamed the argument.
     cached = any(named.get(name) is not None for name in ("cache", "past_key_values"))
     sources = count if cached else site.shape.sources + site.dropped_sources
