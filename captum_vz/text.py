@@ -1,4 +1,9 @@
-"""From the words of a sentence to the tokens of a tokenizer, and files of such sentences."""
+"""From the words of a sentence to the tokens of a tokenizer, and files of such sentences.
+
+A sentence is a record, a dict: ``masked``, its ``target`` and ``cue``, and the forms of the target, ``good`` and
+``bad``. :class:`captum_vz.study.Example` holds the same under the same names, and :func:`captum_vz.study.encode` finds
+its tokens by the functions of this module.
+"""
 
 from __future__ import annotations
 

@@ -119,6 +119,15 @@ def test_names_for_authors_are_one_level_down() -> None:
     assert not [name for name in for_authors if hasattr(captum_vz, name)]
 
 
+def test_each_name_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for room in captum_vz._ON_FIRST_USE:
+        for name in getattr(captum_vz, room).__all__:
+            homes.setdefault(name, []).append(room)
+    assert len(homes) > 100
+    assert {name: rooms for name, rooms in homes.items() if len(rooms) > 1} == {}
+
+
 def test_argument_errors_are_value_errors() -> None:
     assert issubclass(captum_vz.ArgumentError, (ValueError, captum_vz.RefusedError))
     assert not issubclass(captum_vz.UnsupportedLayerError, ValueError)

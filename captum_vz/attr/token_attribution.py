@@ -8,7 +8,14 @@ from inspect import signature
 from typing import Any, Literal
 
 import torch
-from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
+from captum.attr import (
+    Attribution,
+    DeepLiftShap,
+    FeaturePermutation,
+    GradientShap,
+    LayerDeepLiftShap,
+    LayerGradientShap,
+)
 from torch import Tensor, nn
 
 from captum_vz.attr._base.captum import Described, logged, warn
@@ -16,7 +23,7 @@ from captum_vz.attr._call.arguments import ExplainedErrors
 from captum_vz.attr._call.misuse import check_forward_func, unmasked_padding
 from captum_vz.attr._call.output import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import token_scores
 
 # The baselines of these methods are a distribution that all examples share, not one baseline for each example.
@@ -173,6 +180,11 @@ class TokenAttribution(Described, Attribution):
         # Embeddings are given to the model, so the word embedding does not run. `run.words` has its output.
         layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
         method = self.method(run) if layer is None else self.method(run, layer)
+        if isinstance(method, FeaturePermutation) and len(embedded) == 1:
+            raise ArgumentError(
+                f"{type(method).__name__} exchanges tokens between examples, but there is one example: pass several, "
+                "or FeatureAblation."
+            )
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
@@ -190,12 +202,21 @@ class TokenAttribution(Described, Attribution):
         windows = "sliding_window_shapes" in takes
         if windows:
             given["sliding_window_shapes"] = (1, embedded.shape[2])
-        found = method.attribute(
-            embedded.clone().requires_grad_(),
-            target=target,
-            additional_forward_args=(*run.batched.values(), foil),
-            **given | masks | options,
-        )
+        try:
+            found = method.attribute(
+                embedded.clone().requires_grad_(),
+                target=target,
+                additional_forward_args=(*run.batched.values(), foil),
+                **given | masks | options,
+            )
+        except (AssertionError, AttributeError, TypeError) as error:
+            if not _raised_by_captum(error):
+                raise
+            said = str(error).splitlines()[0][:200]
+            raise RefusedError(
+                f"{type(method).__name__} of Captum does not take this model, or its baselines ({said}). Pass another "
+                "class, such as IntegratedGradients."
+            ) from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if not (isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2]):
             raise ArgumentError(
@@ -251,6 +272,14 @@ class TokenAttribution(Described, Attribution):
                 f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
             )
         return words(ids.where(kept, number))
+
+
+def _raised_by_captum(error: BaseException) -> bool:
+    """Whether an error comes from a line of Captum, and not from the model or from this package."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and str(place.tb_frame.f_globals.get("__name__", "")).startswith("captum.")
 
 
 def _one_each(indices: Indices, ids: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from captum_vz.attr import (
     TokenAttribution,
     ValueZeroingEffect,
 )
+from captum_vz.attr._call.misuse import check_class, check_function, is_captums, unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
@@ -195,20 +196,24 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
     """
     if isinstance(method, Attribution):
         return _checked(method, model)
-    kind: Any = method.func if isinstance(method, partial) else method
+    kind: Any = unwrapped(method)
     of_class = inspect.isclass(kind)
     if of_class and issubclass(kind, TokenAttribution):
+        check_class(partial(method, tokenizer=tokenizer))
         return method(model, tokenizer=tokenizer)
+    if of_class:
+        check_class(method)
     if of_class and issubclass(kind, ModelFreeAttribution):
         return _checked(method(causal=True), model)
-    ours = of_class and kind.__module__.split(".")[0] != "captum"
-    if of_class and issubclass(kind, Attribution) and not ours:
+    if of_class and is_captums(kind):
         return TokenAttribution(model, method, tokenizer)
     if not callable(method):
         raise ArgumentError(
             f"method is of type {type(method).__name__}: pass a name such as 'value-zeroing', a class such as "
             "ValueZeroing, a function of (model, layers), or a method that was made of them."
         )
+    if not of_class:
+        check_function(method, "two arguments, the model and its layers", 2)
     options: dict[str, Any] = {}
     if _has_encoder(model):
         layers = find_layers(model, "decoder")

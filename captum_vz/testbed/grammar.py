@@ -180,7 +180,7 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
         :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``) and three more: ``cue``,
         a list with the position of the cue, ``other_cue``, a list with the same noun in the other number, and
         ``label``, its number, "singular" or "plural". Positions count the words of
-        :func:`~captum_vz.testbed.split_words` from 0.
+        :func:`~captum_vz.text.split_words` from 0.
 
     Raises:
         ValueError: The paradigm is unknown, `n` is negative, or the grammar has fewer than `n` pairs.

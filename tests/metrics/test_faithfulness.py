@@ -22,7 +22,8 @@ from captum_vz.metrics import (
     sufficiency,
 )
 from captum_vz.metrics.faithfulness import FRACTIONS
-from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_model
+from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.text import encode_record, form_ids
 from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
 
 REMOVALS = [UNK, MASK, "delete"]

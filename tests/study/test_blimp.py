@@ -10,8 +10,9 @@ import pytest
 from captum_vz.study import encode
 from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError
-from captum_vz.testbed import form_ids, held_out, mask_target, read_paradigm, split_words
+from captum_vz.testbed import held_out, mask_target, read_paradigm
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.text import form_ids, split_words
 from tests.study.conftest import Shipped
 
 ANAPHOR, NOUN, ADJECTIVE, RELATIONAL, PLURAL = HELD_OUT_PARADIGMS

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from captum_vz.study import Example, read_jsonl, write_jsonl
-from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_model, split_words
+from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.text import encode_record, form_ids, split_words
 
 RECORDS = agreement_sentences(10, seed=2)
 WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}

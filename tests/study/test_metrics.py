@@ -12,7 +12,8 @@ import torch
 from scipy import stats
 
 from captum_vz.study import METRICS, VARIANTS, Example, Scorer
-from captum_vz.testbed import agreement_sentences, encode_record
+from captum_vz.testbed import agreement_sentences
+from captum_vz.text import encode_record
 from tests.study.conftest import Shipped
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)

@@ -20,7 +20,7 @@ from captum_vz.errors import RefusedError
 from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Example, Method, Scorer, compare
 from captum_vz.study.methods import Batch
 from captum_vz.study.scoring.scorer import COLUMNS
-from captum_vz.testbed import encode_record
+from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped
 
 SHORT = Example("short", ("hats", "[MASK]", "nice"), 1, (0,), "are", "is", group="short")

@@ -6,8 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, encode_record, form_ids, split_words
+from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import Record
+from captum_vz.text import encode_record, form_ids, split_words
 
 Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from captum_vz.testbed import agreement_sentences, split_words
+from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import Record
+from captum_vz.text import split_words
 from tests.testbed.conftest import KINDS
 
 # The number of a form, independent of the code of the grammar.

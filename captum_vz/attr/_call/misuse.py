@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from captum_vz._engine import LayerPass, LayerRecord, attention_site, find_layers, first_module_holding
 from captum_vz._private import modules_of
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+
+# What stands for the model in the classes of Captum and of this package.
+_MODEL = ("forward_func", "model")
 
 # Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
 _NO_BASELINE = ("its scores compare with no reference input", None)
@@ -250,3 +254,88 @@ def _is_explained(forward: Callable[[], Any], block: nn.Module) -> bool:
         LayerPass([block], find).run(forward)
         return True
     return False
+
+
+def unwrapped(method: Any) -> Any:
+    """The class or function inside of partials."""
+    while isinstance(method, partial):
+        method = method.func
+    return method
+
+
+def is_captums(kind: Any) -> bool:
+    """Whether a class computes attributions by Captum's own code."""
+    return str(getattr(getattr(kind, "attribute", None), "__module__", "")).startswith("captum.")
+
+
+def required(method: Callable[..., Any]) -> list[str]:
+    """The names of the positional arguments that must be passed."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except ValueError:  # functions written in C have none
+        return [""]
+    return [one.name for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+
+
+def check_function(method: Callable[..., Any], takes: str, count: int) -> None:
+    """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
+    try:
+        inspect.signature(method).bind_partial(*[None] * count)
+        fits = len(required(method)) <= count
+    except ValueError:  # functions written in C have no signature
+        return
+    except TypeError:
+        fits = False
+    if not fits:
+        name = getattr(unwrapped(method), "__name__", type(method).__name__)
+        raise ArgumentError(
+            f"method is the function {name}{inspect.signature(method)}: pass a function of {takes}, a name, or a "
+            "class such as ValueZeroing."
+        )
+
+
+def check_class(method: Any) -> None:
+    """Refuse a class, or a partial of one, that a model and its layers do not make a method of.
+
+    Args:
+        method: The class. Classes of a user are called with the model, or with the model and its layers.
+
+    Raises:
+        ArgumentError: It has no `attribute`; it explains a layer or a neuron that must be named; or it is made of more.
+    """
+    kind = unwrapped(method)
+    name, attribute = kind.__name__, getattr(kind, "attribute", None)
+    if not callable(attribute):
+        raise ArgumentError(
+            f"method is the class {name}, which has no 'attribute': pass a class that has one, such as ValueZeroing."
+        )
+    needed = required(method)
+    if not is_captums(kind):
+        ours = kind.__module__.startswith("captum_vz.")
+        missing = [one for one in needed if one not in (*_MODEL, "layer")] if ours else needed[2:]
+        if missing:
+            raise ArgumentError(
+                f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, or a "
+                "function of (model, layers) that makes one."
+            )
+        return
+    takes = inspect.signature(kind).parameters
+    if "layer" in takes and "target" not in inspect.signature(attribute).parameters:
+        raise ArgumentError(
+            f"method is {name} of Captum, which explains a layer and not the model's output: pass a class that takes a "
+            "target, such as IntegratedGradients."
+        )
+    if "layer" in takes:
+        raise ArgumentError(
+            f"method is {name} of Captum, which explains a layer that you name: pass an object, "
+            f"captum_vz.TokenAttribution(model, {name}, tokenizer, layer=...), or a class without a layer, such as "
+            "IntegratedGradients."
+        )
+    missing = [one for one in needed if one not in _MODEL]
+    if missing:
+        raise ArgumentError(
+            f"method is {name} of Captum, which is made of {', '.join(missing)}: pass an object, "
+            f"captum_vz.TokenAttribution(model, build, tokenizer), where build(model) returns the {name}, or a class "
+            "that needs a model only, such as IntegratedGradients."
+        )

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captum_vz.attr import LayerMaps, MapAggregation, ModelFreeAttribution
+from captum_vz.attr import LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
+from captum_vz.attr._call.misuse import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.study.methods import (
@@ -159,17 +160,16 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         return METHODS[check_methods([method])[0]]
     name = _name_of(method)
     made = partial(Method, name, layered=layered, own=True, source=method)
-    inner: Any = _unwrapped(method)
+    inner: Any = unwrapped(method)
     if isclass(inner):
+        check_class(method)
         if issubclass(inner, LayerMaps) and not inner.explains_output:
             return replace(layer_method(name, method), own=True, source=method)
         if issubclass(inner, ModelFreeAttribution):
             return replace(baseline_method(name, method), own=True, source=method)
-        if _is_captums(inner):
+        if is_captums(inner):
             return made(partial(gradient_rows, method), explains_output=True)
         attribute: Any = getattr(inner, "attribute", None)
-        if attribute is None:
-            raise ArgumentError(f"method is the class {name}, which has no 'attribute': pass a class that has one.")
         joins = issubclass(inner, (LayerMaps, MapAggregation))
         explains = "target" in signature(attribute).parameters and not issubclass(inner, MapAggregation)
         return made(
@@ -183,7 +183,9 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         explains = explains or _explains_output(method)
         return made(partial(_object_rows, method), layered=layered or joins, explains_output=explains)
     if callable(method):
-        if _required(method) >= 2:
+        of_model = len(required(method)) >= 2
+        check_function(method, "one argument, a Batch, or of two, the model and its layers", 1 + of_model)
+        if of_model:
             return made(lambda batch: _object_rows(_built(method, batch), batch))
         return made(lambda batch: _shares(method(batch), batch))
     raise ArgumentError(
@@ -253,15 +255,8 @@ def _name_of(method: Any) -> str:
     if isinstance(method, Method):
         registered = [name for name, one in METHODS.items() if one is method]
         return registered[0] if registered else method.title
-    inner = _unwrapped(method)
+    inner = unwrapped(method)
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def _unwrapped(method: Any) -> Any:
-    """The class or function inside of partials."""
-    while isinstance(method, partial):
-        method = method.func
-    return method
 
 
 def _explains_output(method: Any) -> bool:
@@ -269,25 +264,13 @@ def _explains_output(method: Any) -> bool:
     return bool(getattr(getattr(method, "maps", method), "explains_output", False))
 
 
-def _is_captums(kind: Any) -> bool:
-    """Whether a class computes attributions by Captum's own code."""
-    return str(getattr(getattr(kind, "attribute", None), "__module__", "")).startswith("captum.")
-
-
-def _required(method: Callable[..., Any]) -> int:
-    """The number of positional arguments that must be passed."""
-    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = signature(method).parameters.values()
-    except ValueError:  # functions written in C have none
-        return 1
-    return sum(one.kind in positional and one.default is Parameter.empty for one in parameters)
-
-
 def _built(kind: Callable[..., Any], batch: Batch) -> Any:
     """The object of a class, or of a function that builds it: with the model, its layers and its tokenizer."""
+    inner = unwrapped(kind)
+    of_layers = not (isclass(inner) and issubclass(inner, TokenAttribution))
     # `layer` may be left out, but the layers of the batch are known.
-    given = [batch.model, batch.layers][: 2 if "layer" in signature(kind).parameters else _required(kind)]
+    count = 2 if of_layers and "layer" in signature(kind).parameters else len(required(kind))
+    given = [batch.model, batch.layers][:count]
     needs = signature(kind).parameters.get("tokenizer")
     is_missing = needs is not None and needs.kind is Parameter.KEYWORD_ONLY and needs.default is Parameter.empty
     return kind(*given, **({"tokenizer": batch.tokenizer} if is_missing else {}))
@@ -301,6 +284,8 @@ def _object_rows(method: Any, batch: Batch) -> list[Tensor]:
             f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
             "model."
         )
+    if not hasattr(method, "attribute"):
+        raise ArgumentError(f"method returned a {type(method).__name__}: expected an object with 'attribute'.")
     asked: dict[str, Any] = {}
     if _explains_output(method):
         asked["target"], asked["foil"] = explained_classes(batch)
@@ -313,10 +298,16 @@ def _object_rows(method: Any, batch: Batch) -> list[Tensor]:
     options: dict[str, Any] = {}
     if "target" in accepted:
         options["target"], options["foil"] = explained_classes(batch)
-    if _is_captums(type(method)):
+    if is_captums(type(method)):
         mask = batch.inputs.get("attention_mask")
         options["additional_forward_args"] = None if mask is None else (mask,)
-        found = method.attribute(batch.inputs["input_ids"], **_named(options, accepted))
+        try:
+            found = method.attribute(batch.inputs["input_ids"], **_named(options, accepted))
+        except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
+            raise ArgumentError(
+                f"the {type(method).__name__} of Captum fails on token ids ({error}). Pass its class, which is made on "
+                "the embeddings, or make the object of a function of token ids that returns logits."
+            ) from error
         found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
         vectors = isinstance(found, Tensor) and found.ndim == 3
         return _shares(found.norm(dim=-1) if vectors else found, batch)
