@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from captum_vz.metrics import macro_summary, summarize
 from captum_vz.study import VARIANTS, Example, Reproduction, Scorer, Study, reproduce
-from captum_vz.study.paper.further import REMOVING, evenly
+from captum_vz.study.figures import draw_groups
+from captum_vz.study.paper.further import REMOVING, _groups, evenly
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 
@@ -72,6 +74,26 @@ def test_groups_equal_means(found: Reproduction, last: pd.DataFrame) -> None:
                 assert table[metric, method, by, "all"] == pytest.approx(rows[metric].mean(), abs=1e-6)
 
 
+def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
+    """A method without rows, or without values, in one paradigm has no mean of paradigms; others keep theirs."""
+    out = sorted(last["group"].unique())[0]
+    unlike = (last["group"] == out) & (last["method"] == "attention")
+    rows = last[~unlike].copy()
+    rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
+    found = _groups(rows, summarize, macro_summary)
+    table = found.set_index(["metric", "method", "by", "group"])
+    for method, count in (("attention", 0), ("random", 0)):
+        assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
+        assert table.loc[("cue_dot", method, "paradigm", out), "examples"] == count
+    effect = rows[rows["method"] == "value-zeroing-effect"].groupby("group")["cue_dot"].mean()
+    assert table.loc[("cue_dot", "value-zeroing-effect", "paradigm", "macro"), "mean"] == pytest.approx(effect.mean())
+    assert table.loc[("cue_ap", "random", "paradigm", "macro"), "mean"] > 0
+    figure = draw_groups(found.assign(model="agreement"), "cue_dot")
+    assert f"mean of {len(effect)} paradigms" in " ".join(
+        label.get_text() for label in figure.axes[0].get_xticklabels()
+    )
+
+
 def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:
     assert len(found.further.agreement) == 3
     for row in found.further.agreement.itertuples():
@@ -90,7 +112,8 @@ def test_report_has_the_tables(found: Reproduction) -> None:
     seen = {line.split("|")[1].strip() for line in report.splitlines() if line.replace(" ", "").count("|yes|")}
     assert seen == {"value-zeroing-effect"}
     assert "| best order" in report
-    assert "mean of paradigms" in report
+    paradigms = set(found.further.groups.query("by == 'paradigm'")["group"]) - {"all", "macro"}
+    assert f"mean of {len(paradigms)} paradigms (10)" in report
     assert "### Do the methods agree?" in report
 
 

@@ -54,7 +54,7 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         _at_the_end(right, of_model)
         left.set_ylabel(metric_title(metric), fontsize=FONT_SIZE)
         right.set_xlabel(metric_title(metric), fontsize=FONT_SIZE)
-        write_title(left, f"{model}, by layer")
+        write_title(left, f"{model}, by layer, {int(of_model['examples'].max())} sentences")
         write_title(right, f"{model}, {LAST_LAYER}")
         set_content(left, _content(of_model, str(model), metric_title(metric)))
     return figure

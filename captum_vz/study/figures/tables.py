@@ -43,7 +43,7 @@ def draw_groups(groups: DataFrame, metric: str) -> Figure:
         means = of_model.pivot(index="method", columns=["by", "group"], values="mean")[columns]
         means = means.loc[of_model["method"].unique()]
         sizes = of_model.groupby(["by", "group"])["examples"].max()
-        heads = [f"{group_title(group)} ({sizes[by, group]})" for by, group in columns]
+        heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
         _grid(panel, means.to_numpy(), list(means.index), heads)
         write_title(panel, f"{model}, {metric_title(metric)}\nmeans (number of sentences); the best of a column framed")
         for column, values in enumerate(means.to_numpy().T):
@@ -51,7 +51,8 @@ def draw_groups(groups: DataFrame, metric: str) -> Figure:
                 place = int(np.nanargmax(values))
                 panel.add_patch(_frame(column, place))
         names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")
-        best = ", ".join(f"{heads[k]}: {means.iloc[:, k].idxmax()}" for k in range(len(columns)))
+        filled = [k for k in range(len(columns)) if means.iloc[:, k].notna().any()]
+        best = ", ".join(f"{heads[k]}: {means.iloc[:, k].idxmax()}" for k in filled)
         sentence = f"{model}, {metric_title(metric)}, the method with the highest mean: {best}."
         set_content(panel, Content(sentence, names, partial(_tuples, of_model, names)))
     return figure
@@ -95,9 +96,16 @@ def group_columns(rows: DataFrame) -> list[tuple[str, str]]:
     return [*parts, *(pair for pair in pairs if pair[0] == first and pair not in parts)]
 
 
-def group_title(group: str) -> str:
-    """A group as a column's head."""
-    return {"all": "all, pooled", "macro": "mean of paradigms"}.get(group, group)
+def group_title(group: str, columns: Sequence[tuple[str, str]]) -> str:
+    """A group as a column's head, with the number of paradigms or labels in a mean of means.
+
+    Args:
+        group: The group.
+        columns: As :func:`group_columns` gives them.
+    """
+    by = columns[-1][0]
+    count = sum(pair[0] == by for pair in columns) - 2
+    return {"all": "all, pooled", "macro": f"mean of {count} {by}s"}.get(group, group)
 
 
 def _tuples(rows: DataFrame, names: Sequence[str]) -> list[Any]:

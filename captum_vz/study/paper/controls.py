@@ -123,7 +123,11 @@ class Controls:
             yield f"{model}:"
             yield markdown_table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
         usable = whole.groupby("model", sort=False)["examples"].max()
-        yield "Sentences with a truth: " + ", ".join(f"{model} {int(count)}" for model, count in usable.items()) + "."
+        yield (
+            "Sentences with a truth: "
+            + ", ".join(f"{model} {int(count)}" for model, count in usable.items())
+            + ". All are of the package's grammar, because a truth needs the cue's other number. Other data may differ."
+        )
 
     def _models(self, summary: DataFrame) -> Iterator[str]:
         if summary["model"].nunique() < 2:

@@ -64,7 +64,7 @@ class Further:
         removing: The same for metrics that remove many sets of tokens, with ``metric`` in the place of ``variant``. The
             methods "best order" and "worst order" are the bounds.
         groups: The same with ``metric``, ``by`` ("paradigm" or "label"), and ``group``: one of them, "all" (the pooled
-            mean) or "macro" (the mean of the means).
+            mean) or "macro" (the mean of the means; NaN for a method without a value in one of them).
         agreement: Spearman's correlation of the rows of two methods, ``one`` and ``other``.
     """
 
@@ -209,15 +209,17 @@ def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFram
 
 
 def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
-    """Means by paradigm and by label, pooled, and the mean of the means."""
+    """Means by paradigm and by label, pooled, and the mean of the means, over the same groups for all methods."""
     found = []
+    keys = {column: sorted(rows[column].dropna().unique()) for column in ("group", "label")}
     for metric in (metric for metric in GROUPED if metric in rows):
         for method, some in rows.groupby("method", sort=False):
             for by, column in (("paradigm", "group"), ("label", "label")):
-                parts = {str(key): _tensor(part[metric]) for key, part in some.groupby(column)}
-                where = {"method": method, "metric": metric, "by": by}
-                if len(parts) < 2:
+                if len(keys[column]) < 2:
                     continue
+                # Without a value in one of the groups, there is no mean of the means: see macro_summary.
+                parts = {str(key): _tensor(some.loc[some[column] == key, metric]) for key in keys[column]}
+                where = {"method": method, "metric": metric, "by": by}
                 found += [where | {"group": key} | _entry(part, of) for key, part in parts.items()]
                 found.append(where | {"group": "all"} | _entry(_tensor(some[metric]), of))
                 found.append(where | {"group": "macro"} | _entry(list(parts.values()), macro))

@@ -153,7 +153,9 @@ def _groups(rows: DataFrame) -> list[str]:
     """For each metric the means by paradigm and label, with ranks."""
     parts = [
         "### By paradigm and by label",
-        "Means, and in parentheses the rank in the column. *mean of paradigms* counts each paradigm the same. "
+        "Means, and in parentheses the rank in the column. *mean of N paradigms* counts each the same. A method "
+        "without values in one of them has none. Paradigms that no method could explain have no column and do "
+        "not count. "
         "Intervals are in `groups.csv`.",
     ]
     for metric, some in rows.groupby("metric", sort=False):
@@ -161,7 +163,7 @@ def _groups(rows: DataFrame) -> list[str]:
         means = some.pivot(index="method", columns=["by", "group"], values="mean")[columns]
         ranks = means.rank(ascending=False, method="min")
         sizes = some.groupby(["by", "group"])["examples"].max()
-        heads = [f"{group_title(group)} ({sizes[by, group]})" for by, group in columns]
+        heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
         lines = [
             [
                 str(method),
