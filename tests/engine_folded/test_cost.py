@@ -28,7 +28,7 @@ from tests.engine_folded.replays import FOLDED
 
 WIDTH, HEADS = 64, 4
 SIZE: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": HEADS, "hidden_size": WIDTH, "vocab_size": 9}
-WIDE = {"intermediate_size": 4 * WIDTH}
+WIDE: dict[str, Any] = {"intermediate_size": 4 * WIDTH}
 # Post-norm, pre-norm, gates and grouped queries, many heads, a narrow feed-forward.
 SHAPES: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: BertModel(BertConfig(**SIZE, **WIDE), add_pooling_layer=False),
