@@ -50,7 +50,8 @@ from tests.generation.models import (
     tokenizer_of_words,
 )
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+# Models with rotary positions compute the angles in float32, of one token and of many tokens by different code.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def found_by(method: Any, name: str, prompt: list[int] = PROMPT, new: list[int] = NEW) -> GenerationAttribution:
@@ -108,7 +109,7 @@ def test_any_method_equals_growing_texts(method: str) -> None:
     whole = rows(found_by(METHODS[method], "llama"))
     for step in range(1, len(NEW) + 1):
         until = found_by(METHODS[method], "llama", new=NEW[:step])
-        torch.testing.assert_close(rows(until)[-1, : 4 + step], whole[step - 1, : 4 + step], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(rows(until)[-1, : 4 + step], whole[step - 1, : 4 + step], **CLOSE)
 
 
 def test_effect_equals_the_class() -> None:
