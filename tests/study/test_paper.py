@@ -188,7 +188,7 @@ def test_report_begins_with_its_source(found: Reproduction) -> None:
 
 
 def test_undefined_sentences_are_counted(found: Reproduction) -> None:
-    assert "have no" not in str(found)
+    assert "sentences have no" not in str(found)
     place = found.summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
     counted = found.summary.assign(undefined=found.summary["undefined"].where(~found.summary.index.isin(place), 7))
     assert "alti: 7 sentences have no blank_out." in str(replace(found, summary=counted))

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from captum_vz.testbed import (
-    agreement_sentences,
-    expand_contractions,
-    held_out,
-    mask_target,
-    read_paradigm,
-    split_words,
-)
+from captum_vz.testbed import agreement_sentences, expand_contractions, held_out, mask_target, read_paradigm
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, drop_held_out, training_records, word_spans
+from captum_vz.text import split_words
 from tests.testbed.conftest import PAIRS, write_paradigm
 
 CONTRACTIONS = {
