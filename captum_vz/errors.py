@@ -1,5 +1,7 @@
 """What the package raises where it gives no number."""
 
+__all__ = ["ArgumentError", "RefusedError", "UnsupportedLayerError"]
+
 
 class RefusedError(AssertionError):
     """A number was refused, because it could not be trusted or because the call was wrong.

@@ -30,6 +30,7 @@ class ALTI(Rollout):
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         p: The order of the norm, 1 (the paper's) or 2.
+        include: See :class:`~captum_vz.LayerALTI`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
             token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
@@ -52,14 +53,16 @@ class ALTI(Rollout):
         *,
         residual: Residual = None,
         p: Literal[1, 2] = 1,
+        include: Literal["encoder"] | None = None,
         per_receptive_field: bool = False,
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         super().__init__(
-            LayerALTI(forward_func, layer, device_ids, p=p),
+            LayerALTI(forward_func, layer, device_ids, p=p, include=include),
             residual=residual,
             per_receptive_field=per_receptive_field,
             other_mixing=other_mixing,
         )
 
     p = of_maps("p")
+    include = of_maps("include")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, decompositions
 from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import alti_contributions
@@ -27,6 +28,9 @@ class LayerALTI(LayerMaps):
     layers (GPT-2, LLaMA, ViT) have no norm after the residual connection, so no norm is applied. The vectors are the
     vectors of :class:`~captum_vz.LayerAttentionNorm` with "layer_norm", or "residual" for pre-norm layers.
 
+    With `include="encoder"`, the vectors also pass the norm at the end of the layer, and :math:`r_i` is the output of
+    the layer, feed-forward and biases included. The vectors are those of GlobEnc.
+
     With `feature_mask`, the vectors of a group are summed before the comparison. A row is zero if no vector brings the
     sum closer.
 
@@ -36,6 +40,7 @@ class LayerALTI(LayerMaps):
             `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
+        include: None: as in the paper. "encoder": up to the second norm of the layer, which pre-norm layers lack.
         normalize: Whether to divide each row by its sum. False returns the differences of lengths themselves.
 
     >>> from captum_vz import LayerALTI, find_layers
@@ -56,16 +61,19 @@ class LayerALTI(LayerMaps):
         device_ids: list[int] | None = None,
         *,
         p: Literal[1, 2] = 1,
+        include: Literal["encoder"] | None = None,
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, normalize=normalize)
         check_order(p)
+        check_one_of("include", include, "encoder", None)
+        self.include: Literal["encoder"] | None = include
         self.p: Literal[1, 2] = p
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """How close each vector is to the sum, `(batch, row, group)`."""
         block = AttentionBlock(site)
-        return alti_of_attention(block, wanted, self.p)
+        return alti_of_attention(block, wanted, self.p, self.include)
 
 
 def check_order(p: Any) -> None:
@@ -74,10 +82,12 @@ def check_order(p: Any) -> None:
         raise ArgumentError(f"p is {p!r}: pass 1 or 2, the order of the norm.")
 
 
-def alti_of_attention(block: AttentionBlock, wanted: Wanted, p: Literal[1, 2]) -> Tensor:
+def alti_of_attention(
+    block: AttentionBlock, wanted: Wanted, p: Literal[1, 2], include: Literal["encoder"] | None = None
+) -> Tensor:
     """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
     examples = []
-    for some in decompositions(block, None, wanted.rows, wanted.groups):
+    for some in decompositions(block, include, wanted.rows, wanted.groups):
         few = [alti_contributions(vectors, whole, p) for vectors, whole in some.written_out()]
         examples.append(few[0] if len(few) == 1 else torch.cat(few, dim=1))
     return examples[0] if len(examples) == 1 else torch.cat(examples)

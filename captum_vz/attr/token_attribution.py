@@ -96,7 +96,7 @@ class TokenAttribution(Described, Attribution):
         target: Any = None,
         *,
         foil: Any = None,
-        baselines: Literal["pad", "mask", "zero"] | Tensor = "pad",
+        baselines: Literal["pad", "mask", "zero"] | float | Tensor = "pad",
         **options: Any,
     ) -> Tensor:
         """How much each token contributes to the output at `target`.
@@ -113,7 +113,8 @@ class TokenAttribution(Described, Attribution):
             baselines: The replacement of an absent token, for methods with baselines: "pad" or "mask" (the embedding of
                 this token), "zero" (a zero vector), or token ids `(1 or batch, tokens)`. With a name, special tokens
                 (CLS, SEP, BOS, EOS, padding) keep their embeddings. Methods that compare with the baseline then give
-                special tokens the score 0.
+                special tokens the score 0. A number, as in Captum: each entry of the vectors of all tokens, special
+                ones too; 0 for zero vectors.
             options: Further arguments for the method's own `attribute`, such as `n_steps`. Integrated gradients run all
                 steps of all examples at once. For large batches pass `internal_batch_size`. Occlusion replaces one
                 token at a time, unless `sliding_window_shapes=(tokens, d)` is passed.
@@ -260,8 +261,10 @@ class TokenAttribution(Described, Attribution):
                     f"baselines is {tuple(baselines.shape)} of {baselines.dtype}: pass token ids {tuple(ids.shape)}."
                 )
             return words(baselines.to(ids.device).expand_as(ids))
+        if isinstance(baselines, (int, float)) and not isinstance(baselines, bool):
+            return torch.full_like(embedded, baselines)
         if baselines not in ("pad", "mask", "zero"):
-            raise ArgumentError(f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids.")
+            raise ArgumentError(f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero', a number or token ids.")
         special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
         kept = torch.isin(ids, ids.new_tensor([number for number in special if number is not None]))
         if baselines == "zero":

@@ -20,6 +20,8 @@ from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
+#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+ENGINES: Final = ("local", "accelerate", "ray")
 #: What `--model` takes, in all commands.
 MODELS: Final = (
     f"{AGREEMENT}, six-layers, pre-norm (the embedded masked models), {CAUSAL} (the embedded causal model), {MINILM} "
@@ -129,6 +131,12 @@ def add_run(sub: argparse.ArgumentParser) -> None:
         default=32,
         metavar="N",
         help="the most sentences in a batch (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
+        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
     sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")

@@ -87,7 +87,7 @@ def study_json(study: Study) -> str:
 def reproduction_json(found: Reproduction) -> str:
     """All tables of the paper's evaluations as JSON."""
     names = ("summary", "differences", "probing", "correlation", "omitted", "skipped")
-    tables = {name: getattr(found, name) for name in names} | found.controls.tables()
+    tables = {name: getattr(found, name) for name in names} | found.further.tables() | found.controls.tables()
     return json.dumps({"about": found.about, **{name: _records(table) for name, table in tables.items()}})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import comb
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +11,6 @@ from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens
 from captum_vz.metrics.agreement import checked_places, share_of_places
-from captum_vz.metrics.extra import study_extra
-
-with study_extra("captum_vz.metrics"):
-    from scipy import stats
-    from sklearn.metrics import average_precision_score
 
 
 def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -67,7 +61,7 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     .. math:: \textstyle\sum_n (R_n - R_{n-1})\, P_n
 
     with precision :math:`P_n` and recall :math:`R_n` at the n-th highest of the different scores. Tokens of equal
-    score share a threshold, so their order in the sentence does not matter. By scikit-learn; used for cue
+    score share a threshold, so their order in the sentence does not matter. As in scikit-learn; used for cue
     alignment by `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 5.
 
     Args:
@@ -89,16 +83,12 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     """
     values, kept, cued = _aligned(scores, cues, keep)
     missing = ~cued.any(-1) | (values.isnan() & kept).any(-1)
-    precisions = torch.full(missing.shape, torch.nan, dtype=torch.float64)
-    if not missing.all():
-        values, kept, cued = (rows[~missing] for rows in (values, kept, cued))
-        # Ranks, because scores may be infinite. They begin at 1, and tokens that do not count get 0, the last place.
-        ranks = stats.rankdata(values.where(kept, 0).numpy(), method="dense", axis=-1)
-        last = torch.from_numpy(ranks).masked_fill(~kept, 0)
-        # One call for all examples, because most of its time goes into checking its arguments.
-        found = average_precision_score(cued.numpy().T, last.numpy().T, average=None)
-        precisions[~missing] = torch.from_numpy(np.atleast_1d(found))
-    return precisions
+    # As comparisons, tokens of equal scores share a threshold. Of each cue: which tokens have no lower score?
+    retrieved = (values[:, None, :] >= values[:, :, None]) & kept[:, None, :]
+    hits = (retrieved & cued[:, None, :]).sum(-1).double()
+    precisions = (hits / retrieved.sum(-1).clamp_min(1)).where(cued, 0)
+    # The order of the sum does not depend on the places of the cues, so equal rankings have equal values.
+    return (precisions.sort(-1).values.sum(-1) / cued.sum(-1)).masked_fill(missing, torch.nan)
 
 
 def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -16,11 +16,14 @@ for studies of another kind. Everything except `compare` and the examples needs 
     sanity_checks            methods on copies of a model with random layers
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
     run_study, Study         a study in a folder, which continues after a kill, and its results
+    with_interval, tied_pairs  numbers and ties of its tables in words, for a report
+    write_whole, safe_name   files that are whole or missing, and names for them
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from captum_vz._files import safe_name, write_whole
 from captum_vz.study.comparison import Table, compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
@@ -30,9 +33,10 @@ from captum_vz.study.scoring.given import as_method, load_plugin, register_metho
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
+    from captum_vz.study.folder.storage import Source
     from captum_vz.study.paper.evaluations import reproduce
     from captum_vz.study.paper.report import Reproduction
-    from captum_vz.study.results import Study
+    from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.metrics import (
         DEFAULT_METRICS,
@@ -64,6 +68,7 @@ __all__ = [
     "Patched",
     "Reproduction",
     "Scorer",
+    "Source",
     "Study",
     "Table",
     "Variant",
@@ -79,10 +84,14 @@ __all__ = [
     "register_metric",
     "reproduce",
     "run_study",
+    "safe_name",
     "sanity_checks",
     "select_blimp",
+    "tied_pairs",
     "value_patching",
+    "with_interval",
     "write_jsonl",
+    "write_whole",
 ]
 
 # These need the extra `study`, and take seconds to import. `compare` does not import them.
@@ -94,6 +103,7 @@ _NEED_EXTRA = {
     "Patched": "examples.patching",
     "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
+    "Source": "folder.storage",
     "Study": "results",
     "VARIANTS": "scoring.metrics",
     "Variant": "scoring.metrics",
@@ -103,11 +113,16 @@ _NEED_EXTRA = {
     "reproduce": "paper.evaluations",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",
+    "tied_pairs": "results",
     "value_patching": "examples.patching",
+    "with_interval": "results",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NEED_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)
+    from captum_vz.metrics.extra import study_extra
+
+    with study_extra(__name__):
+        return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)

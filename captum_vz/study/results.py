@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz._files import write_whole
+from captum_vz._files import safe_name, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.provenance import keep_provenance, repeat_lines, sign
 from captum_vz.study.folder.reading import read_blocks
-from captum_vz.study.folder.storage import MANIFEST, blocks_of, read_examples, read_settings
+from captum_vz.study.folder.storage import (
+    MANIFEST,
+    Loaded,
+    Stamp,
+    blocks_of,
+    check_weights,
+    digest,
+    fingerprint,
+    on_device,
+    read_examples,
+    read_settings,
+    read_stamp,
+    read_table,
+    to_parquet,
+)
 from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
@@ -170,6 +185,57 @@ class Study:
         """What a reader needs to repeat the study: versions, models, data, seeds and commands, a line for each."""
         return repeat_lines(self.settings)
 
+    @property
+    def examples(self) -> list[Example]:
+        """All examples of the study, those of earlier starts too."""
+        return [example for block in blocks_of(self.settings) for example in read_examples(self.folder, block)]
+
+    def check_used(self) -> None:
+        """Refuse a finished study with a model that could use no example.
+
+        Raises:
+            ValueError: There is such a model.
+        """
+        rows, skipped, metrics = self.rows(["model", "example"]), self.skipped, list(self.settings["metrics"])
+        for model in self.settings["models"]:
+            useless = skipped[(skipped["model"] == model) & skipped["method"].isna() & skipped["metric"].notna()]
+            counts = useless.groupby("example")["metric"].nunique()
+            if not set(rows[rows["model"] == model]["example"]) - set(counts[counts == len(metrics)].index):
+                reasons = skipped[skipped["model"] == model]["skipped"]
+                raise ValueError(
+                    f"{model!r} could use none of the {self.settings['examples']['count']} examples, most often "
+                    f"because: {reasons.mode()[0]}. {self.folder / SKIPPED} lists the reasons."
+                )
+
+    def keep(self, name: str, source: Loaded, made_of: Any, make: Callable[[Any, Any], DataFrame]) -> DataFrame:
+        """A further table of a model in the study's folder. A finished table of the same things is not made again.
+
+        Of several launched processes, the first makes it.
+
+        Args:
+            name: The name of the table, whose file is ``NAME.parquet``.
+            source: The model and its tokenizer. Their weights must be those that have made the table.
+            made_of: What else the table is made of, values that JSON can hold. Of other values, it is made again.
+            make: Makes the table from the model, on the device of this process, and its tokenizer.
+
+        Raises:
+            ValueError: The file is broken, or other weights have made it.
+        """
+        path, weights = self.folder / f"{safe_name(name)}.parquet", fingerprint(*source)
+        of, processes = digest(self.settings["captum_vz"], made_of), Processes()
+
+        def write() -> None:
+            if path.exists() and read_stamp(path).made_of == of:
+                return
+            with on_device(source, processes.device) as loaded:
+                table = pa.Table.from_pandas(make(*loaded), preserve_index=False)
+            write_whole(path, to_parquet(table, Stamp(weights, of)))
+
+        processes.once(write)
+        found, stamp = read_table(path, of)
+        check_weights(path, name, stamp, weights)
+        return found
+
     def _finished(self, name: str) -> Path:
         """The path of a table that a finished study has."""
         path = self.folder / name
@@ -185,29 +251,6 @@ class Study:
 
     def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any, Any]]:
         return read_blocks(self.folder, self.settings, columns)
-
-
-def study_examples(study: Study) -> list[Example]:
-    """All examples of a study, those of earlier starts too."""
-    return [example for block in blocks_of(study.settings) for example in read_examples(study.folder, block)]
-
-
-def check_used(study: Study) -> None:
-    """Refuse a finished study with a model that could use no example.
-
-    Raises:
-        ValueError: There is such a model.
-    """
-    rows, skipped, metrics = study.rows(["model", "example"]), study.skipped, list(study.settings["metrics"])
-    for model in study.settings["models"]:
-        useless = skipped[(skipped["model"] == model) & skipped["method"].isna() & skipped["metric"].notna()]
-        counts = useless.groupby("example")["metric"].nunique()
-        if not set(rows[rows["model"] == model]["example"]) - set(counts[counts == len(metrics)].index):
-            reasons = skipped[skipped["model"] == model]["skipped"]
-            raise ValueError(
-                f"{model!r} could use none of the {study.settings['examples']['count']} examples, most often because: "
-                f"{reasons.mode()[0]}. {study.folder / SKIPPED} lists the reasons."
-            )
 
 
 def write_results(

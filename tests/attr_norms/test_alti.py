@@ -40,6 +40,20 @@ def test_the_rollout_of_every_layer(name: str, p: Any) -> None:
         assert_same(rollouts, naive_rollout(maps, residual))
 
 
+@pytest.mark.parametrize("name", [name for name in POST_NORMS if name != "bart-decoder"])  # has a norm between them
+def test_after_the_second_norm(name: str) -> None:
+    case = FAMILIES[name].case
+    maps = LayerALTI(case.model, case.layers, include="encoder").attribute(case.inputs)
+    expected = [naive_alti(case, index, include="encoder") for index in range(len(case.layers))]
+    for layer_map, twin in zip(maps, expected, strict=True):
+        assert_same(layer_map, twin)
+    assert not torch.allclose(maps[0], naive_alti(case, 0))
+    if name in ("bert", "roberta"):
+        assert_same(
+            ALTI(case.model, case.layers, include="encoder").attribute(case.inputs), naive_rollout(expected)[-1]
+        )
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "bart-decoder"])
 def test_causal_maps_are_lower_triangular(name: str) -> None:
     case = FAMILIES[name].case
@@ -126,6 +140,11 @@ def test_known_contributions() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(AssertionError, match="p is 'cosine': pass 1 or 2"):
         LayerALTI(nn.Identity(), nn.Identity(), p="cosine")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(AssertionError, match="include is 'residual'"):
+        LayerALTI(nn.Identity(), nn.Identity(), include="residual")  # type: ignore[arg-type]  # wrong on purpose
+    pre = FAMILIES["gpt2"].case
+    with pytest.raises(AssertionError, match=r"\(pre-norm\), so include='encoder' is not defined.*to ALTI, None"):
+        ALTI(pre.model, pre.layers, include="encoder").attribute(pre.inputs)
     with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
         alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), p=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"vectors are \(1, 3, 2\) and whole is \(3, 2\)"):

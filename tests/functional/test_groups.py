@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from captum_vz import ValueZeroing
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows, pool_groups
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES
+from tests.reference.naive import naive_value_zeroing
 
 GROUPS = torch.tensor([[3, 3, 0, 7, 7, 7], [0, 0, 0, 3, 7, 7]])
 
@@ -120,3 +124,13 @@ def test_pool_group_with_padding() -> None:
     scores = torch.tensor([[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.0, 0.0, 0.0]]])
     pooled = pool_groups(scores, torch.tensor([[0, 1, 1]]))
     torch.testing.assert_close(pooled, scores[:, :2, :2])
+
+
+def test_word_map_that_is_pooled_first() -> None:
+    """The recipe of the questions and answers: distances are pooled, and then divided by the sums of the rows."""
+    case = FAMILIES["bert"].case
+    words = torch.tensor([[0, 0, 1, 2, 2, 2, 3]])
+    raw = ValueZeroing(case.model, case.layers[-1], normalize=False).attribute(case.inputs, feature_mask=words)
+    distances = naive_value_zeroing(case, -1, groups=words, normalize=False)
+    expected = naive_pool(distances, words.expand(len(raw), -1), "mean", shared=True)
+    assert_same(normalize_rows(pool_groups(raw, words)), expected / expected.sum(-1, keepdim=True).clamp_min(1e-300))

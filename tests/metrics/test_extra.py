@@ -6,13 +6,13 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("missing", ["scipy", "sklearn"])
-def test_missing_library_names_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("missing", "module"), [("scipy", "intervals"), ("sklearn", "probing")])
+def test_missing_library_names_the_extra(missing: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)  # an import of it fails now
-    module = "captum_vz.metrics.cue_alignment"
-    monkeypatch.setattr("captum_vz.metrics.cue_alignment", importlib.import_module(module))
+    module = f"captum_vz.metrics.{module}"
+    monkeypatch.setattr(module, importlib.import_module(module))
     monkeypatch.delitem(sys.modules, module)
     told = rf"metrics needs {missing}.* comes with the extra 'study': pip install \"captum-vz\[study\]\""
     with pytest.raises(ModuleNotFoundError, match=told):

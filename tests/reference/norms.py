@@ -195,10 +195,16 @@ def naive_mixing_ratio(case: Case, layer_index: int, include: str) -> Tensor:
 
 
 def naive_alti(
-    case: Case, layer_index: int, *, norm: str = "l1", groups: Tensor | None = None, normalize: bool = True
+    case: Case,
+    layer_index: int,
+    *,
+    norm: str = "l1",
+    include: str | None = None,
+    groups: Tensor | None = None,
+    normalize: bool = True,
 ) -> Tensor:
     """How much nearer to the layer's `whole` each vector is than zero, ``(batch, out, in)``."""
-    include = "layer_norm" if case_name(case) in POST_NORMS else "residual"
+    include = include or ("layer_norm" if case_name(case) in POST_NORMS else "residual")
     naive = naive_vectors(case, layer_index, include)
     sources = real_positions(case, record(case)[0][run_of(case, layer_index)], "self")[1]
 

@@ -60,7 +60,7 @@ def launch(work: Callable[[int], object], folder: Path) -> list[tuple[int, str, 
     for process in started:
         process.start()
     for process in started:
-        process.join(100)
+        process.join(600)  # only a bound for processes that hang; a busy machine needs minutes
     found = []
     for rank, process in enumerate(started):
         process.kill()

@@ -1,8 +1,12 @@
 """The paper's evaluations together: their tables equal those of the parts, and a second start repeats nothing."""
 
+import ast
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -205,3 +209,26 @@ def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Examp
     with pytest.raises(ValueError, match="controls is -1: pass a number of sentences, 0 or more"):
         reproduce({"agreement": shipped}, sentences, tmp_path / "out", quiet=True, controls=-1)
     assert not (tmp_path / "out").exists()
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The modules that a file of the package imports from, and the names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def test_paper_uses_public_names_only() -> None:
+    """What `paper` can do, a user can do with another study: it has no way around the public interface."""
+    own = "captum_vz.study.paper"
+    files = list(Path(str(find_spec(own).origin)).parent.glob("*.py"))  # type: ignore[union-attr]  # it is there
+    named = {pair for path in files for pair in imported(ast.parse(path.read_text("utf-8")))}
+    package = {(module, name) for module, name in named if module.partition(".")[0] == "captum_vz"}
+    foreign = {(module, name) for module, name in package if not f"{module}.".startswith(f"{own}.")}
+    assert ("captum_vz.study", "run_study") in foreign
+    hidden = {module for module, _ in foreign if any(part.startswith("_") for part in module.split("."))}
+    assert not hidden
+    assert not {(module, name) for module, name in foreign if name not in vars(import_module(module))["__all__"]}

@@ -120,8 +120,18 @@ def test_json_equals_the_tables(folder: Path, capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out)
     names = ["about", "summary", "differences", "probing", "correlation", "omitted", "skipped"]
     assert list(found)[: len(names)] == names
-    assert {"sanity", "truth"} <= set(found)
+    assert {"sanity", "truth", "variants", "removing", "groups", "agreement"} <= set(found)
     assert found["about"] in (folder / "out" / "report.md").read_text("utf-8")
     assert all(found[name] for name in ("summary", "omitted", "skipped"))
-    for name in ("summary", "omitted", "skipped"):
+    for name in {path.stem for path in (folder / "out").glob("*.csv")}:
         assert_records_equal_file(found[name], folder / "out" / f"{name}.csv")
+
+
+def test_engine_reaches_the_studies(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["paper", "--generated", "2", "--methods", "random", "--output", "out", "--engine"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "engine is 'local', but 2 processes were launched" in refused(capsys, *options, "local")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main([*options, "local", "--quiet"]) == 0

@@ -24,7 +24,6 @@ from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study.figures import method_color
-from captum_vz.study.results import check_used
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -135,7 +134,7 @@ def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> Non
     assert set(found.summary.query("group == 'all'")["skipped"]) == {10}
     assert str(found).endswith("agreement, cue_dot: 9 examples skipped\nagreement: 1 examples skipped")
     with pytest.raises(ValueError, match=r"'agreement' could use none of the 10 examples.*there is no cue"):
-        check_used(found)
+        found.check_used()
 
 
 def test_figure_shows_last_layers(reference: Study) -> None:

@@ -159,7 +159,7 @@ def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor |
         if include not in (None, "residual"):
             raise UnsupportedLayerError(
                 f"The layer {block.name} norms the attention's input, not its sum with the residual (pre-norm), so "
-                f"include={include!r} is not defined. Pass 'residual' or 'attention'."
+                f"include={include!r} is not defined. Pass 'residual' or 'attention'; to ALTI, None."
             )
         return residual, [], total
     norm, normed = after

@@ -79,6 +79,7 @@ def run(options: argparse.Namespace) -> None:
             quiet=options.quiet or options.json,
             about=about,
             controls=options.controls,
+            engine=options.engine,
             command=shlex.join(options.command_line),
             data=blimp_files(options.blimp),
         )

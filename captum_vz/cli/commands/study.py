@@ -39,8 +39,6 @@ METRICS: Final = (
     *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
 )
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
-#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
-ENGINES: Final = ("local", "accelerate", "ray")
 _PATHS = ("blimp", "jsonl", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
@@ -103,12 +101,6 @@ def add_study(commands: Any) -> None:
     )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
-        "--engine",
-        choices=ENGINES,
-        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
-        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
-    )
-    sub.add_argument(
         "--removal",
         choices=("unk", "mask", "delete"),
         default="unk",
@@ -166,7 +158,7 @@ def run(options: argparse.Namespace) -> None:
         from captum_vz.cli.reports import print_study, show, study_json, study_page
         from captum_vz.study import METRICS as KNOWN_METRICS
         from captum_vz.study import run_study
-        from captum_vz.study.results import SUMMARY, check_used
+        from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)
@@ -194,7 +186,7 @@ def run(options: argparse.Namespace) -> None:
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
-        check_used(study)
+        study.check_used()
 
 
 def _files(options: argparse.Namespace) -> list[Path]:

@@ -14,8 +14,10 @@ from captum_vz.study.figures.summary import (
 )
 from captum_vz.study.figures.tables import draw_agreement, draw_groups, group_columns, group_title
 from captum_vz.study.figures.variants import draw_variants
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 __all__ = [
+    "FONT_SIZE",
     "LAST_LAYER",
     "draw_agreement",
     "draw_differences",

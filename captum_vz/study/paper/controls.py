@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from captum_vz.study.examples.example import Example
+from captum_vz.study import Example, Method, Study, run_study, sanity_checks
 from captum_vz.study.figures import draw_sanity, draw_summary, last_layers
-from captum_vz.study.methods import Method
 from captum_vz.study.paper.across import findings, models_side_by_side, told_findings
 from captum_vz.study.paper.sections import markdown_table
-from captum_vz.study.results import Study
-from captum_vz.study.run import run_study
-from captum_vz.study.scoring.sanity import sanity_checks
 from captum_vz.testbed import agreement_sentences
 
 if TYPE_CHECKING:
@@ -155,6 +151,7 @@ def controlled(
     batch_size: int,
     confidence: float,
     resamples: int,
+    engine: str | None,
     quiet: bool,
 ) -> tuple[str, DataFrame, Study]:
     """The controls of one model: its name, its sanity checks, and its study of the truths, which continues if killed.
@@ -165,15 +162,21 @@ def controlled(
         methods: The methods that can explain it.
         folder: Where the study is.
         count: The number of sentences.
-        batch_size: See :func:`~captum_vz.study.run_study`, like the three arguments after it.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
         confidence: See there.
         resamples: See there.
+        engine: See there.
         quiet: See there.
     """
     examples = control_examples(count)
     options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
-    study = run_study({name: source}, examples, folder, methods, TRUTHS, quiet=quiet, **options)
-    return name, sanity_checks(*source, examples, methods, **options), study
+    study = run_study({name: source}, examples, folder, methods, TRUTHS, engine=engine, quiet=quiet, **options)
+    made_of = [study.settings["methods"], list(methods), [one.to_dict() for one in examples], confidence, resamples]
+
+    def check(model: Any, tokenizer: Any) -> DataFrame:
+        return sanity_checks(model, tokenizer, examples, methods, **options)
+
+    return name, study.keep("sanity", source, made_of, check), study
 
 
 def _heads(models: Sequence[str]) -> list[str]:

@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pandas as pd
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
-from captum_vz import find_layers
-from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import BOUNDARIES, probing_correlation
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
-from captum_vz.study.examples.example import Example
-from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.folder.storage import (
-    Source,
-    Stamp,
-    check_weights,
-    digest,
-    fingerprint,
-    on_device,
-    read_stamp,
-    read_table,
-    to_parquet,
-)
-from captum_vz.study.methods import Batch, Method, encoder_of
+from captum_vz.study import BadExampleError, Encoded, Example, Scorer, Source, Study, run_study, safe_name
 from captum_vz.study.paper.controls import MOST_CONTROLS, Controls, controlled
 from captum_vz.study.paper.further import Further, further_tables
-from captum_vz.study.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe, target_states
+from captum_vz.study.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe
 from captum_vz.study.paper.report import Reproduction
-from captum_vz.study.results import Study, check_used, study_examples
-from captum_vz.study.run import run_study
-from captum_vz.study.scoring.given import checked_rows, given_methods
-from captum_vz.study.scoring.rows import reason_of
-
-with study_extra("captum_vz.study"):
-    import pandas as pd
-    import pyarrow as pa
-    from accelerate import PartialState
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: The smallest number of examples for the paper's blocks, because the first block needs two.
 FEWEST: Final = round(2 / BOUNDARIES[0])
-
-
-PROBING: Final = "probing.parquet"
 
 
 def reproduce(
@@ -66,6 +40,7 @@ def reproduce(
     quiet: bool = False,
     about: str = "",
     controls: int | None = 0,
+    engine: str | None = None,
     command: str | None = None,
     data: Iterable[str | Path] = (),
 ) -> Reproduction:
@@ -101,7 +76,9 @@ def reproduce(
         controls: The number of sentences of the package's grammar for the sanity checks
             (:func:`~captum_vz.study.sanity_checks`) and the truths by patching
             (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: none.
-        command: See :func:`~captum_vz.study.run_study`, like `data`.
+        engine: See :func:`~captum_vz.study.run_study`, like the two arguments after it. It runs the methods of the
+            studies. Probing, sanity checks and the further tables are computed by one process.
+        command: See there.
         data: See there.
 
     Returns:
@@ -122,7 +99,6 @@ def reproduce(
     ...
     | value-zeroing | 0...
     """
-    chosen = given_methods(methods)
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     folder, data = Path(output), list(data)
@@ -134,16 +110,19 @@ def reproduce(
     count = min(len(examples), MOST_CONTROLS) if controls is None else controls
     if count < 0:
         raise ArgumentError(f"controls is {controls}: pass a number of sentences, 0 or more.")
+    options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
         part = folder / safe_name(name)
-        first = _first_usable(name, model, tokenizer, examples)
-        usable, refused = _usable(model, tokenizer, first, chosen)
+        scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=batch_size)
+        first, encoded = _first_usable(name, scorer, examples)
+        refused = {row["method"]: row["skipped"] for row in scorer.scores([first]) if row["skipped"]}
+        usable = {what: method for what, method in scorer.methods.items() if what not in refused}
         if not usable:
             raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
         metrics = ["cue_dot", "cue_ap"]
-        if _predicts_words(model, tokenizer, first):
+        if _predicts_words(scorer, encoded):
             metrics.append("blank_out")
         else:
             refused["blank-out"] = f"{type(model).__name__} predicts no words."
@@ -157,13 +136,14 @@ def reproduce(
             shard_size=shard_size,
             confidence=confidence,
             resamples=resamples,
+            engine=engine,
             command=command,
             data=data,
             quiet=quiet,
         )
-        check_used(study)
+        study.check_used()
         studies.append(study)
-        held = study_examples(study)  # it may hold more than this call passes
+        held = study.examples  # it may hold more than this call passes
         labels = _labels(held, study)
         kinds = set(labels.values())
         if len(labels) < FEWEST or len(kinds) < 2:
@@ -171,28 +151,15 @@ def reproduce(
                 f"{len(labels)} sentences have a label, of {len(kinds)} kinds. Pass at least {FEWEST}, of 2 kinds."
             )
         else:
-            bits = _probed(name, model, tokenizer, labels, study, batch_size)
+            bits = _probed(model, tokenizer, labels, study, batch_size)
             compression = compressions(bits, len(kinds), confidence, resamples)
             probings.append(compression.assign(model=name))
             correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
         if count and "blank_out" in metrics:
-            options: dict[str, Any] = {"batch_size": batch_size, "confidence": confidence, "resamples": resamples}
-            control = controlled(name, (model, tokenizer), usable, part / "controls", count, quiet=quiet, **options)
-            checked.append(control)
-        if PartialState().is_main_process:
-            further.append(
-                further_tables(
-                    name,
-                    encoder_of(model),
-                    tokenizer,
-                    study,
-                    held,
-                    predicts="blank_out" in metrics,
-                    batch_size=batch_size,
-                    confidence=confidence,
-                    resamples=resamples,
-                )
-            )
+            control = partial(controlled, name, (model, tokenizer), usable, part / "controls", count)
+            checked.append(control(engine=engine, quiet=quiet, **options))
+        predicts = "blank_out" in metrics
+        further.append(further_tables(name, (model, tokenizer), study, held, predicts=predicts, **options))
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     differences = pd.concat([study.differences for study in studies], ignore_index=True)
     repeat = dict.fromkeys(line for study in studies for line in study.repeat)
@@ -227,41 +194,22 @@ def _refuse_discriminator(name: str, model: Any) -> None:
         )
 
 
-def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Example]) -> Encoded:
-    reason, most, causal = "", max_tokens(model, tokenizer), predicts_next(model)
+def _first_usable(name: str, scorer: Scorer, examples: Sequence[Example]) -> tuple[Example, Encoded]:
+    reason = ""
     for example in examples:
         try:
-            return encode(tokenizer, example, max_tokens=most, needs_cue=True, until_target=causal)
+            return example, scorer.encode(example, needs_cue=True)
         except BadExampleError as error:
             reason = str(error)
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
 
 
-def _usable(
-    model: Any, tokenizer: Any, example: Encoded, methods: Mapping[str, Method]
-) -> tuple[dict[str, Method], dict[str, str]]:
-    """The methods that can explain this model, and why the others refuse it or fail."""
-    model = encoder_of(model)
-    forms = example.forms or (None, None)
-    targets, foils = (None if form is None else [form] for form in forms)
-    inputs = pad(tokenizer, [example], model.device)
-    batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], targets, foils)
-    usable, refused = {}, {}
-    for name, method in methods.items():
-        try:
-            checked_rows(name, method, batch, ["the first"])
-            usable[name] = method
-        except Exception as error:  # a method that fails costs its own rows
-            refused[name] = reason_of(error)
-    return usable, refused
-
-
 @torch.no_grad()
-def _predicts_words(model: Any, tokenizer: Any, example: Encoded) -> bool:
+def _predicts_words(scorer: Scorer, example: Encoded) -> bool:
     """Whether a model gives each token a score for each word of its vocabulary."""
-    model = encoder_of(model)
-    logits = getattr(model(**pad(tokenizer, [example], model.device)), "logits", None)
-    return isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[-1] >= len(tokenizer)
+    ids = torch.tensor([example.ids], device=scorer.model.device)
+    logits = getattr(scorer.model(input_ids=ids, attention_mask=torch.ones_like(ids)), "logits", None)
+    return isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[-1] >= len(scorer.tokenizer)
 
 
 def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
@@ -270,24 +218,16 @@ def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
     return {example: example.label for example in examples if example.id in used and example.label is not None}
 
 
-def _probed(
-    name: str, model: Any, tokenizer: Any, labels: Mapping[Example, str], study: Study, batch_size: int
-) -> DataFrame:
-    """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
-    model, state = encoder_of(model), PartialState()
-    path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
-    made_of = digest(study.settings["captum_vz"], SEEDS, [example.to_dict() for example in labels])
+def _probed(model: Any, tokenizer: Any, labels: Mapping[Example, str], study: Study, batch_size: int) -> DataFrame:
+    """The bits of each label in each layer, which the study keeps."""
     # Other examples may have run out of memory at the last start.
-    if state.is_main_process and not (path.exists() and read_stamp(path).made_of == made_of):
-        encoded = [encode(tokenizer, example, until_target=predicts_next(model)) for example in labels]
-        with on_device((model, tokenizer), state.device):
-            states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
-        bits, stamp = probe(states, list(labels.values())), Stamp(weights, made_of)
-        write_whole(path, to_parquet(pa.Table.from_pandas(bits, preserve_index=False), stamp))
-    state.wait_for_everyone()
-    table, stamp = read_table(path, made_of)
-    check_weights(path, name, stamp, weights)
-    return table
+    made_of = [SEEDS, [example.to_dict() for example in labels]]
+
+    def made(model: Any, tokenizer: Any) -> DataFrame:
+        states = Scorer(model, tokenizer, batch_size=batch_size).target_states(labels)
+        return probe(states, list(labels.values()))
+
+    return study.keep("probing", (model, tokenizer), made_of, made)
 
 
 def _correlations(study: Study, compression: DataFrame, confidence: float, resamples: int) -> DataFrame:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,14 +18,7 @@ from captum_vz.metrics import (
     sufficiency_bounds,
     summarize,
 )
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.example import Example
-from captum_vz.study.results import Study
-from captum_vz.study.scoring.metrics import METRICS, VARIANTS, EvaluationBatch, Metric, Variant
-from captum_vz.study.scoring.scorer import Scorer
-
-with study_extra("captum_vz.study"):
-    import pandas as pd
+from captum_vz.study import METRICS, VARIANTS, EvaluationBatch, Example, Metric, Scorer, Study, Variant
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -90,8 +84,7 @@ class Further:
 
 def further_tables(
     name: str,
-    model: Any,
-    tokenizer: Any,
+    source: tuple[Any, Any],
     study: Study,
     examples: Sequence[Example],
     *,
@@ -104,9 +97,8 @@ def further_tables(
 
     Args:
         name: The name of the model.
-        model: The model.
-        tokenizer: Its tokenizer.
-        study: The study, whose scores are read. No method runs again.
+        source: The model and its tokenizer.
+        study: The study, whose scores are read. No method runs again. It keeps the new metrics.
         examples: All its examples.
         predicts: Whether the model predicts words, so that tokens can be blanked out.
         batch_size: The number of sentences in a batch.
@@ -119,18 +111,24 @@ def further_tables(
     macro = partial(macro_summary, confidence=confidence, resamples=resamples)
     found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro)}
     if predicts:
-        variants = [one.name for one in possible_variants(tokenizer)]
-        scorer = partial(Scorer, model, tokenizer, batch_size=batch_size)  # its methods do not run
-        values = _measured(scorer(metrics=variants), rows, examples)
-        found["variants"] = _long(values, methods, variants, "variant", of)
-        some = set(evenly([example.id for example in examples], MOST_SENTENCES))
-        few = rows[rows["example"].isin(some)]
+        made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist()]
+
+        def kept(table: str, metrics: Any, removal: str, some: DataFrame) -> DataFrame:
+            def made(model: Any, tokenizer: Any) -> DataFrame:
+                scorer = Scorer(model, tokenizer, metrics=metrics, removal=removal, batch_size=batch_size)
+                return _measured(scorer, some, examples)
+
+            return study.keep(table, source, [*made_of, list(metrics)], made)
+
+        variants = [one.name for one in possible_variants(source[1])]
+        found["variants"] = _long(kept("variants", variants, "unk", rows), methods, variants, "variant", of)
+        chosen = set(evenly([example.id for example in examples], MOST_SENTENCES))
+        few = rows[rows["example"].isin(chosen)]
         metrics = {metric: METRICS[metric] for metric in REMOVING}
         for what, bounds in _BOUNDS.items():
             for end in ("best", "worst"):
                 metrics[f"{what} {end}"] = Metric(what, partial(_bound, bounds, end), needs_forms=True)
-        values = _measured(scorer(metrics=metrics, removal="delete"), few, examples)
-        found["removing"] = _with_bounds(values, methods, of)
+        found["removing"] = _with_bounds(kept("removing", metrics, "delete", few), methods, of)
     return Further(**{key: table.assign(model=name)[["model", *table.columns]] for key, table in found.items()})
 
 

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_vz._engine import LayerPass, LayerRecord, first_tensor
-from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import description_length, linear_probe, summarize
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.encoding import Encoded, pad
-
-with study_extra("captum_vz.study"):
-    import pandas as pd
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-def target_states(
-    model: Any, tokenizer: Any, layers: Sequence[nn.Module], examples: Sequence[Encoded], batch_size: int = 32
-) -> Tensor:
-    """The output of each layer at each example's target, `(layers, examples, d)`, on the CPU.
-
-    A layer that runs many times (in ALBERT) counts once for each run, as in the methods.
-    """
-    batches = []
-    for start in range(0, len(examples), batch_size):
-        batch = examples[start : start + batch_size]
-        inputs = pad(tokenizer, batch, model.device)
-        targets = torch.tensor([example.target for example in batch], device=model.device)
-
-        def at_target(record: LayerRecord, targets: Tensor = targets) -> Tensor:
-            states = first_tensor(record.output)
-            if states is None or states.ndim != 3:
-                raise UnsupportedLayerError(
-                    f"Layer {record.index} ({record.name}) does not return a tensor (batch, tokens, d), so "
-                    "its states cannot be probed."
-                )
-            return states[torch.arange(len(states), device=states.device), targets].float().cpu()
-
-        this = LayerPass(layers, at_target)
-        this.run(partial(model, **inputs))
-        batches.append(torch.stack([states for _, states in this.results]))
-    return torch.cat(batches, dim=1)
 
 
 #: The seeds of each layer's probes.

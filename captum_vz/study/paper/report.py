@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from captum_vz._files import safe_name, write_whole
+from captum_vz.study import METHODS, METRICS, safe_name, tied_pairs, with_interval, write_whole
 from captum_vz.study.figures import (
+    FONT_SIZE,
     LAST_LAYER,
     draw_summary,
     last_layers,
@@ -22,14 +23,9 @@ from captum_vz.study.figures import (
     name_methods,
     write_title,
 )
-from captum_vz.study.folder.summary import ALL
-from captum_vz.study.methods import METHODS
 from captum_vz.study.paper.controls import Controls
 from captum_vz.study.paper.further import Further
 from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table, probing_section
-from captum_vz.study.results import tied_pairs, with_interval
-from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -221,7 +217,7 @@ class Reproduction:
         return figures | further_figures(self.further) | self.controls.figures()
 
     def _report(self, model: str) -> str:
-        summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
+        summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == "all")]
         correlation = self.correlation[self.correlation["model"] == model]
         omitted = self.omitted[self.omitted["model"] == model]
         skipped = self.skipped[self.skipped["model"] == model]

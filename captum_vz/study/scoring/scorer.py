@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from captum_vz import find_layers
+from captum_vz._engine import LayerPass, LayerRecord, first_tensor
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import content_tokens
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
@@ -182,6 +186,61 @@ class Scorer:
         by_id = {example.id: example for example in examples}
         return self._measurer.measure(by_id, [row for row in rows if row["skipped"] is None])
 
+    def encode(self, example: Example, *, needs_cue: bool = False, needs_forms: bool = False) -> Encoded:
+        """The tokens of an example as the model takes them, see :func:`~captum_vz.study.encode`.
+
+        Args:
+            example: The example.
+            needs_cue: Whether an example without a cue is refused.
+            needs_forms: Whether an example is refused unless it has two different forms of one token each.
+
+        Raises:
+            BadExampleError: The example cannot be used. The message says why.
+        """
+        return encode(
+            self.tokenizer,
+            example,
+            max_tokens=max_tokens(self.model, self.tokenizer),
+            needs_cue=needs_cue,
+            needs_forms=needs_forms,
+            until_target=predicts_next(self.model),
+        )
+
+    @torch.no_grad()
+    def target_states(self, examples: Iterable[Example]) -> Tensor:
+        """The output of each layer at each example's target, such as a probe reads.
+
+        Args:
+            examples: The examples.
+
+        Returns:
+            `(layers, examples, d)` in float32 on the CPU. A layer that runs many times (in ALBERT) counts once for each
+            run, as in the methods.
+
+        Raises:
+            BadExampleError: An example cannot be used.
+            UnsupportedLayerError: A layer does not return a tensor `(batch, tokens, d)`.
+        """
+        encoded = [self.encode(example) for example in examples]
+        found = []
+        for start in range(0, len(encoded), self.batch_size):
+            batch = encoded[start : start + self.batch_size]
+            targets = torch.tensor([one.target for one in batch], device=self.model.device)
+
+            def at_target(record: LayerRecord, targets: Tensor = targets) -> Tensor:
+                states = first_tensor(record.output)
+                if states is None or states.ndim != 3:
+                    raise UnsupportedLayerError(
+                        f"Layer {record.index} ({record.name}) does not return a tensor (batch, tokens, d), so its "
+                        "states cannot be probed."
+                    )
+                return states[torch.arange(len(states), device=states.device), targets].float().cpu()
+
+            this = LayerPass(self.layers, at_target)
+            this.run(partial(self.model, **pad(self.tokenizer, batch, self.model.device)))
+            found.append(torch.stack([states for _, states in this.results]))
+        return torch.cat(found, dim=1)
+
     def _score(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[Row]:
         found = self._scored(examples, advance)
         for place, (example, rows) in enumerate(zip(examples, found, strict=True)):
@@ -205,7 +264,7 @@ class Scorer:
                 found[place] = [example]
                 continue
             try:
-                encoded[place] = self._encode(example)
+                encoded[place] = self.encode(example)
             except BadExampleError as error:
                 found[place] = [skipped_row(str(error), example)]
         if advance is not None:
@@ -222,16 +281,7 @@ class Scorer:
     def _measurer(self) -> Measurer:
         loaded = (self.model, self.tokenizer)
         sizes = (self.batch_size, self.batch_tokens)
-        return Measurer(self.metrics, lambda: loaded, self._encode, sizes, self.content_only, self.removal)
-
-    def _encode(self, example: Example, needs_forms: bool = False) -> Encoded:
-        return encode(
-            self.tokenizer,
-            example,
-            max_tokens=max_tokens(self.model, self.tokenizer),
-            needs_forms=needs_forms,
-            until_target=predicts_next(self.model),
-        )
+        return Measurer(self.metrics, lambda: loaded, self.encode, sizes, self.content_only, self.removal)
 
     def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:
         """The examples of each batch: of similar length, and either all with two forms or all without."""
