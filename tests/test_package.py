@@ -39,7 +39,7 @@ ROOMS = [
     {"text"},
     {"testbed"},
     {"study"},
-    {"generation"},
+    {"paper", "generation"},
     {"app"},
     {"demo"},
     {"cli"},
@@ -87,14 +87,14 @@ print(*sys.modules, file=sys.stderr)
     loaded = set(run.stderr.split())
     assert "transformers.models.bert.modeling_bert" in loaded
     assert "transformers.models.llama.modeling_llama" not in loaded
-    assert not loaded & {"captum_vz.testbed.train", "captum_vz.demo.server", "captum_vz.study.paper.report"}
+    assert not loaded & {"captum_vz.testbed.train", "captum_vz.demo.server", "captum_vz.paper.report"}
     assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
 
 
 def test_subpackages_load_on_first_use() -> None:
     program = """
 import sys, captum_vz
-named = ["generation", "metrics", "study", "testbed", "text", "visualization"]
+named = ["generation", "metrics", "paper", "study", "testbed", "text", "visualization"]
 print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
 print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
 print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)

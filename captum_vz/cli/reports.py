@@ -16,8 +16,8 @@ from captum_vz.study.results import with_interval
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from captum_vz.paper.report import Reproduction
     from captum_vz.study import Study
-    from captum_vz.study.paper.report import Reproduction
 
 ALL = "all"  # the group of all examples
 

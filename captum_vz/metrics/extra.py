@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+__all__ = ["study_extra"]
+
 
 @contextmanager
 def study_extra(user: str) -> Iterator[None]:

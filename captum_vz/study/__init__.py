@@ -12,7 +12,6 @@ for studies of another kind. Everything except `compare` and the examples needs 
     register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
-    reproduce, Reproduction  the paper's three evaluations, of any model
     sanity_checks            methods on copies of a model with random layers
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
     run_study, Study         a study in a folder, which continues after a kill, and its results
@@ -34,8 +33,6 @@ from captum_vz.study.scoring.given import as_method, load_plugin, register_metho
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
     from captum_vz.study.folder.storage import Source
-    from captum_vz.study.paper.evaluations import reproduce
-    from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.metrics import (
@@ -66,7 +63,6 @@ __all__ = [
     "Method",
     "Metric",
     "Patched",
-    "Reproduction",
     "Scorer",
     "Source",
     "Study",
@@ -82,7 +78,6 @@ __all__ = [
     "read_jsonl",
     "register_method",
     "register_metric",
-    "reproduce",
     "run_study",
     "safe_name",
     "sanity_checks",
@@ -101,7 +96,6 @@ _NEED_EXTRA = {
     "METRICS": "scoring.metrics",
     "Metric": "scoring.metrics",
     "Patched": "examples.patching",
-    "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
     "Source": "folder.storage",
     "Study": "results",
@@ -110,7 +104,6 @@ _NEED_EXTRA = {
     "activation_patching": "examples.patching",
     "randomized_copies": "scoring.sanity",
     "register_metric": "scoring.metrics",
-    "reproduce": "paper.evaluations",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",
     "tied_pairs": "results",

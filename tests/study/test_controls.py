@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from captum_vz.study import Example, Reproduction, Scorer, reproduce, sanity_checks
-from captum_vz.study.paper.across import findings, told_findings
-from captum_vz.study.paper.controls import NEAR_ZERO, TRUTHS, control_examples
+from captum_vz.paper import Reproduction, reproduce
+from captum_vz.paper.across import findings, told_findings
+from captum_vz.paper.controls import NEAR_ZERO, TRUTHS, control_examples
+from captum_vz.study import Example, Scorer, sanity_checks
 from captum_vz.testbed import agreement_sentences, load_model
 
 METHODS = ["value-zeroing", "attention-rollout", "position"]

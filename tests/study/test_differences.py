@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from captum_vz.metrics import compare_pairs
-from captum_vz.study import Example, Study, reproduce, run_study
+from captum_vz.paper import reproduce
+from captum_vz.study import Example, Study, run_study
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from captum_vz.metrics import macro_summary, summarize
-from captum_vz.study import VARIANTS, Example, Reproduction, Scorer, Study, reproduce
+from captum_vz.paper import Reproduction, reproduce
+from captum_vz.paper.further import REMOVING, _groups, evenly
+from captum_vz.study import VARIANTS, Example, Scorer, Study
 from captum_vz.study.figures import draw_groups
-from captum_vz.study.paper.further import REMOVING, _groups, evenly
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

@@ -15,11 +15,12 @@ import torch
 from transformers import BertModel
 
 from captum_vz.metrics import description_length, linear_probe, probing_correlation
+from captum_vz.paper import Reproduction, reproduce
+from captum_vz.paper.evaluations import FEWEST
+from captum_vz.paper.report import TABLE_3
 from captum_vz.study import METHODS as ALL_METHODS
-from captum_vz.study import Example, Reproduction, Study, encode, reproduce
+from captum_vz.study import Example, Study, encode
 from captum_vz.study.examples.encoding import pad
-from captum_vz.study.paper.evaluations import FEWEST
-from captum_vz.study.paper.report import TABLE_3
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 
@@ -223,7 +224,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def test_paper_uses_public_names_only() -> None:
     """What `paper` can do, a user can do with another study: it has no way around the public interface."""
-    own = "captum_vz.study.paper"
+    own = "captum_vz.paper"
     files = list(Path(str(find_spec(own).origin)).parent.glob("*.py"))  # type: ignore[union-attr]  # it is there
     named = {pair for path in files for pair in imported(ast.parse(path.read_text("utf-8")))}
     package = {(module, name) for module, name in named if module.partition(".")[0] == "captum_vz"}

@@ -11,7 +11,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz import ValueZeroingRollout
 from captum_vz.cli import main
-from captum_vz.study import Example, reproduce
+from captum_vz.paper import reproduce
+from captum_vz.study import Example
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, refused
@@ -81,7 +82,7 @@ def test_paper_errors_are_one_line(
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
+    monkeypatch.setattr("captum_vz.paper.evaluations.reproduce", stopped)
     assert main(["paper", "--generated", "2", *output]) == 130
     assert capsys.readouterr().err == "captum-vz: stopped. The same command continues from here.\n"
 

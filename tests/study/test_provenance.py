@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from captum_vz.cli import main
-from captum_vz.study import Example, Study, reproduce, write_jsonl
+from captum_vz.paper import reproduce
+from captum_vz.study import Example, Study, write_jsonl
 from captum_vz.study.folder.provenance import files_of
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization.pictures import read_provenance

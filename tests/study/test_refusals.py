@@ -7,7 +7,8 @@ import pytest
 from torch import Tensor
 
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-from captum_vz.study import METHODS, Example, Method, Scorer, compare, reproduce
+from captum_vz.paper import reproduce
+from captum_vz.study import METHODS, Example, Method, Scorer, compare
 from captum_vz.study.methods import Batch
 from tests.study.conftest import Shipped
 

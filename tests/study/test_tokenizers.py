@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from captum_vz.cli import main
-from captum_vz.study import Example, compare, encode, reproduce
+from captum_vz.paper import reproduce
+from captum_vz.study import Example, compare, encode
 from captum_vz.testbed import agreement_sentences, expand_contractions
 
 RECORDS = agreement_sentences(60, seed=4)

@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
         from captum_vz.cli.reports import print_reproduction, reproduction_json, reproduction_page, show
-        from captum_vz.study import reproduce
-        from captum_vz.study.paper.report import REPORT
+        from captum_vz.paper import reproduce
+        from captum_vz.paper.report import REPORT
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)

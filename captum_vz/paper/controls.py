@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
+from captum_vz.paper.across import findings, models_side_by_side, told_findings
+from captum_vz.paper.sections import markdown_table
 from captum_vz.study import Example, Method, Study, run_study, sanity_checks
 from captum_vz.study.figures import draw_sanity, draw_summary, last_layers
-from captum_vz.study.paper.across import findings, models_side_by_side, told_findings
-from captum_vz.study.paper.sections import markdown_table
 from captum_vz.testbed import agreement_sentences
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Controls:
         sanity: As :func:`~captum_vz.study.sanity_checks` gives it, with a column ``model``.
         truth: As :attr:`Study.summary <captum_vz.study.Study.summary>` has it, with the metrics :data:`TRUTHS`.
         truth_differences: The pairs of methods in these metrics.
-        findings: The pairs of methods in all metrics, see :func:`~captum_vz.study.paper.across.findings`.
+        findings: The pairs of methods in all metrics, see :func:`~captum_vz.paper.across.findings`.
     """
 
     sanity: DataFrame = field(default_factory=pd.DataFrame)

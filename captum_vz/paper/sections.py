@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
+from captum_vz.paper.further import Further
 from captum_vz.study import METHODS, METRICS, VARIANTS, with_interval
 from captum_vz.study.figures import draw_agreement, draw_groups, draw_variants, group_columns, group_title
-from captum_vz.study.paper.further import Further
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import BOUNDARIES, probing_correlation
+from captum_vz.paper.controls import MOST_CONTROLS, Controls, controlled
+from captum_vz.paper.further import Further, further_tables
+from captum_vz.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe
+from captum_vz.paper.report import Reproduction
 from captum_vz.study import BadExampleError, Encoded, Example, Scorer, Source, Study, run_study, safe_name
-from captum_vz.study.paper.controls import MOST_CONTROLS, Controls, controlled
-from captum_vz.study.paper.further import Further, further_tables
-from captum_vz.study.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe
-from captum_vz.study.paper.report import Reproduction
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,7 +89,8 @@ def reproduce(
             no example.
 
     >>> import tempfile
-    >>> from captum_vz.study import Example, reproduce
+    >>> from captum_vz.paper import reproduce
+    >>> from captum_vz.study import Example
     >>> from captum_vz.testbed import agreement_sentences, load_model
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from captum_vz.paper.controls import Controls
+from captum_vz.paper.further import Further
+from captum_vz.paper.sections import further_figures, further_sections, markdown_table, probing_section
 from captum_vz.study import METHODS, METRICS, safe_name, tied_pairs, with_interval, write_whole
 from captum_vz.study.figures import (
     FONT_SIZE,
@@ -23,9 +26,6 @@ from captum_vz.study.figures import (
     name_methods,
     write_title,
 )
-from captum_vz.study.paper.controls import Controls
-from captum_vz.study.paper.further import Further
-from captum_vz.study.paper.sections import further_figures, further_sections, markdown_table, probing_section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
