@@ -272,7 +272,7 @@ def test_first_screen_is_the_view_and_three_doors(theme: Literal["light", "dark"
     """On a laptop the frame with the layers and the map, and the doors, are in sight. On a phone, the answer is."""
     page = opened.new_page()
     page.emulate_media(color_scheme=theme)
-    for width, height in ((1366, 768), (390, 844)):
+    for width, height in ((1366, 768), (1280, 800), (1200, 800), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
         page.goto((site / "index.html").as_uri())
         (view,) = page.frames[1:]

@@ -50,6 +50,16 @@ def test_lesson_asks_and_grades(path: Path) -> None:
 
 
 @every_lesson
+def test_imports_are_one_short_cell(path: Path) -> None:
+    """A student sees at a glance what a lesson takes: imports, nothing else. No other cell sets up the notebook."""
+    first, *others = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    lines = [line for line in first.splitlines() if line]
+    assert all(re.match(r"(import|from) .+[^(]$", line) for line in lines)
+    assert len(lines) <= 9
+    assert not any("%matplotlib" in source or "IProgress" in source for source in others)
+
+
+@every_lesson
 def test_tutorial_outputs_are_complete(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

@@ -162,13 +162,12 @@ class Answers:
         names = [one.method for one in found]
         comparison = side_by_side(found)
         files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
-        about = {"model": model, "weights": f"sha256 {files.origin['weights'][:12]}"}
-        view = explanation_view(text, found, about)
+        view = explanation_view(text, found, files.about)
         shown = frame(view)
         if against.strip():
             self._subject(against, model)
             second, _ = _explained(subject, against, other, methods, replace(wish, token=None))
-            shown += frame(explanation_view(against, second, about))
+            shown += frame(explanation_view(against, second, files.about))
         first = found[0].rows[0]
         heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
         rows = [
@@ -178,7 +177,7 @@ class Answers:
         caption = found[0].heading(first)
         shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
         where = "" if first.token is None else f", position {first.token}"
-        told = [f"Explained: {first.name}{where}.", *_predicted(found[0]), *refused]
+        told = [f"Explained: {first.name}{where}.", *refused]
         if truth:
             loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
             blanked = blanked_out(text, loaded, token.strip() or None, target.strip() or None)
@@ -222,9 +221,11 @@ class Answers:
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
-        view = found.view(mask=mask, title=text)
         added = residual_text(METHODS[method].with_residual(RESIDUALS[residual]).residual)
-        files = Files(self._new_folder(), loaded.model, model, ", ".join(filter(None, (method, added))), text)
+        named = ", ".join(filter(None, (method, added)))
+        files = Files(self._new_folder(), loaded.model, model, named, text)
+        shown = found.view(mask=mask, title=f"{text} … {found.text}")
+        view = replace(shown, subtitle=f"{model} continues the text ({named}).", about=files.about)
         files.save_page(view)
         steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
@@ -273,6 +274,11 @@ class Files:
         weights = _fingerprint(explained)
         kind = type(explained).__name__
         self.origin = {"model": model, "model class": kind, "weights": weights, "method": method, "text": text}
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Where the numbers come from, for the foot of a view."""
+        return {"model": self.origin["model"], "weights": f"sha256 {self.origin['weights'][:12]}"}
 
     @property
     def paths(self) -> list[str]:
@@ -340,11 +346,6 @@ def _refusal(error: BaseException) -> str:
 def _sentence(line: str) -> str:
     """A message of the command line, which begins with a small letter, as a sentence of a page."""
     return line[:1].upper() + line[1:]
-
-
-def _predicted(found: Explanation) -> list[str]:
-    words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
-    return [f"The model predicts: {words}."] if words else []
 
 
 def _told(remarks: list[Any]) -> list[str]:

@@ -14,18 +14,22 @@ from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.visualization import read_provenance
 
-#: Texts to begin with: text, model, token, layer. The paper's first sentence needs a model that knows its words.
-PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM, "or", 1)
-EXAMPLES: Final = (
-    ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT, "", -1),
-    ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT, "", -1),
-    ("the pictures of some hat", CAUSAL, "", -1),
-)
 METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")
+PROMPT: Final = "the pictures of some hat"
+#: Texts to begin with: text, model, methods, token, layer.
+EXAMPLES: Final = (
+    ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT, METHODS_FIRST, "", -1),
+    ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT, METHODS_FIRST, "", -1),
+    (PROMPT, CAUSAL, METHODS_FIRST, "", -1),
+)
+#: The paper's first sentence needs a model that knows its words. This one has no output that an effect could change.
+PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM, METHODS_FIRST[:2], "or", 1)
+NARROWEST_TEXT: Final = 260  # pixels; on a narrower screen the button stands below the text
 ABOUT: Final = (
     "<p>Value Zeroing (Mohebbi et al., 2023) sets the value vector of one token to zero and measures how much the "
-    "others change. Your text stays on the machine that serves this page.</p>"
+    "others change.</p>"
 )
+PRIVATE: Final = "<p>Your text stays on the machine that serves this page.</p>"
 # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
 FONTS: Final = ["system-ui", "sans-serif"]
 MONOSPACE: Final = ["ui-monospace", "monospace"]
@@ -43,6 +47,11 @@ STYLE: Final = """
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
 .captum-vz-table tbody th { white-space: nowrap; }
 .captum-vz-files .label-clear-button { display: none; }
+@media (max-width: 40rem) {
+  .prose h1 { font-size: 1.3rem; }
+  #examples .gallery { flex-wrap: nowrap; overflow-x: auto; }
+  #examples .gallery button { flex: none; white-space: nowrap; }
+}
 .dark button[role="tab"].selected { color: var(--primary-300); }
 """
 
@@ -58,8 +67,9 @@ def build(answers: Answers) -> Any:
         gr.HTML(f"<h1>{TITLE}</h1>{ABOUT}")
         with gr.Tab("Explain"):
             _explain_tab(gr, answers, page)
-        with gr.Tab("Continue a text"):
-            _generate_tab(gr, answers)
+        with gr.Tab("Continue a text") as tab:
+            _generate_tab(gr, answers, tab)
+        gr.HTML(PRIVATE)
     return page
 
 
@@ -92,6 +102,7 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
             lines=1,
             max_lines=1,
             scale=6,
+            min_width=NARROWEST_TEXT,
             max_length=limits.max_characters,
             elem_id="text",
         )
@@ -106,7 +117,7 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
     )
     with gr.Accordion("Options", open=False, elem_id="explain-options"):
         others = _explain_options(gr, answers)
-    model, _, token, layer, *_ = others
+    model, methods, token, layer, *_ = others
     told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
         view = gr.HTML(elem_id="view", padding=False)
@@ -130,11 +141,11 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
         start(**run, scroll_to_output=True)
 
     def example(index: int) -> tuple[Any, ...]:
-        sentence, name, place, number = examples[index]
-        return sentence, name, place, number, "", "", "", *_nothing(CHANGED)
+        sentence, name, wanted, place, number = examples[index]
+        return sentence, name, list(wanted), place, number, "", "", "", *_nothing(CHANGED)
 
     pair, target, _, other, _ = others[4:]
-    chosen = [text, model, token, layer, pair, target, other]
+    chosen = [text, model, methods, token, layer, pair, target, other]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
     _forget([text, *others], outputs, _nothing(CHANGED))
@@ -199,25 +210,30 @@ def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any
         field.input(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}")
 
 
-def _generate_tab(gr: Any, answers: Answers) -> None:
+def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     limits = answers.limits
-    with gr.Row():
-        with gr.Column(scale=3):
-            text = gr.Textbox(
-                EXAMPLES[-1][0],
-                label="Prompt",
-                info=f"At most {limits.max_tokens} tokens. The model continues it with the likeliest tokens.",
-                lines=3,
-                max_length=limits.max_characters,
-                elem_id="prompt",
-            )
-            hidden = gr.CheckboxGroup(list(KINDS), value=[], label="Leave out prompt tokens", elem_id="hidden")
-        with gr.Column(scale=2):
+    with gr.Row(equal_height=True):
+        text = gr.Textbox(
+            PROMPT,
+            label="Prompt",
+            show_label=False,
+            placeholder="The beginning of a text. The model continues it with the likeliest tokens.",
+            lines=1,
+            max_lines=1,
+            scale=6,
+            min_width=NARROWEST_TEXT,
+            max_length=limits.max_characters,
+            elem_id="prompt",
+        )
+        button = gr.Button("Continue", variant="primary", scale=1, min_width=110, elem_id="continue")
+    with gr.Accordion("Options", open=False, elem_id="generate-options"):
+        with gr.Row():
             model = _model_field(gr, answers, CAUSAL, "causal-model")
             method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")
+        with gr.Row():
             residual = _residual_field(gr, "generated-residual")
+            hidden = gr.CheckboxGroup(list(KINDS), value=[], label="Leave out prompt tokens", elem_id="hidden")
             count = gr.Slider(1, MOST_NEW_TOKENS, value=8, step=1, label="New tokens", elem_id="count")
-    button = gr.Button("Continue", variant="primary", elem_id="continue")
     told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
         view = gr.HTML(elem_id="generated-view", padding=False)
@@ -232,9 +248,12 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
         told, page, picture, paths = answers.generate(*values)
         return told, page, _described(gr, picture), paths
 
-    more: dict[str, Any] = {"api_visibility": "private", "scroll_to_output": True}
+    def first(shown: str, *values: Any) -> Any:
+        return gr.skip() if shown else generate(*values)
+
+    tab.select(first, [told, *fields], outputs, api_visibility="private")
     for start in (button.click, text.submit):
-        start(generate, fields, outputs, **more)
+        start(generate, fields, outputs, api_visibility="private", scroll_to_output=True)
     _forget(fields, outputs, (note([CHANGED]), "", None, []))
 
 

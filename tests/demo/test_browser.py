@@ -178,6 +178,40 @@ def test_first_screen_has_an_answer(visit: Visit) -> None:
     assert flow["y"] + flow["height"] <= 768
 
 
+def test_first_example_has_no_remark(visit: Visit) -> None:
+    """The paper's sentence is explained by methods that its model can have."""
+    visit.page.locator("#examples button").filter(has_text="Either you win").click()
+    visit.page.locator("#told", has_text="Explained: or").wait_for()
+    assert "Without" not in visit.page.locator("#told").inner_text()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844)])
+def test_continued_text_is_in_sight(width: int, height: int, visit: Visit) -> None:
+    """The tab opens with an answer, whose view says where it comes from. Only the text stands above it."""
+    page = visit.page
+    page.set_viewport_size({"width": width, "height": height})
+    page.get_by_role("tab", name="Continue a text").click()
+    shown = visit.frame("generated-view")
+    assert page.locator("#count").is_visible() is False
+    answer = shown.locator(".answer").bounding_box()
+    assert answer["y"] + answer["height"] <= height
+    assert re.search("model: causal.*weights: sha256", shown.locator("footer").inner_text())
+    assert "value-zeroing-rollout, residual 0.5" in shown.locator("#sub").inner_text()
+
+
+def test_edited_prompt_waits_for_the_button(visit: Visit) -> None:
+    """To leave the tab and to come back answers no text that is only half written."""
+    page = visit.page
+    page.get_by_role("tab", name="Continue a text").click()
+    visit.frame("generated-view")
+    page.locator("#prompt input, #prompt textarea").press_sequentially("x")
+    page.locator("#generated-view iframe").wait_for(state="detached")
+    page.get_by_role("tab", name="Explain").click()
+    page.get_by_role("tab", name="Continue a text").click()
+    page.wait_for_timeout(1000)
+    assert page.locator("#generated-view iframe").count() == 0
+
+
 def test_answer_stands_under_its_own_text_only(visit: Visit) -> None:
     page = visit.page
     visit.frame("view")
@@ -227,9 +261,8 @@ def test_explain(visit: Visit) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(theme: str, visit: Visit) -> None:
     page = visit.page
-    visit.open(f"?__theme={theme}")
-    visit.ask("#explain")
-    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
+    visit.open(f"?__theme={theme}")  # the answer on load is the only one: no picture goes away again
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
     visit.frame("view")
     page.mouse.move(5, 5)
     for tab in ("Interactive", "Methods", "Layers", "Downloads"):
@@ -281,7 +314,9 @@ def test_residual_of_continued_text(visit: Visit) -> None:
     page = visit.page
     page.get_by_role("tab", name="Continue a text").click()
     rows = {}
-    for name in ("0.5", "none"):
+    visit.frame("generated-view")
+    page.locator("#generate-options button").first.click()
+    for name in ("none", "0.5"):
         page.locator("#generated-residual").get_by_label(name, exact=True).check()
         page.locator("#generated-view iframe").wait_for(state="detached")
         visit.ask("#continue")
@@ -301,7 +336,7 @@ def test_hostile_text_is_text(visit: Visit) -> None:
     for tab in ("Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab).first.click()
     page.get_by_role("tab", name="Continue a text").click()
-    page.locator("#prompt textarea").fill(HOSTILE)
+    page.locator("#prompt input, #prompt textarea").fill(HOSTILE)
     visit.ask("#continue")
     told = page.locator("#generated [role=status]")
     assert HOSTILE in told.inner_text()

@@ -1,5 +1,6 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,32 @@ def test_large_text_needs_no_sideways_scroll(opened: Open) -> None:
                 assert box["x"] >= 0
                 assert box["x"] + box["width"] <= width + 1
                 assert box["height"] >= 24
+
+
+@pytest.mark.parametrize("width", [320, 390, 600])
+def test_names_of_layers_are_whole(width: int, opened: Open) -> None:
+    """A narrow frame has the names, with the strongest token, in two lines where one is too short."""
+    rollout = {f"layer {i}": shares(COUNT, i) for i in range(3)} | {"rollout, residual 0.5": shares(COUNT, 9)}
+    tokens = [*TOKENS[:2], "pictures", "scaring", *TOKENS[4:]]
+    page = opened(view(rollout, tokens, token=5).html(), viewport={"width": width, "height": 800})
+    names = page.locator(".strip button")
+    assert names.count() == 4
+    for name in names.all():
+        beyond = name.evaluate(
+            "one => Math.max(one.scrollWidth - one.clientWidth, one.scrollHeight - one.clientHeight)"
+        )
+        assert beyond <= 2  # the margin in which text is not clipped
+    assert re.fullmatch(r"rollout, residual 0\.5 \S+ \.\d\d", names.last.get_attribute("aria-label"))
+
+
+@pytest.mark.parametrize(("width", "count", "beside"), [(600, 11, True), (600, 40, False), (390, 11, False)])
+def test_map_stands_beside_the_layers(width: int, count: int, beside: bool, opened: Open) -> None:
+    """Few columns stay readable in half of a narrow frame; many do not."""
+    layers = [shares(count, 1), shares(count, 2)]
+    page = opened(view(layers, ["it"] * count, token=5).html(), viewport={"width": width, "height": 800})
+    strip, whole = (one.bounding_box() for one in page.locator("#depths canvas").all())
+    assert (whole["x"] > strip["x"] + strip["width"]) is beside
+    assert (whole["y"] > strip["y"] + strip["height"]) is not beside
 
 
 def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:

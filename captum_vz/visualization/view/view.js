@@ -189,6 +189,8 @@ function isRightToLeft(group) {
 
 function build() {
   const { method } = state.map;
+  // Layers and map stand side by side in a narrow frame if their columns are few.
+  root.style.setProperty('--least', `${Math.max(17, Math.min(24, 6 + columnCount))}rem`);
   const blocks = !items.some((item) => item.block) ? ['Tokens'] : offset === null ? ['Source tokens', 'Output tokens'] : ['Prompt', 'Generated tokens'];
   const leftwards = isRightToLeft(sources);
   const both = state.tab === 'two' && state.beside;
