@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -61,22 +61,26 @@ class OtherValues(Intervention):
 
     Args:
         values: For each run of each layer the values of the other text, `(1, head, in, d_head)`.
+
+    Attributes:
+        layers: The places of the layers whose values are changed. The other layers keep theirs.
     """
 
     def __init__(self, values: Mapping[tuple[int, int], Tensor]) -> None:
         self.values = values
+        self.layers = range(0)
 
     def in_run(self, layer: int, run: int) -> Intervention:
         """The values of this layer."""
-        return _TheseValues(self.values[layer, run])
+        return _TheseValues(self.values[layer, run] if layer in self.layers else None)
 
 
 class _TheseValues(Intervention):
-    def __init__(self, other: Tensor) -> None:
+    def __init__(self, other: Tensor | None) -> None:
         self.other = other
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        return torch.where(zeroed[..., None], self.other, values)
+        return values if self.other is None else torch.where(zeroed[..., None], self.other, values)
 
 
 class _Read(Intervention):
@@ -94,7 +98,6 @@ class _Read(Intervention):
         return values
 
 
-@torch.no_grad()
 def value_patching(
     model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
 ) -> Patched:
@@ -120,21 +123,9 @@ def value_patching(
     >>> example.words[int(found.shares[-1].argmax()) - 1]
     'documentary'
     """
-    pair = _Pair(model, tokenizer, example, layers)
-    tokens, kept = len(pair.encoded.ids), dict[tuple[int, int], Tensor]()
-    zeros = torch.zeros(1, tokens, device=model.device)
-    other = ValueGates(model, pair.layers, intervention=_Read(kept))(zeros, pair.other)
-    alone = 1 - torch.eye(tokens, device=model.device)
-    falls = []
-    for last in range(len(pair.layers)):
-        first = 0 if together else last
-        values = {(layer - first, run): of_run for (layer, run), of_run in kept.items()}
-        gated = ValueGates(model, pair.layers[first : last + 1], intervention=OtherValues(values))
-        falls.append(pair.difference(gated(alone, pair.inputs)))
-    return pair.patched(falls, other)
+    return Pair(model, tokenizer, example, layers).values(together)
 
 
-@torch.no_grad()
 def activation_patching(
     model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
 ) -> Patched:
@@ -155,22 +146,20 @@ def activation_patching(
         BadExampleError: See :func:`value_patching`.
         UnsupportedLayerError: A layer is not given states `(batch, tokens, d)`, or runs more than once.
     """
-    pair = _Pair(model, tokenizer, example, layers)
-    tokens, kept = len(pair.encoded.ids), list[Tensor]()
-    for layer in pair.layers:
-        with _before(layer, kept.append):
-            other = model(**pair.other).logits
-    copies = {name: x.expand(tokens, *x.shape[1:]) for name, x in pair.inputs.items()}
-    falls = []
-    for layer, state in list(zip(pair.layers, kept, strict=True))[: 1 if together else None]:
-        with _before(layer, partial(_diagonal, state)):
-            falls.append(pair.difference(model(**copies).logits))
-    return pair.patched(falls * (len(pair.layers) if together else 1), other)
+    return Pair(model, tokenizer, example, layers).states(together)
 
 
-class _Pair:
-    """An example and its counterpart as inputs of a model."""
+class Pair:
+    """An example and its counterpart as inputs of a model. What is known of the clean passes serves all patches.
 
+    Args:
+        model: See :func:`value_patching`, like the three arguments after it.
+        tokenizer: See there.
+        example: See there.
+        layers: See there.
+    """
+
+    @torch.no_grad()
     def __init__(self, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> None:
         options: dict[str, Any] = {"needs_forms": True, "until_target": predicts_next(model)}
         self.encoded, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
@@ -179,18 +168,59 @@ class _Pair:
                 f"the sentence has {len(self.encoded.ids)} tokens, and {len(other.ids)} with the other cue: patching "
                 "needs equally many"
             )
+        self.model = model
         self.inputs, self.other = (_inputs(tokenizer, one, model.device) for one in (self.encoded, other))
         self.layers = list(find_layers(model) if layers is None else layers)
-        self.clean = self.difference(model(**self.inputs).logits)
+        self.clean, self.clean_other = (self._difference(model(**one).logits) for one in (self.inputs, self.other))
 
-    def difference(self, logits: Tensor) -> Tensor:
+    @torch.no_grad()
+    def values(self, together: bool) -> Patched:
+        """See :func:`value_patching`."""
+        changed, gated = self._gated
+        alone, falls = 1 - torch.eye(len(self.encoded.ids), device=self.model.device), []
+        for last in range(len(self.layers)):
+            changed.layers = range(0 if together else last, last + 1)
+            falls.append(self._difference(gated(alone, self.inputs)))
+        return self._patched(falls)
+
+    @torch.no_grad()
+    def states(self, together: bool) -> Patched:
+        """See :func:`activation_patching`."""
+        falls = self._state_falls
+        return self._patched([falls[0]] * len(falls) if together else falls)
+
+    @cached_property
+    def _gated(self) -> tuple[OtherValues, ValueGates]:
+        """The model with the values of the other text, whose attentions are found once for all patches."""
+        kept: dict[tuple[int, int], Tensor] = {}
+        zeros = torch.zeros(1, len(self.encoded.ids), device=self.model.device)
+        ValueGates(self.model, self.layers, intervention=_Read(kept))(zeros, self.other)
+        changed = OtherValues(kept)
+        return changed, ValueGates(self.model, self.layers, intervention=changed)
+
+    @cached_property
+    def _state_falls(self) -> list[Tensor]:
+        """The differences with the state of each token before each layer from the other text."""
+        kept: list[Tensor] = []
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.enter_context(_before(layer, kept.append))
+            self.model(**self.other)
+        tokens, falls = len(self.encoded.ids), []
+        copies = {name: x.expand(tokens, *x.shape[1:]) for name, x in self.inputs.items()}
+        for layer, state in zip(self.layers, kept, strict=True):
+            with _before(layer, partial(_diagonal, state)):
+                falls.append(self._difference(self.model(**copies).logits))
+        return falls
+
+    def _difference(self, logits: Tensor) -> Tensor:
         """The logit of the right form minus that of the wrong one, `(batch,)`."""
         assert self.encoded.forms is not None
         good, bad = logits[:, self.encoded.target, list(self.encoded.forms)].double().cpu().unbind(-1)
         return good - bad
 
-    def patched(self, differences: Sequence[Tensor], other: Tensor) -> Patched:
-        return Patched(self.clean - torch.stack(list(differences)), self.clean.item(), self.difference(other).item())
+    def _patched(self, differences: Sequence[Tensor]) -> Patched:
+        return Patched(self.clean - torch.stack(list(differences)), self.clean.item(), self.clean_other.item())
 
 
 def counterpart(example: Example) -> Example:
@@ -249,24 +279,24 @@ def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iter
 
 
 def truth_rows(
-    patching: Callable[..., Patched],
+    patching: Callable[[Pair, bool], Patched],
     model: Any,
     tokenizer: Any,
     example: Example,
     rows: int,
     joins: bool,
-    known: dict[Any, Patched],
+    known: dict[Any, Any],
 ) -> Tensor:
     """The truth for the rows of a method, `(rows, tokens)`, in float64.
 
     Args:
-        patching: :func:`value_patching` or :func:`activation_patching`.
+        patching: :meth:`Pair.values` or :meth:`Pair.states`.
         model: The model.
         tokenizer: Its tokenizer.
         example: The example.
         rows: How many rows the method has. One row is for all layers at once.
         joins: Whether a row joins the layers up to its own.
-        known: The truths that were computed before, to which a new one is added.
+        known: The pairs and truths that were computed before, to which new ones are added.
 
     Raises:
         ArgumentError: There is neither one row nor one for each layer.
@@ -275,10 +305,13 @@ def truth_rows(
     if rows not in (1, len(layers)):
         raise ArgumentError(f"the method has {rows} rows, and the model {len(layers)} layers: patching needs as many.")
     together = joins or rows < len(layers)
-    place = patching.__name__, example.id, together
-    if place not in known:
-        known[place] = patching(model, tokenizer, example, layers, together=together)
-    return known[place].shares[-rows:]
+    pair, truth = ("pair", example.id), (patching.__name__, example.id, together)
+    if pair not in known:
+        known[pair] = Pair(model, tokenizer, example, layers)
+    if truth not in known:
+        known[truth] = patching(known[pair], together)
+    found: Patched = known[truth]
+    return found.shares[-rows:]
 
 
 def overlap(truth: Tensor, scores: Tensor) -> Tensor:

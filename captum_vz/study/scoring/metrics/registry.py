@@ -33,14 +33,7 @@ from captum_vz.metrics import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.study.examples.patching import (
-    Patched,
-    activation_patching,
-    largest_is_right,
-    overlap,
-    truth_rows,
-    value_patching,
-)
+from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics.batch import EvaluationBatch
 from captum_vz.study.scoring.metrics.variants import VARIANTS, blank_out_values
@@ -111,7 +104,7 @@ def _faithful(title: str, measure: Any, bounds: Any = None) -> Metric:
 
 
 def _patched(
-    patching: Callable[..., Patched],
+    patching: Callable[[Pair, bool], Patched],
     measure: Callable[[Tensor, Tensor], Tensor],
     batch: EvaluationBatch,
     rows: Tensor,
@@ -142,7 +135,9 @@ def _joins(name: str) -> bool:
     )
 
 
-def _patching(title: str, patching: Callable[..., Patched], measure: Callable[[Tensor, Tensor], Tensor]) -> Metric:
+def _patching(
+    title: str, patching: Callable[[Pair, bool], Patched], measure: Callable[[Tensor, Tensor], Tensor]
+) -> Metric:
     return Metric(title, partial(_patched, patching, measure), needs_cue=True, needs_forms=True, runs_model=True)
 
 
@@ -168,10 +163,10 @@ METRICS: Final[dict[str, Metric]] = {
     "soft_comprehensiveness": _faithful("soft comprehensiveness", soft_comprehensiveness),
     "soft_sufficiency": _faithful("soft sufficiency", soft_sufficiency),
     "infidelity": _faithful("infidelity (Captum)", infidelity),
-    "value_patching": _patching("overlap with value patching", value_patching, overlap),
-    "value_patching_top": _patching("largest of value patching found", value_patching, largest_is_right),
-    "activation_patching": _patching("overlap with activation patching", activation_patching, overlap),
-    "activation_patching_top": _patching("largest of activation patching", activation_patching, largest_is_right),
+    "value_patching": _patching("overlap with value patching", Pair.values, overlap),
+    "value_patching_top": _patching("largest of value patching found", Pair.values, largest_is_right),
+    "activation_patching": _patching("overlap with activation patching", Pair.states, overlap),
+    "activation_patching_top": _patching("largest of activation patching", Pair.states, largest_is_right),
 }
 
 #: The metrics of `metrics=None`.
