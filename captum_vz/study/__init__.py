@@ -13,6 +13,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
     sanity_checks            methods on copies of a model with random layers
+    sensitivity              methods on copies of a model whose embeddings are moved a little
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
     run_study, Study         a study in a folder, which continues after a kill, and its results
     with_interval, tied_pairs  numbers and ties of its tables in words, for a report
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
         Variant,
         register_metric,
     )
-    from captum_vz.study.scoring.sanity import randomized_copies, sanity_checks
+    from captum_vz.study.scoring.sanity import randomized_copies, sanity_checks, sensitivity
     from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "safe_name",
     "sanity_checks",
     "select_blimp",
+    "sensitivity",
     "tied_pairs",
     "value_patching",
     "with_interval",
@@ -106,6 +108,7 @@ _NEED_EXTRA = {
     "register_metric": "scoring.metrics",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",
+    "sensitivity": "scoring.sanity",
     "tied_pairs": "results",
     "value_patching": "examples.patching",
     "with_interval": "results",

@@ -145,6 +145,54 @@ def test_soft_metrics_and_infidelity_are_registered(
                 assert one[name] == pytest.approx(other[name], abs=1e-7)
 
 
+@torch.no_grad()
+def test_soft_metrics_equal_loops(rows: list[dict[str, Any]], precise: Shipped, ten: list[Example]) -> None:
+    """Entries of the word vectors are kept with the score's share of the largest one, one sentence and mask a run."""
+    model, tokenizer = precise
+    by_id = {example.id: example for example in ten}
+    words = model.get_input_embeddings()
+    samples, width = 10, words.embedding_dim
+    for row in (row for row in rows if row["layer"] in (None, 3)):
+        example = by_id[row["example"]]
+        vectors = words(encode_record(tokenizer, example.to_record()).encoding["input_ids"])[0]
+        forms = tokenizer.convert_tokens_to_ids([example.good, example.bad])
+        draws = torch.rand(len(vectors), samples, width, generator=torch.Generator().manual_seed(0))
+
+        def p(vectors: Any, forms: list[int] = forms, target: int = row["target"]) -> Any:
+            logits = model(inputs_embeds=vectors[None]).logits[0, target, forms]
+            return logits.softmax(-1)
+
+        whole = p(vectors)
+        answer = int(whole.argmax())
+        empty = vectors.clone()
+        empty[row["content"]] = 0
+        most = float((whole - p(empty))[answer])
+        shares = {j: row["scores"][j] / max(row["scores"][j] for j in row["content"]) for j in row["content"]}
+        for name, kept in (("soft_comprehensiveness", False), ("soft_sufficiency", True)):
+            falls = []
+            for sample in range(samples):
+                changed = vectors.clone()
+                for j, share in shares.items():
+                    changed[j] *= draws[j, sample] < (share if kept else 1 - share)
+                falls.append(max(0.0, float((whole - p(changed))[answer])))
+            fall = sum(falls) / samples / most
+            assert row[name] == pytest.approx(1 - fall if kept else fall, abs=1e-6)
+
+
+def test_infidelity_equals_least_squares(rows: list[dict[str, Any]], chance: Chance) -> None:
+    for row in (row for row in rows if row["layer"] in (None, 3)):
+        id, content = row["example"], row["content"]
+        whole = chance(id, frozenset(), "mask")
+        drawn = torch.rand(32, len(content), generator=torch.Generator().manual_seed(0)) < 0.5
+        sums, effects = [], []
+        for one in drawn.tolist():
+            gone = [j for j, is_gone in zip(content, one, strict=True) if is_gone]
+            sums.append(sum(row["scores"][j] for j in gone))
+            effects.append((whole - chance(id, frozenset(gone), "mask")) * (1 if whole > 0.5 else -1))
+        _, (residual,), *_ = np.linalg.lstsq(np.array(sums)[:, None], np.array(effects), rcond=None)
+        assert row["infidelity"] == pytest.approx(residual / len(sums), abs=1e-6)
+
+
 def test_sets_run_once_for_variants_and_methods(
     precise: Shipped, ten: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
-"""Sanity checks of methods: their scores for a trained model, against those for copies with random layers."""
+"""Checks of methods on copies of a model: with random layers, and with embeddings that are moved a little."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,15 +65,10 @@ def sanity_checks(
     """
     model, examples = encoder_of(model), list(examples)
     layers = find_layers(model)
-
-    def last_rows(one: Any, own: Any) -> dict[tuple[str, str], Row]:
-        scorer = Scorer(one, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=own)
-        rows = scorer.scores(examples)
-        return {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
-
-    trained, found = last_rows(model, layers), []
+    rows = partial(last_rows, tokenizer=tokenizer, examples=examples, methods=methods, batch_size=batch_size)
+    trained, found = rows(model, layers=layers), []
     for count, changed, own in randomized_copies(model, layers, seed=seed):
-        other = last_rows(changed, own)
+        other = rows(changed, layers=own)
         for method in dict.fromkeys(name for name, _ in trained):
             values = []
             for key, row in trained.items():
@@ -82,6 +78,29 @@ def sanity_checks(
             summary = summarize(torch.tensor(values, dtype=torch.float64), confidence, resamples)._asdict()
             found.append({"method": method, "random": count} | summary)
     return pd.DataFrame(found)
+
+
+def last_rows(
+    model: Any,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    methods: Any,
+    *,
+    batch_size: int,
+    layers: list[nn.Module] | None = None,
+) -> dict[tuple[str, str], Row]:
+    """The row of the last layer of each method for each example, or its only row, by both names.
+
+    Args:
+        model: The model in eval mode.
+        tokenizer: Its tokenizer.
+        examples: The examples.
+        methods: See :func:`~captum_vz.study.run_study`.
+        batch_size: The number of sentences in a batch.
+        layers: Its layers. None: those that :func:`~captum_vz.find_layers` finds.
+    """
+    rows = Scorer(model, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=layers).scores(examples)
+    return {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
 
 
 def randomized_copies(
@@ -134,3 +153,91 @@ def _randomize(layer: nn.Module, seed: int) -> None:
         drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
         spread = values.double().std(correction=0)
         values.copy_((values.double().mean() + spread * drawn.to(values.device)).to(values.dtype))
+
+
+def sensitivity(
+    model: Any,
+    tokenizer: Any,
+    examples: Iterable[Example],
+    methods: Any = None,
+    *,
+    radius: float = 0.1,
+    samples: int = 10,
+    seed: int = 0,
+    batch_size: int = 32,
+    confidence: float = 0.95,
+    resamples: int = 1999,
+) -> DataFrame:
+    r"""How far each method's scores move at most if the word embeddings are moved by small random numbers.
+
+    .. math:: \max_k \frac{\lVert s(E + \epsilon_k) - s(E) \rVert_2}{\lVert s(E) \rVert_2}, \qquad
+        \epsilon_k \sim \mathcal U(-r\,\sigma_E, r\,\sigma_E)
+
+    of `Yeh et al. 2019 <https://arxiv.org/abs/1901.09392>`_, as `captum.metrics.sensitivity_max` computes it, where s
+    is the row of the last layer, E the matrix of word embeddings and :math:`\sigma_E` the standard deviation of its
+    entries. A word has the same noise in all places. The output's matrix stays as it is, where it is tied to E.
+
+    Lower is steadier, and says nothing about whether scores are right: a baseline without a model has 0. Flat rows are
+    favoured, because a small change of weights moves them little.
+
+    Args:
+        model: A model of transformers in eval mode, which is not changed.
+        tokenizer: Its tokenizer.
+        examples: The examples.
+        methods: See :func:`~captum_vz.study.run_study`.
+        radius: The largest noise r, in standard deviations of the embeddings' entries.
+        samples: The number of noises k.
+        seed: The same seed gives the same noises.
+        batch_size: The number of sentences in a batch.
+        confidence: The confidence level of the intervals over examples.
+        resamples: The number of bootstrap resamples.
+
+    Returns:
+        For each ``method`` the ``mean``, its interval ``low`` and ``high``, and the numbers of ``examples`` and of
+        ``undefined`` ones, whose scores are all 0, NaN or missing for a noise.
+
+    Raises:
+        ArgumentError: The model has no matrix of word embeddings, or `radius` or `samples` is not positive.
+
+    >>> from captum_vz.testbed import agreement_sentences, load_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    >>> found = sensitivity(*load_model(), examples, ["attention", "position"], samples=2, resamples=99)
+    >>> found.set_index("method")["mean"].round(1).to_dict()
+    {'attention': 0.1, 'position': 0.0}
+    """
+    model, examples = encoder_of(model), list(examples)
+    before, largest = last_rows(model, tokenizer, examples, methods, batch_size=batch_size), dict[Any, float]()
+    for moved in _moved(model, radius, samples, seed):
+        after = last_rows(moved, tokenizer, examples, methods, batch_size=batch_size)
+        for key, row in before.items():
+            one = torch.tensor(row["scores"], dtype=torch.float64)
+            other = torch.tensor(after[key]["scores"] if key in after else torch.nan, dtype=torch.float64)
+            step = ((other - one).norm() / one.norm()).item()
+            # `max` would forget NaN.
+            largest[key] = step if key not in largest or step != step else max(step, largest[key])
+    found = []
+    for method in dict.fromkeys(name for name, _ in before):
+        values = torch.tensor([step for (name, _), step in largest.items() if name == method], dtype=torch.float64)
+        found.append({"method": method} | summarize(values, confidence, resamples)._asdict())
+    return pd.DataFrame(found)
+
+
+@torch.no_grad()
+def _moved(model: Any, radius: float, samples: int, seed: int) -> Iterator[nn.Module]:
+    """The model with each of the noises on its word embeddings, one copy that is changed in place."""
+    if not radius > 0 or samples < 1:
+        raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(embedding, nn.Embedding):
+        raise ArgumentError(
+            f"the word embeddings of {type(model).__name__} are {type(embedding).__name__}: pass a model of "
+            "transformers whose `get_input_embeddings` returns an `nn.Embedding`."
+        )
+    changed, own = copy.deepcopy(model), copy.deepcopy(embedding)
+    changed.set_input_embeddings(own)  # a matrix of its own, which no output layer shares
+    clean = embedding.weight.double()
+    for number in range(samples):
+        generator = torch.Generator().manual_seed(seed * samples + number)
+        noise: Any = 2 * torch.rand(clean.shape, generator=generator, dtype=torch.float64) - 1
+        own.weight.copy_(clean + radius * clean.std(correction=0) * noise.to(clean.device))
+        yield changed
