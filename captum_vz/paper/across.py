@@ -45,6 +45,8 @@ def findings(differences: DataFrame) -> DataFrame:
 def models_side_by_side(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """For each metric a title, heads and rows: the mean of each method in each model, in the last layer.
 
+    Heads have the number of sentences, because the truths are known for fewer than the other metrics.
+
     Args:
         summary: The summaries of all models.
     """
@@ -58,7 +60,9 @@ def models_side_by_side(summary: DataFrame) -> Iterator[tuple[str, list[str], li
         for method in of_metric["method"].unique():
             means = [columns[model].get(method, float("nan")) for model in models]
             rows.append([str(method), *(f"{mean:.2f}" if mean == mean else "-" for mean in means)])
-        yield f"{metric_title(str(metric))}:", ["method", *models], rows
+        counts = of_metric.groupby("model")["examples"].max()
+        heads = [f"{model} ({int(counts.get(model, 0)):,} sentences)" for model in models]
+        yield f"{metric_title(str(metric))}:", ["method", *heads], rows
 
 
 def told_findings(found: DataFrame, models: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from captum_vz.paper.across import findings, models_side_by_side, told_findings
 from captum_vz.paper.sections import markdown_table
-from captum_vz.study import Example, Method, Study, run_study, sanity_checks
+from captum_vz.study import Example, Method, Study, run_study, sanity_checks, with_interval
 from captum_vz.study.figures import draw_sanity, draw_summary, last_layers
 from captum_vz.testbed import agreement_sentences
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The truths that methods are compared with.
 TRUTHS: Final = ("value_patching", "value_patching_top", "activation_patching", "activation_patching_top")
-#: The size of a mean correlation from which on a method is said not to pass.
+#: The size of a mean correlation below which a method passes, with the whole interval.
 NEAR_ZERO: Final = 0.2
 #: The number of sentences, if nothing else is asked for.
 MOST_CONTROLS: Final = 40
@@ -94,8 +94,9 @@ class Controls:
         yield (
             "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
             f"{int(self.sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at "
-            f"once. Near 0 passes: the size of the mean is below {NEAR_ZERO} if all layers are random. Figures show "
-            "all copies, from the last layer down."
+            f"once. Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} "
+            "when all layers are random, *no* if none of it is, else *open*. Figures show all copies, from the last layer "
+            "down."
         )
         yield markdown_table(["method", *_heads(self.sanity["model"].unique())], _sanity_rows(self.sanity))
 
@@ -188,13 +189,26 @@ def _sanity_rows(sanity: DataFrame) -> list[list[str]]:
     for method, of_method in sanity.groupby("method", sort=False):
         cells = [str(method)]
         for model in sanity["model"].unique():
-            means = of_method[of_method["model"] == model].sort_values("random")["mean"].tolist()
-            if not means or means[-1] != means[-1]:
+            copies = of_method[of_method["model"] == model].sort_values("random")
+            if copies.empty or copies["mean"].isna().iloc[-1]:
                 cells += ["-", "-", "-"]
                 continue
-            cells += [f"{means[0]:.2f}", f"{means[-1]:.2f}", "yes" if abs(means[-1]) < NEAR_ZERO else "no"]
+            first, last = copies.iloc[0], copies.iloc[-1]
+            cells += [f"{first['mean']:.2f}", with_interval(last["mean"], last["low"], last["high"])]
+            cells.append(passes(last["low"], last["high"]))
         rows.append(cells)
     return rows
+
+
+def passes(low: float, high: float) -> str:
+    """Whether a correlation is near 0, by its interval. An interval on both sides of :data:`NEAR_ZERO` leaves it open.
+
+    >>> passes(-0.1, 0.1), passes(0.1, 0.3), passes(0.3, 0.5), passes(float("nan"), float("nan"))
+    ('yes', 'open', 'no', 'open')
+    """
+    if max(-low, high) < NEAR_ZERO:
+        return "yes"
+    return "no" if max(low, -high) > NEAR_ZERO else "open"
 
 
 def _last_means(summary: DataFrame, metrics: Sequence[str]) -> list[list[str]]:
