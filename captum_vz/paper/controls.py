@@ -95,8 +95,7 @@ class Controls:
             "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
             f"{int(self.sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at "
             f"once. Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} "
-            "when all layers are random, *no* if none of it is, else *open*. Figures show all copies, from the last layer "
-            "down."
+            "when all layers are random, *no* if none of it is, else *open*. Figures show all copies, last layer first."
         )
         yield markdown_table(["method", *_heads(self.sanity["model"].unique())], _sanity_rows(self.sanity))
 
@@ -123,7 +122,7 @@ class Controls:
         yield (
             "Sentences with a truth: "
             + ", ".join(f"{model} {int(count)}" for model, count in usable.items())
-            + ". All are of the package's grammar, because a truth needs the cue's other number. Other data may differ."
+            + ". All are of the package's grammar, where each cue has its other number. Other data may differ."
         )
 
     def _models(self, summary: DataFrame) -> Iterator[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from captum_vz.study import encode
-from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp
+from captum_vz.study import Example, encode
+from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp, with_other_cues
 from captum_vz.study.examples.encoding import BadExampleError
 from captum_vz.testbed import held_out, mask_target, read_paradigm
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
@@ -187,3 +187,27 @@ def test_rules_cover_all_of_blimp(shipped: Shipped) -> None:
     assert cues == {1: 4517, 2: 441, 4: 42}
     sizes = Counter(example.group for example in blimp_examples(blimp, [shipped[1]]))
     assert [sizes[paradigm] for paradigm in HELD_OUT_PARADIGMS] == [500, 500, 500, 499, 280]
+
+
+OTHER_NUMBERS = [
+    ("The *boat* of Rosa [sinks|sink].", ("boats",)),
+    ("The *boats* of Rosa [sink|sinks].", ("boat",)),
+    ("The *city* of Rosa [grows|grow].", ("cities",)),
+    ("Some *cities* of Rosa [grow|grows].", ("city",)),
+    ("A *boat* of Rosa [sinks|sink].", ()),  # "a boats" is no sentence
+    ("Most *boats* of Rosa [sink|sinks].", ()),
+    ("The *niece* of Rosa [sinks|sink].", ()),  # no sentence has "nieces"
+    ("*Guy* [sinks|sink].", ()),  # a name, though "guys" is a cue
+    ("Some *guys* of Rosa [sink|sinks].", ()),
+]
+
+
+def test_other_numbers_are_cues_of_other_sentences() -> None:
+    examples = []
+    for place, (sentence, _) in enumerate(OTHER_NUMBERS):
+        masked, cue = record(RELATIONAL, sentence)
+        known = masked | {"cue": cue, "label": number(masked), "pairID": place}
+        examples.append(Example.from_record(known))
+    found = with_other_cues(examples)
+    assert [one.other_cue for one in found] == [other for _, other in OTHER_NUMBERS]
+    assert [(one.id, one.words, one.cue) for one in found] == [(one.id, one.words, one.cue) for one in examples]

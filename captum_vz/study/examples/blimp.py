@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from captum_vz.study.examples.example import Example
 from captum_vz.testbed import held_out
+from captum_vz.testbed.lexicon import add_s
 from captum_vz.text import Record, form_ids, split_words
 
 #: The paradigm with more than twice as many singular verbs as plural ones.
@@ -18,6 +19,7 @@ UNBALANCED: Final = "regular_plural_subject_verb_agreement_1"
 _SINGULAR: Final = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
 _DETERMINERS: Final = {"a", "an", "the", "this", "that", "these", "those", "some", "many", "most", "all", "every"}
 _PREPOSITIONS: Final = {"of", "about"}
+_NUMBERED: Final = {"a", "an", "this", "that", "these", "those", "many", "most", "all", "every"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,14 @@ def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> BlimpSele
         FileNotFoundError: A paradigm is missing.
     """
     tokenizers = list(tokenizers)
-    examples, pairs, single = [], 0, 0
+    examples: list[Example] = []
+    pairs = single = 0
     for paradigm, records in held_out(blimp).items():
         kept = [record for record in records if all(form_ids(tokenizer, record) for tokenizer in tokenizers)]
         known = [Example.from_record(record | {"cue": find_cue(record), "label": number(record)}) for record in kept]
         examples += _balanced(known) if paradigm == UNBALANCED else known
         pairs, single = pairs + len(records), single + len(kept)
-    return BlimpSelection(examples, pairs, pairs - single, single - len(examples))
+    return BlimpSelection(with_other_cues(examples), pairs, pairs - single, single - len(examples))
 
 
 def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:
@@ -109,6 +112,38 @@ def find_cue(record: Record) -> list[int]:
     if rule is None:
         raise ValueError(f"there is no rule for the cues of {record.get('UID')!r}, only for {', '.join(_RULES)}.")
     return rule(record, split_words(record["masked"]))
+
+
+def with_other_cues(examples: Sequence[Example]) -> list[Example]:
+    """The examples with the other number of their cue, where it is known, for :func:`~captum_vz.study.value_patching`.
+
+    The two sentences of BLiMP's pairs have the same cue. Its other number is the noun with another ending, if it is the
+    cue of another example. It is not known for names, for several cue words, and
+    after a determiner that fits one number only.
+
+    >>> words = ["the hat [MASK] red", "the hats [MASK] red", "this hat [MASK] red"]
+    >>> labels = ["singular", "plural", "singular"]
+    >>> examples = [Example(str(k), one.split(), 2, (1,), label=labels[k]) for k, one in enumerate(words)]
+    >>> [one.other_cue for one in with_other_cues(examples)]
+    [('hats',), ('hat',), ()]
+    """
+    seen = {
+        label: {one.words[cue] for one in examples if one.label == label for cue in one.cue}
+        for label in ("singular", "plural")
+    }
+    plurals = {noun: add_s(noun) for noun in seen["singular"] if noun.islower()}  # others may be names
+    known = {noun: plural for noun, plural in plurals.items() if plural in seen["plural"]}
+    known |= {plural: noun for noun, plural in known.items()}
+
+    def other(example: Example) -> tuple[str, ...]:
+        if len(example.cue) != 1:
+            return ()
+        (cue,) = example.cue
+        before = {word.lower() for word in example.words[max(0, cue - 1) : cue]}
+        noun = known.get(example.words[cue])
+        return () if noun is None or before & _NUMBERED else (noun,)
+
+    return [replace(example, other_cue=other(example)) for example in examples]
 
 
 def number(record: Record) -> str | None:
