@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
+from captum_vz._private import tree_map
 from captum_vz.attr._call.arguments import FeatureGroups, as_layers
 from captum_vz.attr._call.call import Call
 from captum_vz.attr._call.misuse import check_forward_func
@@ -47,8 +48,9 @@ class ValueGates:
 
     The first call on some inputs finds the attentions and the padding, checks them as
     :class:`~captum_vz.ValueZeroingEffect` does, and takes a few forward passes. What it finds is kept for further calls
-    with the same numbers in the inputs. Such a call takes about two forward passes. Nothing of a call remains on the
-    model.
+    with the same numbers in the inputs. Such a call takes about two forward passes. A model of transformers without
+    experts runs on the whole batch. Any other model or function runs on one row of gates at a time, because the rows of
+    a batch might affect each other. Nothing of a call remains on the model.
 
     Args:
         forward_func: A model, or a function that runs the layers, see :class:`~captum_vz.ValueZeroingEffect`.
@@ -178,7 +180,7 @@ class ValueGates:
         one, devices = call.examples(first), self._devices()
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, devices, given, get_intervention(self.intervention))
-        _, members, end, dtypes, _ = run_clean(
+        output, members, end, dtypes, _ = run_clean(
             "Value Gates",
             model,
             one.given_named,
@@ -191,7 +193,10 @@ class ValueGates:
         )
         tokens = members >= 0
         model.check_ones(one.bound(), tokens)
-        known = _Known(model, tokens, end, dtypes)
+        if len(tokens) > 1 and not self._keeps_apart():
+            # Two runs agree up to the rounding of the least precise numbers in the model.
+            _check_apart(model, one, tokens, output, max(dtypes, key=lambda dtype: torch.finfo(dtype).eps))
+        known = _Known(model, tokens, end)
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         # A function may hold another mask in the next call, which no call of an attention function would show.
@@ -213,43 +218,49 @@ class ValueGates:
         gates = torch.cat([gates, gates.new_ones(len(gates), tokens.shape[1] - columns)], 1)
         places = torch.tensor(rows, device=tokens.device)
         gates = torch.where(tokens[places], gates, 1)
-        chosen = None if len(tokens) == len(gates) else places
-        output = known.model.run_gated(call.bound(), gates, chosen)
-        if len(gates) > 1 and not known.apart:
-            self._check_apart(known, output, gates.detach(), call, places)
-        return output
+        if len(gates) == 1 or self._keeps_apart():
+            return known.model.run_gated(call.bound(), gates, None if len(tokens) == len(gates) else places)
+        alone = [_run_alone(known.model, call, gates, places, row) for row in range(len(gates))]
+        return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *alone)
 
-    def _check_apart(self, known: _Known, output: Any, gates: Tensor, call: Call, places: Tensor) -> None:
-        """Check that examples do not affect each other: the first one, and the one with the least values, alone.
-
-        RefusedError: they do.
-        """
-        found = tensor_of(output)
-        own_code = isinstance(self.intervention, Intervention)
-        if found is not None and len(found) == len(gates) and (own_code or not keeps_examples_apart(self.forward_func)):
-            dtype = max([found.dtype, *known.dtypes], key=lambda dtype: torch.finfo(dtype).eps)
-            for row in {0, int(gates.sum(1).argmin())}:
-                only = slice(row, row + 1)
-                try:
-                    with torch.no_grad():
-                        alone = known.model.run_gated(call.examples([row]).bound(), gates[only], places[only])
-                except (RefusedError, *MODEL_ERRORS) as error:
-                    raise RefusedError(
-                        f"forward_func fails on one example alone ({type(error).__name__}: {error}). If it holds a "
-                        "tensor with one entry for each example, pass this tensor after the gates."
-                    ) from error
-                one = tensor_of(alone)
-                pair = [x.detach().reshape(1, -1).to(dtype) for x in (one, found[only]) if x is not None]
-                if len(pair) < 2 or pair[0].shape != pair[1].shape or not is_reproduced(*pair):
-                    raise RefusedError(
-                        f"The output for example {row} is another one if no other example is in its batch. So the "
-                        "examples of a batch affect each other: an early exit, a norm, a scale or a router sees all of "
-                        "them. Pass one example at a time (perturbations_per_eval=1, internal_batch_size=1)."
-                    )
-        known.apart = True
+    def _keeps_apart(self) -> bool:
+        """Whether the examples of a batch cannot affect each other, so that they may share a run."""
+        return not isinstance(self.intervention, Intervention) and keeps_examples_apart(self.forward_func)
 
 
-@dataclass
+def _run_alone(model: ModelGates, call: Call, gates: Tensor, places: Tensor, row: int) -> Any:
+    """The output for one example of the batch, which runs without the others."""
+    only = slice(row, row + 1)
+    try:
+        return model.run_gated(call.examples([row]).bound(), gates[only], places[only])
+    except ArgumentError:
+        raise
+    except (RefusedError, *MODEL_ERRORS) as error:
+        raise RefusedError(
+            f"forward_func fails on one example alone ({type(error).__name__}: {error}). If it holds a tensor with one "
+            "entry for each example, pass this tensor after the gates."
+        ) from error
+
+
+def _check_apart(model: ModelGates, call: Call, tokens: Tensor, output: Any, dtype: torch.dtype) -> None:
+    """Check that each example alone has the output that it has in the batch. `tokens` is `(batch, in)`.
+
+    RefusedError: it has another one.
+    """
+    ones, places = torch.ones(tokens.shape, device=tokens.device), torch.arange(len(tokens), device=tokens.device)
+    for row, expected in enumerate([] if (found := tensor_of(output)) is None else found.split(1)):
+        with torch.no_grad():
+            one = tensor_of(_run_alone(model, call, ones, places, row))
+        pair = [x.detach().reshape(1, -1).to(dtype) for x in (one, expected) if x is not None]
+        if len(pair) < 2 or pair[0].shape != pair[1].shape or not is_reproduced(*pair):
+            raise RefusedError(
+                f"The output for example {row} is another one if no other example is in its batch. So the examples of "
+                "a batch affect each other: an early exit, a norm, a scale or a router sees all of them. Pass one "
+                "example at a time."
+            )
+
+
+@dataclass(frozen=True)
 class _Known:
     """What is known of a model on some distinct examples.
 
@@ -257,12 +268,8 @@ class _Known:
         model: The model, with its attentions.
         tokens: Which sources are no padding, `(example, in)`.
         end: Where padding begins that the model itself added. None: it added none.
-        dtypes: The dtypes that numbers of the model are rounded to.
-        apart: Whether a batch was checked: its examples do not affect each other.
     """
 
     model: ModelGates
     tokens: Tensor
     end: int | None
-    dtypes: list[torch.dtype]
-    apart: bool = False

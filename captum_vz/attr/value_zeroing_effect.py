@@ -41,11 +41,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
     the source in a causal model.
 
     The copies share a batch, so a model that decides by the whole batch (an early exit, a norm, experts of limited
-    capacity) gives other numbers for them. A model of transformers without experts is trusted. Any other model, a
-    function as `forward_func` or as `target`, and an intervention of your own are checked: a few zeroed inputs also run
-    without other examples. If these numbers differ, one example is computed again, with one run for each source, and a
-    warning says so. Several examples are refused. Where the model's own code reads numbers out of its tensors (`if`,
-    `item()`), one example always takes one run for each source, and several examples get a warning.
+    capacity) would give other numbers for them. So copies share a batch only in a model of transformers without
+    experts. Any other model, a function as `forward_func`, and an intervention of your own run with one example and
+    one zeroed source at a time, as Captum's FeatureAblation does. On a CPU this takes about as long. On a GPU it takes
+    longer for short texts: pass the model itself where you can.
 
     Args:
         forward_func: A model, or a function that runs the layers. The examples of a batch must not affect each other.
@@ -119,9 +118,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span) and
                 are zeroed together. All tokens of a feature have its effect.
             attribute_to_layer_input: Must be False, because values are zeroed, not a layer's input or output.
-            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model. One more
-                copy runs with no value zeroed. None: as many as fit in memory. The effects are the same. So 1 does not
-                keep the copies of a model apart that decides by its whole batch.
+            perturbations_per_eval: The largest number of sources that are zeroed in one run of a model of transformers.
+                One more copy runs with no value zeroed. None: as many as fit in memory. The effects are the same.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
@@ -159,24 +157,23 @@ class ValueZeroingEffect(ForwardPassAttribution):
             run=run,
         )
         batch = len(members)
-
-        def read(output: Any, copies: int = 1) -> Tensor:
-            return question.read(output, batch, copies).detach()
-
-        clean, order = read(output), _order(members)
+        clean, order = question.read(output, batch).detach(), _order(members)
 
         def forward_on(examples: Sequence[int]) -> Callable[[], Any]:
             return bind_forward(self.forward_func, *examples_of(inputs, additional_forward_args, examples, batch))
 
-        numbers = ZeroedNumbers(model, forward_on, read, members, order, clean)
-        at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        own_code = callable(target) or isinstance(self.intervention, Intervention)
-        apart = not own_code and keeps_examples_apart(self.forward_func)
         # Two runs agree up to the rounding of the least precise numbers in the model.
-        checked = None if apart else max([clean.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
-        effects, note = numbers.effects(at_a_time, f"{self.get_name()} attribution" if show_progress else None, checked)
-        if note:
-            warn(f"{self.get_name()}: {note}.")
+        dtype = max([clean.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+        numbers = ZeroedNumbers(model, forward_on, question, members, order, clean, dtype)
+        title = f"{self.get_name()} attribution" if show_progress else None
+        if isinstance(self.intervention, Intervention) or not keeps_examples_apart(self.forward_func):
+            effects = numbers.effects_alone(title)
+        else:
+            numbers.check_apart(question.read_each(output, range(batch), batch).detach())
+            at_most = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
+            effects, note = numbers.effects(at_most, title)
+            if note:
+                warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
         scores, call = scores[:, :end], (self.forward_func, inputs, additional_forward_args)

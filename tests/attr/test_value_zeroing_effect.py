@@ -15,6 +15,7 @@ from accelerate import cpu_offload
 from captum.attr import FeatureAblation, NoiseTunnel
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
@@ -406,54 +407,52 @@ def test_noise_tunnel_without_noise() -> None:
 # What it costs.
 
 
-class Counted:
-    """A forward function that counts its runs and their examples."""
+@contextmanager
+def counted(case: Case) -> Iterator[list[int]]:
+    """The examples of each run of a model. A hook of the model itself would be code from elsewhere."""
+    examples: list[int] = []
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.examples: list[int] = []
+    def count(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if module is case.model:
+            examples.append(len(output.last_hidden_state))
 
-    def __call__(self, **inputs: Tensor) -> Any:
-        self.examples.append(len(inputs["input_ids"]))
-        return self.case.model(**inputs)
+    with register_module_forward_hook(count, with_kwargs=True):
+        yield examples
 
 
 @pytest.mark.parametrize("chosen", [0, -1, slice(None)], ids=str)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt_neo", "bart-decoder", "albert"])
 def test_sources_run_in_one_batch(name: str, chosen: Any) -> None:
     case = case_of(name)
-    forward = Counted(case)
-    of = ValueZeroingEffect(forward, case.layers[chosen])
-    scores = of.attribute(case.inputs, read)
-    assert forward.examples[:2] == [3, 3 * (scores.shape[1] + 1)]  # and one copy that is left as it is
-    *alone, one, other = forward.examples[2:]  # a function is not trusted: a few runs more
-    assert alone == [3] * len(alone)
-    assert 4 <= len(alone) <= 6
-    assert one == other == 6  # an unchanged copy beside one of large values
-    forward.examples.clear()
-    of.attribute(case.inputs, read, perturbations_per_eval=2)
-    assert max(forward.examples) == 3 * 3
+    of = ValueZeroingEffect(case.model, case.layers[chosen])
+    for target in (read, (2, 3)):
+        with counted(case) as examples:
+            scores = of.attribute(case.inputs, target)
+        assert examples == [3, 3 * (scores.shape[1] + 1)]  # and one copy that is left as it is
+    with counted(case) as examples:
+        of.attribute(case.inputs, read, perturbations_per_eval=2)
+    assert max(examples) == 3 * 3
 
 
 def test_memory_bounds_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of("bert")
     expected = effect(case)
-    forward = Counted(case)
     widest = 3 * 7 * 48 * 8  # the feed-forward layer's
     set_budget(monkeypatch, copies_bytes=4 * widest)
-    assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
-    assert forward.examples[:4] == [3, 12, 12, 6]
+    with counted(case) as examples:
+        assert_same(effect(case), expected)
+    assert examples[:4] == [3, 12, 12, 6]
     set_budget(monkeypatch, copies_bytes=1)
-    assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
+    assert_same(effect(case), expected)
 
 
 def test_features_of_examples_share_a_run() -> None:
     """Nine features in all, but no example has more than four."""
     case = case_of("bert")
-    forward = Counted(case)
     groups = torch.tensor([[0, 0, 1, 1, 2, 2, 3], [4, 4, 5, 5, 6, 6, 6], [7, 7, 8, 8, 8, 8, 8]])
-    found = ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read, feature_mask=groups)
-    assert forward.examples[:2] == [3, 3 * 5]
+    with counted(case) as examples:
+        found = effect(case, feature_mask=groups)
+    assert examples[:2] == [3, 3 * 5]
     assert_same(found, naive_effect(case, groups=groups))
 
 
@@ -461,13 +460,16 @@ def test_features_of_examples_share_a_run() -> None:
 def test_earlier_modules_run_once(name: str) -> None:
     case = FAMILIES[name].build()
     ran: list[nn.Module] = []
-    for module in case.model.modules():
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
         if next(module.children(), None) is None:
-            module.register_forward_hook(lambda module, args, output: ran.append(module))
-    case.model(**case.inputs)
-    once = Counter(ran)
-    ran.clear()
-    effect(case, -1)
+            ran.append(module)
+
+    with register_module_forward_hook(note):
+        case.model(**case.inputs)
+        once = Counter(ran)
+        ran.clear()
+        effect(case, -1)
     twice = {module for module, times in Counter(ran).items() if times >= 2 * once[module]}
     below = {module for layer in case.layers[:-1] for module in layer.modules()}
     assert twice
@@ -608,9 +610,9 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
     blocks = nn.Sequential(Block(), Block(after=odd if place == "inside" else None))
     model = nn.Sequential(blocks[0], *([odd] if place == "between" else []), blocks[1], *([odd] * (place == "behind")))
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
-    message = "the unchanged copy gave another output"
-    if isinstance(odd, Chance) and place != "behind":
-        message = "draws random numbers"
+    message = "examples of a batch affect each other"
+    if isinstance(odd, Chance):
+        message = "the unchanged copy gave another output" if place == "behind" else "draws random numbers"
     with pytest.raises(AssertionError, match=message):
         ValueZeroingEffect(model, list(blocks)).attribute(x, target=(2, 3))
     if place == "between" and isinstance(odd, Neighbours):  # what it gave is what the last layer gets

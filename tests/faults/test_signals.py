@@ -13,7 +13,7 @@ from tests.faults.models import SUBJECTS
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), quick([("transformers", 20), *((name, 200) for name in SUBJECTS)], ("transformers", 20))
+    ("name", "count"), quick([("transformers", 5), *((name, 60) for name in SUBJECTS)], ("transformers", 5))
 )
 def test_signals_at_random_moments(name: str, count: int) -> None:
     """In a process of its own, because a late signal must not end the tests. It prints what is not as before."""
@@ -21,5 +21,5 @@ def test_signals_at_random_moments(name: str, count: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     told = re.fullmatch(r"(\d+) interrupted, (\d+) left something that the next pass took back\n", done.stdout)
     assert told, done.stdout + done.stderr
-    assert int(told[1]) >= count // 4
-    assert int(told[2]) <= int(told[1]) // 100  # torch itself may put a mode back late
+    assert int(told[1]) == count
+    assert int(told[2]) <= 1  # torch itself may put a mode back late

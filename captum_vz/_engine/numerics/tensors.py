@@ -139,14 +139,13 @@ def mask_as_bool(mask: Tensor) -> Tensor:
     return mask > -9e3 if mask.is_floating_point() else mask.bool()
 
 
-def repeat_examples(value: Any, copies: int, batch: int, alone: int | None = None) -> Any:
+def repeat_examples(value: Any, copies: int, batch: int) -> Any:
     """Repeat a tensor with one entry for each of the `batch` examples: all examples, `copies` times in a row.
 
-    With `alone`, this example stands in the place of each. Any other value is returned unchanged.
+    Any other value is returned unchanged.
     """
     if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
         return value
-    value = value if alone is None else value[alone].expand_as(value)
     return value.repeat(copies, *[1] * (value.dim() - 1))
 
 

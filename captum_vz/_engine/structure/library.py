@@ -75,6 +75,7 @@ def keeps_examples_apart(model: Any) -> bool:
 
     Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
     """
+    model = model.module if type(model) is nn.DataParallel and not is_hooked(model) else model
     if not type(model).__module__.startswith("transformers.") or is_hooked(model):
         return False
     modules = modules_of(model)
@@ -126,5 +127,8 @@ def _is_library_function(function: Any) -> bool:
 
 
 def _unwrapped(function: Any) -> Any:
+    """What a function wraps. A pass in another thread may have put a cache of ours before the last argument."""
+    while isinstance(function, partial) and function.func.__module__.startswith("captum_vz._engine."):
+        function = function.args[-1]
     function = inspect.unwrap(function)
     return getattr(function, "__func__", function)

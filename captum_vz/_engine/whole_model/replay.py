@@ -11,7 +11,6 @@ Two kinds of outputs of the clean pass do not change, and are reused:
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 import warnings
@@ -31,14 +30,7 @@ from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, chec
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import (
-    PROBE_STRENGTHS,
-    clone_tensor,
-    first_numbers,
-    first_tensor,
-    noise_like,
-    repeat_examples,
-)
+from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -94,11 +86,15 @@ class CleanCache:
         """Let modules return cached outputs in a run on `copies` copies, until the changes are taken back.
 
         The copies are concatenated: all `batch` examples, then all of them again. Outputs with one entry for each
-        example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused.
+        example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused. With
+        `alone`, the run is on this example only.
         """
         # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
         reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
-        changes.set(_answering, CacheReader(copies, batch, alone, reused))
+        if alone is not None:
+            of_example = partial(_of_example, example=alone, batch=batch)
+            reused = [(module, of_example(x), tree_map(of_example, y)) for module, x, y in reused]
+        changes.set(_answering, CacheReader(copies, batch if alone is None else 1, reused))
         for module in dict.fromkeys(module for module, _, _ in reused):
             changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
 
@@ -129,14 +125,18 @@ class CleanCache:
             self._outputs.append((module, inputs[0].clone(), output.clone()))
 
 
+def _of_example(value: Any, example: int, batch: int) -> Any:
+    """The part of one example, of a tensor with one entry for each. Any other value is returned unchanged."""
+    of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
+    return value[example : example + 1] if of_batch else value
+
+
 class CacheReader:
     """Cached outputs for one run on copies. Each module gets its outputs of the clean pass in the same order."""
 
-    def __init__(
-        self, copies: int, batch: int, alone: int | None, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]
-    ) -> None:
+    def __init__(self, copies: int, batch: int, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]) -> None:
         self.copies = copies
-        self.repeated = partial(repeat_examples, copies=copies, batch=batch, alone=alone)
+        self.repeated = partial(repeat_examples, copies=copies, batch=batch)
         self.outputs: dict[int, deque[tuple[Tensor | None, Any]]] = {}
         for module, x, y in outputs:
             self.outputs.setdefault(id(module), deque()).append((x, y))
@@ -249,8 +249,8 @@ class ModelReplay:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
 
         In the last copy nothing may be zeroed: it must reproduce the clean pass. RefusedError: it does not. With
-        `alone`, each example of the only copy is this one, with the same values zeroed. Nothing is reproduced then: the
-        model may run a layer more often than in the clean pass, or less often.
+        `alone`, `forward` runs on this example only. Nothing is reproduced then: the model may run a layer more often
+        than in the clean pass, or less often.
         """
         try:
             return self._run(forward, zeroed, alone)
@@ -271,34 +271,18 @@ class ModelReplay:
                     f"than the first run: {error}. {advice} a forward_func that treats the examples of a batch "
                     "independently, uses no random numbers, and changes no state from call to call."
                 ) from error
+            ran_on = "one example alone" if alone is not None else f"{len(zeroed)} copies of its inputs"
             raise RefusedError(
-                f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). If it "
+                f"forward_func fails on {ran_on} ({type(error).__name__}: {error}). If it "
                 "holds a tensor with one entry for each example, pass this tensor in inputs or "
                 "additional_forward_args, so that it is repeated. If it holds a key-value cache, pass the whole "
                 "sequence instead."
             ) from error
 
-    def keeps_apart(self, forward: Callable[[], Any], tokens: Tensor) -> bool:
-        """Whether a copy stays as it is beside one whose values are large. `forward` runs on two, of `(batch, in)`.
-
-        A shared decision by a number with bounds, such as a probability, may stay as it is too.
-        """
-        noisy = torch.stack([torch.ones_like(tokens), torch.zeros_like(tokens)]).bool()
-        for strength in PROBE_STRENGTHS[:2]:  # NaN passes no threshold, so it may move no decision
-            loud = copy.copy(self)
-            loud.intervention = _Loud(strength)
-            try:
-                loud.run(forward, noisy)
-            except RefusedError as error:
-                if isinstance(error.__cause__, CannotReplayError):
-                    return False
-            except AssertionError:  # the model's own: it does not run on such values
-                continue
-        return True
-
     def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None) -> Any:
         copies, batch = zeroed.shape[:2]
         shares = self._shares(zeroed.flatten(0, 1))
+        examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
         self.begun.clear()
         finished: Counter[int] = Counter()
 
@@ -319,16 +303,18 @@ class ModelReplay:
                 return
             handler.check_called()
             found = first_tensor(output)
+            found = None if found is None else handler.attention.batch_first(found)
+            if alone is not None and (found is None or len(found) != 1):
+                raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
             # A replica's share need not end with a whole copy.
             if alone is None and len(handler.zeroed) == copies * batch:
-                found = None if found is None else handler.attention.batch_first(found)
                 check_last_copy(handler.of_run.output, found, copies)
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
             attach_to_named(self.layers, self.given, changes)
             with torch.no_grad(), layer_hooks(self.layers, begin, end):
-                self._cache.answer(changes, copies, batch, self._answers_whole, alone)
+                self._cache.answer(changes, copies, examples, self._answers_whole, alone)
                 return forward()
 
         output = undoing(run)
@@ -353,18 +339,6 @@ class ModelReplay:
         if len(self._runs) > len(self.layers) and self.device_ids:
             return {share.device: share for share in scatter(zeroed, self.device_ids)}
         return {device: zeroed.to(device) for device in devices}
-
-
-class _Loud(Intervention):
-    """The values become noise of a strength, see `noise_like`."""
-
-    reads_others = False
-
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
-
-    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        return torch.where(zeroed[..., None], noise_like(values, self.strength), values)
 
 
 class _InRun(Intervene):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import not_finite
+from captum_vz._private import tree_map
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import widen
 
@@ -35,9 +36,25 @@ class Question:
             return cls(target, None)
         return cls(parse_indices(target), parse_indices(foil, "foil"))
 
-    def read(self, output: Any, batch: int, copies: int = 1) -> Tensor:
-        """The explained numbers of all copies of the batch, `(copies * batch,)`, with their graph."""
-        examples = batch * copies
+    def read_each(self, output: Any, examples: Sequence[int], batch: int) -> Tensor:
+        """The explained numbers of an output whose rows are these examples of the batch, `(len(examples),)`.
+
+        A function as target is given one row at a time, so that no row affects another one. It may count the examples:
+        the row stands in the place of each example of the batch.
+        """
+        if not callable(self.target):
+            return self._of(examples).read(output, len(examples))
+        rows = enumerate(examples)
+        return torch.stack([self.read(_only(output, row, len(examples), batch), batch)[one] for row, one in rows])
+
+    def _of(self, examples: Sequence[int]) -> Question:
+        """What is asked about these examples of the batch."""
+        target = [self.target[k] for k in examples] if isinstance(self.target, list) else self.target
+        foil = [self.foil[k] for k in examples] if isinstance(self.foil, list) else self.foil
+        return replace(self, target=target, foil=foil)
+
+    def read(self, output: Any, examples: int) -> Tensor:
+        """The explained numbers of the examples of an output, `(examples,)`, with their graph."""
         if callable(self.target):
             numbers = self.target(output)
             name = "target gave"
@@ -48,10 +65,10 @@ class Question:
                     f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
                     "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
                 )
-            numbers = pick(found, _repeated(self.target, copies))
+            numbers = pick(found, self.target)
             name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
             if self.foil is not None:
-                numbers = numbers - pick(found, _repeated(self.foil, copies), "foil")
+                numbers = numbers - pick(found, self.foil, "foil")
         shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
             raise ArgumentError(
@@ -63,8 +80,14 @@ class Question:
         return widen(numbers.reshape(-1))
 
 
-def _repeated(indices: Indices, copies: int) -> Indices:
-    return indices * copies if isinstance(indices, list) else indices
+def _only(output: Any, row: int, rows: int, batch: int) -> Any:
+    """An output with one of its rows in the place of each of `batch` examples."""
+
+    def pick(leaf: Any) -> Any:
+        of_rows = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows
+        return leaf[row : row + 1].expand(batch, *leaf.shape[1:]) if of_rows else leaf
+
+    return tree_map(pick, output)
 
 
 def tensor_of(output: Any) -> Tensor | None:
