@@ -15,7 +15,6 @@ from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, dec
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
-from captum_vz._engine.replay.definition import Reads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.library import keeps_examples_apart
@@ -58,7 +57,6 @@ __all__ = [
     "OtherMixing",
     "OutputDistance",
     "Readings",
-    "Reads",
     "ReplayTrace",
     "ReturnedTensor",
     "ValueProjection",

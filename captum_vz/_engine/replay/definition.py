@@ -7,7 +7,7 @@ run of the layer for each group.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.unknown_code import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_examples
 from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
-from captum_vz._engine.taps.changes import Changes, undoing
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
@@ -164,18 +164,10 @@ _READS = frozenset(
 
 
 class Reads(TorchFunctionMode):
-    """Notes whether code from elsewhere reads a number: it may decide by it.
+    """Notes whether code from elsewhere reads a number: it may decide by it, once for all positions."""
 
-    It decides once for all copies in a run, as an early exit does. A copy whose own decision differs may be none of
-    those that run alone.
-
-    Args:
-        begun: What is read counts from the time on at which this holds something, such as layers that began.
-    """
-
-    def __init__(self, begun: Collection[Any] = (True,)) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.begun = begun
         self.found = False
 
     @contextmanager
@@ -185,18 +177,9 @@ class Reads(TorchFunctionMode):
             changes.enter(self)
             yield
 
-    def during(self, action: Callable[[], Tensor]) -> Tensor:
-        """What `action` returns, in a pass of its own that is watched."""
-
-        def run(changes: Changes) -> Tensor:
-            changes.enter(self)
-            return action()
-
-        return undoing(run)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note whether it reads a number."""
-        if func in _READS and self.begun and not self.found:
+        if func in _READS and not self.found:
             frame = sys._getframe(1)
             while frame.f_back is not None and _package(frame) == "torch":
                 frame = frame.f_back

@@ -203,7 +203,6 @@ class ModelReplay:
         self.intervention = intervention
         self.device_ids = device_ids
         self.given = given
-        self.begun: Counter[int] = Counter()  # how often each layer began in the last run
         self._cache = CleanCache(layers)
         self._runs: dict[tuple[int, torch.device], list[RecordedRun]] = {}
         self._output: Tensor | None = None
@@ -283,12 +282,12 @@ class ModelReplay:
         copies, batch = zeroed.shape[:2]
         shares = self._shares(zeroed.flatten(0, 1))
         examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
-        self.begun.clear()
+        begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
             device = self._device_of(index, (args, kwargs))
-            number, self.begun[id(layer)] = self.begun[id(layer)], self.begun[id(layer)] + 1
+            number, begun[id(layer)] = begun[id(layer)], begun[id(layer)] + 1
             recorded = self._runs[index, device]
             further = recorded[-1] if alone is not None and self._all_runs else None
             of_run = next((one for one in recorded if one.number == number), further)
