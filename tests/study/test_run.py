@@ -14,16 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from accelerate import PartialState
+from matplotlib.colors import to_rgb
 
 from captum_vz import _files
 from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
-from captum_vz.study.figures import method_color
+from captum_vz.study.figures import label_color, method_color
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -151,6 +153,25 @@ def test_figure_shows_last_layers(reference: Study) -> None:
 
 def test_methods_have_different_colors() -> None:
     assert len({str(method_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
+
+
+def contrast_with_white(color: Any) -> float:
+    """WCAG 2's contrast, by tables of the standard's own terms."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(color)]
+    return float(1.05 / (np.dot([0.2126, 0.7152, 0.0722], linear) + 0.05))
+
+
+def test_names_of_methods_can_be_read(reference: Study) -> None:
+    """Names keep the hue of their method, and have the contrast that small text needs."""
+    assert contrast_with_white("0.0") == pytest.approx(21)
+    assert min(contrast_with_white(method_color(method)) for method in ALL_METHODS) < 3
+    for method in ALL_METHODS:
+        bar, name = to_rgb(method_color(method)), label_color(method)
+        assert contrast_with_white(name) >= 4.5
+        assert np.dot(bar, name) / np.linalg.norm(bar) / np.linalg.norm(name) == pytest.approx(1)
+    names = [label for panel in reference.plot("cue_dot").axes for label in panel.get_yticklabels()]
+    assert {label.get_text() for label in names} >= set(reference.summary["method"])
+    assert min(contrast_with_white(label.get_color()) for label in names) >= 4.5
 
 
 @pytest.mark.slow

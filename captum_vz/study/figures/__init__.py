@@ -5,6 +5,7 @@ from captum_vz.study.figures.sanity import draw_sanity
 from captum_vz.study.figures.summary import (
     LAST_LAYER,
     draw_summary,
+    label_color,
     last_layers,
     method_color,
     metric_title,
@@ -27,6 +28,7 @@ __all__ = [
     "draw_variants",
     "group_columns",
     "group_title",
+    "label_color",
     "last_layers",
     "method_color",
     "metric_title",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from captum_vz.study.figures.summary import method_color, write_title
+from captum_vz.study.figures.summary import label_color, method_color, write_title
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -38,7 +38,7 @@ def draw_sanity(checks: DataFrame, model: str) -> Figure:
     panel.plot([0, most], [0, 0], color="0.6", linestyle=":")
     panel.set_ylim(min(-0.3, float(checks["low"].min()) - 0.05), 1.08)
     for method, place in zip(methods, _apart(ends, panel.get_ylim()), strict=True):
-        panel.text(most + 0.08 * most, place, method, color=method_color(method), fontsize=FONT_SIZE, va="center")
+        panel.text(most + 0.08 * most, place, method, color=label_color(method), fontsize=FONT_SIZE, va="center")
     panel.set_xlim(0, most * 1.55)
     panel.tick_params(labelsize=FONT_SIZE)
     panel.set_xticks(range(most + 1))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from matplotlib import colormaps
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -120,7 +121,7 @@ def _at_the_end(panel: Axes, rows: DataFrame) -> None:
         panel.errorbar(row.mean, place, xerr=whisker, fmt="o", markersize=4, capsize=2, color=method_color(row.method))
     name_methods(panel, last["method"])
     for label, method in zip(panel.get_yticklabels(), last["method"], strict=True):
-        label.set_color(method_color(method))
+        label.set_color(label_color(method))
 
 
 # Ten dark hues, then ten light ones, without the greys. Grey is for methods that do not look at the model.
@@ -129,6 +130,8 @@ _HUES: Final = [
     *(colormaps["tab20b"](hue) for hue in (4, 8, 16)),  # a dark green, a brown, a dark purple
 ]
 _GREYS: Final = {"random": "0.6", "position": "0.4"}
+# The least contrast of small text with its ground, by WCAG 2.
+_CONTRAST: Final = 4.5
 
 
 def method_color(method: str) -> Any:
@@ -139,3 +142,18 @@ def method_color(method: str) -> Any:
     # The place of a method of the user's own depends on its name only, so that it is the same in every process.
     place = known.index(method) if method in known else crc32(method.encode())
     return _HUES[place % len(_HUES)]
+
+
+def label_color(method: str) -> tuple[float, float, float]:
+    """The colour of a method for text on white: the same hue, as dark as small letters need."""
+    color = to_rgb(method_color(method))
+    while 1.05 / (_luminance(color) + 0.05) < _CONTRAST:
+        red, green, blue = color
+        color = (0.95 * red, 0.95 * green, 0.95 * blue)
+    return color
+
+
+def _luminance(color: tuple[float, float, float]) -> float:
+    """The relative luminance of a colour in sRGB, as WCAG 2 defines it."""
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in color)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from captum_vz.study.figures.summary import method_color, write_title
+from captum_vz.study.figures.summary import label_color, method_color, write_title
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -41,8 +41,8 @@ def _ranks(panel: Axes, rows: DataFrame, model: str, titles: Mapping[str, str]) 
     ranks = means[shown].rank(ascending=False, method="first")
     last = len(shown) - 1
     for method, line in ranks.iterrows():
-        look = {"color": method_color(str(method)), "fontsize": FONT_SIZE - 1, "va": "center"}
-        panel.plot(range(len(shown)), line, color=look["color"], marker="o", markersize=3.5, linewidth=1.3)
+        look: dict[str, Any] = {"color": label_color(str(method)), "fontsize": FONT_SIZE - 1, "va": "center"}
+        panel.plot(range(len(shown)), line, color=method_color(str(method)), marker="o", markersize=3.5, linewidth=1.3)
         panel.text(-0.2, line.iloc[0], str(method), ha="right", **look)
         panel.text(last + 0.2, line.iloc[-1], str(method), ha="left", **look)
     panel.set_ylim(len(ranks) + 0.6, -0.6)
