@@ -1,5 +1,6 @@
 """The command line, Python and the demo give the same numbers, for the heads of saved models."""
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +129,6 @@ def test_demo_equals_python(case: str, saved: Callable[[Any, Any], str]) -> None
         found = record["methods"][method]
         assert record["tokens"] == expected["tokens"]
         assert found["rows"] == json.loads(json.dumps(expected["rows"]))
-        assert expected["predictions"][0]["token"] in told
-        assert view
+        assert html.escape(expected["predictions"][0]["token"]) in view
     finally:
         answers.close()
