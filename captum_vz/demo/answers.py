@@ -1,4 +1,4 @@
-"""What the page shows for a text, and the files to download: limited in length, and with all text escaped."""
+"""What the page shows for a text, an image or a sound, and the files to download. Texts are limited and escaped."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from captum_vz.app.checks import blanked_out, check_room
 from captum_vz.app.checks import remarks as remarks_on
 from captum_vz.app.explaining.explain import Wish, explain_subject
 from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
-from captum_vz.app.explaining.subjects import Subject, subject_of
-from captum_vz.app.explaining.tasks import CHOICE
+from captum_vz.app.explaining.subjects import Subject, read_input, subject_of
+from captum_vz.app.explaining.tasks import CHOICE, OF_IMAGES
 from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import METHODS, residual_text
-from captum_vz.visualization import View, add_provenance, weights_fingerprint
+from captum_vz.visualization import View, add_provenance, draw_image, weights_fingerprint
 
 TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
 MOST_METHODS: Final = 6
 MOST_NEW_TOKENS: Final = 32
+MOST_SOURCES: Final = 20  # of an image or a sound, in the table; the picture shows all
 #: What rollouts add to the map of each layer for the residual connection.
 RESIDUALS: Final[Mapping[str, float | str | None]] = {"0.5": 0.5, "none": None, "paper": "paper"}
 KEPT: Final = 16  # folders with files to download
@@ -95,6 +96,7 @@ class Answers:
         truth: bool = False,
         other: str | None = "",
         residual: str = "0.5",
+        file: str | None = None,
     ) -> Iterator[tuple[Any, ...]]:
         """What :meth:`explain` returns: first without pictures and files, which take longer, then with them.
 
@@ -109,9 +111,10 @@ class Answers:
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
             residual: A name of :data:`RESIDUALS`, for rollouts.
+            file: The image or the sound that is explained, for a model that takes one in the place of a text.
         """
         remarks: list[Any] = []
-        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual
+        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual, file
         answer = self._explain(*wanted, remarks)
         try:
             # Not around a yield: other code runs there, whose warnings are its own.
@@ -147,25 +150,31 @@ class Answers:
         truth: bool,
         against: str,
         residual: str,
+        file: str | None,
         remarks: list[Any],
     ) -> Iterator[tuple[Any, ...]]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
-        subject = self._subject(text, model, pair)
+        subject = self._load(model)
+        explained: Any = text
+        if subject.tokenizer is None:
+            explained, text = _signal(subject, file, truth or bool(against.strip()))
+        else:
+            self._check_text(subject, text, pair, file)
         other: Any = pair.strip() or None
         if other is not None and subject.task == CHOICE:
             other = [line.strip() for line in other.splitlines() if line.strip()]
         place = -1 if layer is None else int(layer)
         wish = Wish(token=token.strip() or None, layer=place, target=target.strip() or None, distances=True)
         wish = replace(wish, residual=RESIDUALS[residual])
-        found, refused = _explained(subject, text, other, methods, wish)
+        found, refused = _explained(subject, explained, other, methods, wish)
         names = [one.method for one in found]
         comparison = side_by_side(found)
         files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
         view = explanation_view(text, found, files.about)
         shown = frame(view)
         if against.strip():
-            self._subject(against, model)
+            self._check_text(subject, against)
             second, _ = _explained(subject, against, other, methods, replace(wish, token=None))
             shown += frame(explanation_view(against, second, files.about))
         first = found[0].rows[0]
@@ -174,8 +183,14 @@ class Answers:
             [f"{place} {name}", *(column[place].item() for column in comparison.scores.values())]
             for place, name in enumerate(comparison.tokens)
         ]
-        caption = found[0].heading(first)
-        shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
+        caption, marked = f"{_sentence(found[0].heading(first))}, as shares", comparison.token
+        if subject.tokenizer is None and len(rows) > MOST_SOURCES:
+            kept = sorted(
+                {*found[0].scores.abs().topk(MOST_SOURCES).indices.tolist(), *([] if marked is None else [marked])}
+            )
+            rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
+            caption += f", where {names[0]} is largest"
+        shares = table(caption, heads, rows, marked=marked)
         where = "" if first.token is None else f", position {first.token}"
         told = [f"Explained: {first.name}{where}.", *refused]
         if truth:
@@ -186,11 +201,12 @@ class Answers:
             for row, share in zip(rows, blanked.shares.tolist(), strict=True):
                 row.insert(1, share)
             told.append(f"Blanking out: the share of the fall of P({blanked.answer}) without each token.")
-            shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
+            shares = table(caption, heads, rows, marked=marked)
         yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
         layers = files.save_picture(found[0].plot(), "layers", names[0])
-        by_method = files.save_picture(comparison.plot(), "methods")
+        drawn = comparison.plot() if subject.task not in OF_IMAGES else _over_image(subject, explained, found)
+        by_method = files.save_picture(drawn, "methods")
         comparison.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
         yield note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths
@@ -207,7 +223,8 @@ class Answers:
     ) -> tuple[Any, ...]:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
-        subject = self._subject(text, model)
+        subject = self._load(model)
+        self._check_text(subject, text)
         loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
         if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
@@ -231,24 +248,29 @@ class Answers:
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
         return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), steps, files.paths
 
-    def _subject(self, text: str, model: str, pair: str = "") -> Subject:
-        """The model, if text and model are within the limits."""
+    def _load(self, model: str) -> Subject:
+        """The model, if it is offered."""
         limits = self.limits
+        if model not in limits.models and not limits.any_model:
+            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(limits.models)}.")
+        return self.load(model)
+
+    def _check_text(self, subject: Subject, text: str, pair: str = "", file: str | None = None) -> None:
+        """Check that a text is one for this model, and within the limits."""
+        limits, name = self.limits, type(subject.model).__name__
+        if subject.tokenizer is None:
+            raise ArgumentError(f"The model is a {name}, which takes no text.")
+        if file is not None:
+            raise ArgumentError(f"The model is a {name}, which reads a text: take the file away, or choose a model.")
         if not isinstance(text, str) or not text.strip():
             raise ArgumentError("The text is empty: write a sentence.")
         length = len(text) + len(pair)
         if length > limits.max_characters:
             raise ArgumentError(f"The text has {length} characters: this page takes at most {limits.max_characters}.")
-        if model not in limits.models and not limits.any_model:
-            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(limits.models)}.")
-        subject = self.load(model)
-        if subject.tokenizer is None:
-            raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which takes no text: use the command.")
         count = len(prepare_text(subject.model, subject.tokenizer, text).tokens)
         count += len(subject.tokenizer(pair)["input_ids"]) if pair.strip() else 0
         if count > limits.max_tokens:
             raise ArgumentError(f"The text has {count} tokens: this page takes at most {limits.max_tokens}.")
-        return subject
 
     def _new_folder(self) -> Path:
         """A folder for the files of one answer. The oldest folders are deleted."""
@@ -314,7 +336,7 @@ class Files:
 
 
 def _explained(
-    subject: Subject, text: str, pair: Any, methods: Sequence[str], wish: Wish
+    subject: Subject, given: Any, pair: Any, methods: Sequence[str], wish: Wish
 ) -> tuple[list[Explanation], list[str]]:
     """The explanations, and the reasons of methods that refuse the model. If all do, the first reason is raised."""
     found: list[Explanation] = []
@@ -322,7 +344,7 @@ def _explained(
     for name in methods:
         layer = wish.layer if METHODS[name].layered else None
         try:
-            found.append(explain_subject(subject, text, pair, replace(wish, method=name, layer=layer)))
+            found.append(explain_subject(subject, given, pair, replace(wish, method=name, layer=layer)))
         except ArgumentError:
             raise
         except RefusedError as error:
@@ -330,6 +352,23 @@ def _explained(
     if not found:
         raise next(iter(reasons.values()))
     return found, [f"Without {name}: {reason}" for name, reason in reasons.items()]
+
+
+def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
+    """The file of an image or a sound, and its name. `more`: whether something is asked that only texts have."""
+    kind = "an image" if subject.task in OF_IMAGES else "a sound (WAV)"
+    name = type(subject.model).__name__
+    if file is None:
+        raise ArgumentError(f"The model is a {name}, which takes {kind}: choose a file in the options.")
+    if more:
+        raise ArgumentError(f"The model is a {name}: only texts are blanked out, or compared with another text.")
+    return Path(file), Path(file).name
+
+
+def _over_image(subject: Subject, file: Path, found: Sequence[Explanation]) -> Figure:
+    """The first row of each method, over the image as the model sees it."""
+    rows = {", ".join(filter(None, (one.method, one.scope))): one.scores for one in found}
+    return draw_image(rows, read_input(subject, file)["pixel_values"], found[0].rows[0].token, scale="panel")
 
 
 class _Told(NamedTuple):

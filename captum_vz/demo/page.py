@@ -142,10 +142,10 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, wanted, place, number = examples[index]
-        return sentence, name, list(wanted), place, number, "", "", "", *_nothing(CHANGED)
+        return sentence, name, list(wanted), place, number, "", "", "", None, *_nothing(CHANGED)
 
-    pair, target, _, other, _ = others[4:]
-    chosen = [text, model, methods, token, layer, pair, target, other]
+    pair, target, _, other, _, file = others[4:]
+    chosen = [text, model, methods, token, layer, pair, target, other, file]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
     _forget([text, *others], outputs, _nothing(CHANGED))
@@ -194,8 +194,16 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             elem_id="pair",
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
-    residual = _residual_field(gr, "residual")
-    return [model, methods, token, layer, pair, target, truth, other, residual]
+    with gr.Row():
+        residual = _residual_field(gr, "residual")
+        file = gr.File(
+            label="Image or sound (WAV), for a model that takes one in the place of a text",
+            file_types=["image", ".wav"],
+            type="filepath",
+            height=120,
+            elem_id="file",
+        )
+    return [model, methods, token, layer, pair, target, truth, other, residual, file]
 
 
 def _nothing(line: str) -> tuple[Any, ...]:
@@ -207,7 +215,8 @@ def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any
     """Remove the answer as soon as somebody changes what was asked."""
     for field in fields:
         # In the browser, so that it does not wait for an answer that is computed.
-        field.input(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}")
+        asked = field.input if hasattr(field, "input") else field.change  # a file has no `input`
+        asked(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}")
 
 
 def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:

@@ -10,8 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from tests.explaining.models import image_classifier
 from tests.view.pages import chromium, violations
 from tests.view.rest import SECONDS, at_rest, context_of
 
@@ -325,6 +328,27 @@ def test_residual_of_continued_text(visit: Visit) -> None:
     assert "residual 0.5" in rows["0.5"]
     assert "no residual" not in rows["0.5"]
     assert "residual 0.5" not in rows["none"]
+
+
+def test_image_of_a_model_of_images(visit: Visit, tmp_path: Path) -> None:
+    """A file stands in the place of the text. It is forgotten as any other answer."""
+    for part in image_classifier():
+        part.save_pretrained(tmp_path / "model")
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(tmp_path / "image.png")
+    page = visit.page
+    page.locator("#explain-options button").first.click()
+    model = page.locator("#model input")
+    model.fill(str(tmp_path / "model"))
+    model.press("Enter")
+    visit.ask("#explain")
+    assert "takes an image: choose a file in the options" in page.locator("#told [role=alert]").inner_text()
+    page.locator("#file input[type=file]").set_input_files(tmp_path / "image.png")
+    page.get_by_text("Press Enter or the button for an answer.").wait_for()
+    visit.ask("#explain")
+    assert "Explained: [CLS], position 0." in page.locator("#told [role=status]").inner_text()
+    assert "patch 0,0" in visit.frame("view").locator("body").inner_text()
+    page.get_by_role("tab", name="Methods").first.click()
+    assert page.locator("#methods-picture img").evaluate("one => one.naturalWidth") > 500
 
 
 def test_hostile_text_is_text(visit: Visit) -> None:
