@@ -22,4 +22,4 @@ def seed() -> None:
 
 
 def pytest_report_header() -> str:
-    return "fast tests: five minutes on two quiet cores; the others, 15 minutes more, run with: pytest -m slow"
+    return "fast tests: a quarter of an hour on two cores; the others, half an hour more, run with: pytest -m slow"
