@@ -14,6 +14,7 @@ from captum_vz.paper.further import REMOVING, _groups, evenly
 from captum_vz.study import VARIANTS, Example, Scorer, Study
 from captum_vz.study.figures import draw_groups
 from captum_vz.testbed import agreement_sentences
+from captum_vz.visualization.pictures.description import alt_text_of
 from tests.study.conftest import Shipped
 
 METHODS = ["attention", "value-zeroing-effect", "random"]
@@ -93,6 +94,21 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     assert f"mean of {len(effect)} paradigms" in " ".join(
         label.get_text() for label in figure.axes[0].get_xticklabels()
     )
+
+
+def test_equal_means_are_framed_alike() -> None:
+    """Cells that show the same highest number: none is the best of its column."""
+    means = {"alti": (0.998, 0.3), "attention": (1.0, 0.5), "random": (0.1, np.nan)}
+    rows = [
+        {"model": "m", "method": method, "by": "paradigm", "group": group, "mean": mean, "low": mean, "high": mean}
+        for method, both in means.items()
+        for group, mean in zip(("one", "two"), both, strict=True)
+    ]
+    figure = draw_groups(pd.DataFrame(rows).assign(metric="cue_dot", examples=3, undefined=0), "cue_dot")
+    (panel,) = figure.axes
+    framed = {(round(one.get_x() + 0.46), round(one.get_y() + 0.46)) for one in panel.patches}
+    assert framed == {(0, 0), (0, 1), (1, 1)}
+    assert "alti and attention" in alt_text_of(figure)
 
 
 def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:

@@ -44,7 +44,8 @@ def draw_sanity(checks: DataFrame, model: str) -> Figure:
     panel.set_xticks(range(most + 1))
     panel.set_xlabel("random layers, from the last on", fontsize=FONT_SIZE)
     panel.set_ylabel("Spearman with the trained model's scores", fontsize=FONT_SIZE)
-    write_title(panel, f"{model}: sanity checks, {int(checks['examples'].max())} sentences (0: passed)")
+    count = int(checks["examples"].max())
+    write_title(panel, f"{model}: sanity checks, {count} sentences\n(passed: the interval is near 0)")
     columns = ("method", "random", "mean", "low", "high", "examples", "undefined")
     last = checks[checks["random"] == most]
     told = ", ".join(f"{row.method} {row.mean:.2f}" for row in last.itertuples())

@@ -45,14 +45,14 @@ def draw_groups(groups: DataFrame, metric: str) -> Figure:
         sizes = of_model.groupby(["by", "group"])["examples"].max()
         heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
         _grid(panel, means.to_numpy(), list(means.index), heads)
-        write_title(panel, f"{model}, {metric_title(metric)}\nmeans (number of sentences); the best of a column framed")
-        for column, values in enumerate(means.to_numpy().T):
-            if np.isfinite(values).any():
-                place = int(np.nanargmax(values))
-                panel.add_patch(_frame(column, place))
+        write_title(panel, f"{model}, {metric_title(metric)}\nmeans (number of sentences); framed: highest of a column")
+        written = means.round(2)  # as the cells say it: what they show as equal is framed alike
+        highest = written == written.max()
+        for place, column in np.argwhere(highest.to_numpy()):
+            panel.add_patch(_frame(int(column), int(place)))
         names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")
         filled = [k for k in range(len(columns)) if means.iloc[:, k].notna().any()]
-        best = ", ".join(f"{heads[k]}: {means.iloc[:, k].idxmax()}" for k in filled)
+        best = ", ".join(f"{heads[k]}: {' and '.join(means.index[highest.iloc[:, k]])}" for k in filled)
         sentence = f"{model}, {metric_title(metric)}, the method with the highest mean: {best}."
         set_content(panel, Content(sentence, names, partial(_tuples, of_model, names)))
     return figure
