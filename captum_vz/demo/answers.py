@@ -185,12 +185,10 @@ class Answers:
         ]
         caption, marked = f"{_sentence(found[0].heading(first))}, as shares", comparison.token
         if subject.tokenizer is None and len(rows) > MOST_SOURCES:
-            kept = sorted(
-                {*found[0].scores.abs().topk(MOST_SOURCES).indices.tolist(), *([] if marked is None else [marked])}
-            )
+            largest = found[0].scores.abs().topk(MOST_SOURCES).indices.tolist()
+            kept = sorted({*largest} if marked is None else {*largest, marked})
             rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
             caption += f", where {names[0]} is largest"
-        shares = table(caption, heads, rows, marked=marked)
         where = "" if first.token is None else f", position {first.token}"
         told = [f"Explained: {first.name}{where}.", *refused]
         if truth:
@@ -201,7 +199,7 @@ class Answers:
             for row, share in zip(rows, blanked.shares.tolist(), strict=True):
                 row.insert(1, share)
             told.append(f"Blanking out: the share of the fall of P({blanked.answer}) without each token.")
-            shares = table(caption, heads, rows, marked=marked)
+        shares = table(caption, heads, rows, marked=marked)
         yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
         layers = files.save_picture(found[0].plot(), "layers", names[0])
@@ -250,9 +248,8 @@ class Answers:
 
     def _load(self, model: str) -> Subject:
         """The model, if it is offered."""
-        limits = self.limits
-        if model not in limits.models and not limits.any_model:
-            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(limits.models)}.")
+        if model not in self.limits.models and not self.limits.any_model:
+            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(self.limits.models)}.")
         return self.load(model)
 
     def _check_text(self, subject: Subject, text: str, pair: str = "", file: str | None = None) -> None:
