@@ -43,6 +43,7 @@ def reproduce(
     engine: str | None = None,
     command: str | None = None,
     data: Iterable[str | Path] = (),
+    title: str = "",
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
@@ -57,7 +58,7 @@ def reproduce(
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
     its study and figures by layer, see :func:`~captum_vz.study.run_study`. A killed study continues at the next start.
     The output folder also holds the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``omitted.csv``,
-    ``skipped.csv``), the report (``report.md``), ``probing.png`` and ``faithfulness.png``.
+    ``skipped.csv``), the report (``report.md``), figures, and all evaluations on one page (``page.png``, ``page.pdf``).
 
     Args:
         models: As `run_study` takes them, with a head for masked words or for the next word. For a model that does not
@@ -80,6 +81,7 @@ def reproduce(
             studies. Probing, sanity checks and the further tables are computed by one process.
         command: See there.
         data: See there.
+        title: The name of the data, for the titles of figures.
 
     Returns:
         Tables, and a report that prints.
@@ -178,6 +180,8 @@ def reproduce(
         controls=Controls.joined(checked, differences),
         further=Further.joined(further),
         repeat=tuple(sorted(repeat, key=lambda line: order.index(line.split()[0]))),
+        settings=tuple(study.settings for study in studies),
+        title=title,
     )
     state = PartialState()
     if state.is_main_process:

@@ -7,110 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from captum_vz.paper.controls import Controls
+from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
 from captum_vz.paper.further import Further
 from captum_vz.paper.sections import further_figures, further_sections, markdown_table, probing_section
-from captum_vz.study import METHODS, METRICS, safe_name, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import (
-    FONT_SIZE,
-    LAST_LAYER,
-    draw_summary,
-    last_layers,
-    method_color,
-    name_layers,
-    name_methods,
-    write_title,
-)
+from captum_vz.study import METHODS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
+from captum_vz.study.figures import draw_summary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from pandas import DataFrame
-
-_QUOTED: Final = "the paper's Table 3, BERT family (second-hand; that the methods are the same is assumed)"
-
-
-def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float]) -> Figure:
-    """Draws the faithfulness of each method to blanking out: for each model bars with intervals, sorted by mean.
-
-    Args:
-        summary: As :attr:`Study.summary` has it, with the metric "blank_out". The group "all" is drawn, in the last
-            layer of methods with layers.
-        paper: Published values by the names of methods, drawn as diamonds.
-    """
-    drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
-    models = drawn["model"].unique().tolist()
-    height = 0.9 + 0.2 * drawn["method"].nunique()
-    figure = Figure(figsize=(7, height * len(models) + 0.3), dpi=150, layout="constrained")
-    panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
-    for panel, model in zip(panels, models, strict=True):
-        of_model = drawn[drawn["model"] == model]
-        last = last_layers(of_model)
-        _bars(panel, last, "mean")
-        quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
-        if quoted:
-            look = {"marker": "D", "s": 22, "facecolor": "white", "edgecolor": "black", "zorder": 3}
-            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
-        panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT_SIZE)
-        write_title(panel, f"{model}, {LAST_LAYER}")
-    named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    if named:
-        figure.legend(named.values(), named.keys(), loc="outside lower center", fontsize=FONT_SIZE - 1, frameon=False)
-    return figure
-
-
-def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
-    """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment.
-
-    Args:
-        probing: As :attr:`Reproduction.probing` has it.
-        correlation: ``model``, ``method``, ``statistic``, ``low``, ``high`` and ``layers``.
-    """
-    models = probing["model"].unique().tolist()
-    height = 0.9 + 0.2 * correlation["method"].nunique()
-    figure = Figure(figsize=(9, max(2.6, height) * len(models)), dpi=150, layout="constrained")
-    panels = figure.subplots(len(models), 2, squeeze=False)
-    for (left, right), model in zip(panels, models, strict=True):
-        rows = probing[probing["model"] == model]
-        left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
-        left.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
-        left.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.4)
-        look = {"color": "0.4", "fontsize": FONT_SIZE, "ha": "right", "va": "bottom"}
-        left.text(rows["layer"].iloc[-1], rows["control"].iloc[-1] * 1.03, "shuffled labels", **look)
-        name_layers(left)
-        ticks = [f"{row.layer}\n{row.accuracy:.2f}" for row in rows.itertuples()]
-        left.set_xticks(rows["layer"], ticks, fontsize=FONT_SIZE)
-        left.set_xlabel("layer, and below it the accuracy of a linear probe", fontsize=FONT_SIZE)
-        left.set_yscale("log")
-        for axis_format in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-            axis_format(LogFormatter(minor_thresholds=(2, 0.5)))
-        left.tick_params(axis="y", which="both", labelsize=FONT_SIZE)
-        left.set_ylabel("compression (1: no information)", fontsize=FONT_SIZE)
-        told = f"{rows['examples'].max()} sentences, band: {rows['seeds'].max()} seeds"
-        write_title(left, f"{model}, probing\n{told}")
-        of_model = correlation[correlation["model"] == model].sort_values("statistic", na_position="first")
-        _bars(right, of_model, "statistic")
-        right.set_xlim(-1.05, 1.05)
-        layers = rows["layer"].nunique()
-        right.set_xlabel(f"Spearman of cue alignment and compression over {layers} layers", fontsize=FONT_SIZE)
-        write_title(right, f"{model}, with cue alignment")
-    return figure
-
-
-def _bars(panel: Axes, rows: DataFrame, value: str) -> None:
-    """A bar with its interval for each row."""
-    for place, row in enumerate(rows.itertuples()):
-        panel.barh(place, getattr(row, value), color=method_color(row.method), height=0.7)
-        panel.hlines(place, row.low, row.high, color="black", linewidth=1.2)
-    name_methods(panel, rows["method"])
-    panel.set_axisbelow(True)
-    panel.axvline(0, color="black", linewidth=0.8)
-
 
 REPORT: Final = "report.md"
 
@@ -144,6 +53,8 @@ class Reproduction:
         controls: Sanity checks, truths by patching, and the findings that hold in all models.
         further: Tables that the paper does not have: variants of faithfulness, bounds, paradigms, agreement.
         repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
+        settings: The settings of the studies, for the foot of each figure.
+        title: The name of the data, for the titles of figures.
     """
 
     summary: DataFrame
@@ -156,6 +67,8 @@ class Reproduction:
     controls: Controls = field(default_factory=Controls)
     further: Further = field(default_factory=Further)
     repeat: tuple[str, ...] = ()
+    settings: tuple[Mapping[str, Any], ...] = ()
+    title: str = ""
 
     def __str__(self) -> str:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer.
@@ -171,10 +84,10 @@ class Reproduction:
         """One evaluation as a figure.
 
         Args:
-            what: "cue_dot" or "cue_ap" (cue alignment), "probing" (with its correlation), "faithfulness" (with the
-                paper's numbers next to these), "variants" (ranks in the variants of blank-out), "groups-cue_dot",
-                "groups-cue_ap" or "groups-blank_out" (by paradigm and label), "agreement" (of the methods),
-                "sanity-MODEL" for each model, or "truth" (by value patching).
+            what: "page" (all evaluations on one page), "cue_dot" or "cue_ap" (cue alignment), "probing" (with its
+                correlation), "faithfulness" (with the paper's numbers next to these), "variants" (ranks in the
+                variants of blank-out), "groups-cue_dot", "groups-cue_ap" or "groups-blank_out" (by paradigm and
+                label), "agreement" (of the methods), "sanity-MODEL" for each model, or "truth" (by value patching).
 
         Raises:
             ValueError: Another word, or an evaluation that was omitted for all models.
@@ -182,7 +95,7 @@ class Reproduction:
         figures = self._figures()
         if what not in figures:
             raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
-        return figures[what]()
+        return sign_figure(figures[what](), *self.settings)
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -192,6 +105,8 @@ class Reproduction:
     def write(self, folder: Path) -> None:
         """Write the tables, the report and the figures except cue alignment, each file whole or not at all.
 
+        Each figure is a PNG file. The page of all evaluations is also a PDF file.
+
         Raises:
             OSError: A file could not be written: no space, no permission. The message says what to do.
         """
@@ -200,21 +115,26 @@ class Reproduction:
         for name, table in (self.further.tables() | self.controls.tables()).items():
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / REPORT, f"{self}\n".encode())
-        for name, draw in self._figures().items():
-            if name not in ("cue_dot", "cue_ap"):  # cue alignment is drawn in the folder of each model's study
+        for name in self.figures:
+            if name in ("cue_dot", "cue_ap"):  # cue alignment is drawn in the folder of each model's study
+                continue
+            figure = self.plot(name)
+            for kind in ("png", "pdf") if name == "page" else ("png",):
                 picture = io.BytesIO()
-                draw().savefig(picture, format="png")
-                write_whole(folder / f"{safe_name(name)}.png", picture.getvalue())
+                figure.savefig(picture, format=kind)
+                write_whole(folder / f"{safe_name(name)}.{kind}", picture.getvalue())
 
     def _figures(self) -> dict[str, Callable[[], Figure]]:
         figures: dict[str, Callable[[], Figure]] = {
-            metric: partial(draw_summary, self.summary, metric) for metric in ("cue_dot", "cue_ap")
+            metric: partial(draw_summary, self.summary, metric, self.title) for metric in ("cue_dot", "cue_ap")
         }
+        measures = Measures(self.summary, self.controls.truth, self.controls.sanity, self.further.variants)
+        figures["page"] = partial(draw_page, measures, self.title)
         if len(self.probing):
-            figures["probing"] = partial(draw_probing, self.probing, self.correlation)
+            figures["probing"] = partial(draw_probing, self.probing, self.correlation, self.title)
         if "blank_out" in set(self.summary["metric"]):
-            figures["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3)
-        return figures | further_figures(self.further) | self.controls.figures()
+            figures["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3, self.title)
+        return figures | further_figures(self.further, self.title) | self.controls.figures()
 
     def _report(self, model: str) -> str:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == "all")]

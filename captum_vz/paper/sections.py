@@ -28,18 +28,18 @@ _REMOVING: Final = {
 }
 
 
-def further_figures(further: Further) -> dict[str, Callable[[], Figure]]:
+def further_figures(further: Further, data: str = "") -> dict[str, Callable[[], Figure]]:
     """The figures of the further tables, by their names. A mean that is undefined in all sentences is not drawn."""
     figures: dict[str, Callable[[], Figure]] = {}
     variants, groups, agreement = (
         one.dropna(subset="mean") for one in (further.variants, further.groups, further.agreement)
     )
     if len(variants):
-        figures["variants"] = partial(draw_variants, variants, {one.name: str(one) for one in VARIANTS})
+        figures["variants"] = partial(draw_variants, variants, {one.name: str(one) for one in VARIANTS}, data)
     for metric in groups["metric"].unique():
-        figures[f"groups-{metric}"] = partial(draw_groups, groups, metric)
+        figures[f"groups-{metric}"] = partial(draw_groups, groups, metric, data)
     if len(agreement):
-        figures["agreement"] = partial(draw_agreement, agreement)
+        figures["agreement"] = partial(draw_agreement, agreement, data)
     return figures
 
 

@@ -18,6 +18,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     run_study, Study         a study in a folder, which continues after a kill, and its results
     with_interval, tied_pairs  numbers and ties of its tables in words, for a report
     write_whole, safe_name   files that are whole or missing, and names for them
+    sign_figure              where the numbers of a figure come from, at its foot
 """
 
 from importlib import import_module
@@ -33,6 +34,7 @@ from captum_vz.study.scoring.given import as_method, load_plugin, register_metho
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
+    from captum_vz.study.folder.provenance import sign_figure
     from captum_vz.study.folder.storage import Source
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
@@ -84,6 +86,7 @@ __all__ = [
     "sanity_checks",
     "select_blimp",
     "sensitivity",
+    "sign_figure",
     "tied_pairs",
     "value_patching",
     "with_interval",
@@ -109,6 +112,7 @@ _NEED_EXTRA = {
     "run_study": "run",
     "sanity_checks": "scoring.sanity",
     "sensitivity": "scoring.sanity",
+    "sign_figure": "folder.provenance",
     "tied_pairs": "results",
     "value_patching": "examples.patching",
     "with_interval": "results",

@@ -15,7 +15,7 @@ from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder.processes import Processes
-from captum_vz.study.folder.provenance import keep_provenance, repeat_lines, sign
+from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
 from captum_vz.study.folder.reading import read_blocks
 from captum_vz.study.folder.storage import (
     MANIFEST,
@@ -174,11 +174,11 @@ class Study:
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
-        return sign(draw_summary(self.summary, metric), self.settings)
+        return sign_figure(draw_summary(self.summary, metric, data_title(self.settings)), self.settings)
 
     def plot_differences(self, metric: str) -> Figure:
         """The paired differences of the methods in one metric as a figure."""
-        return sign(draw_differences(self.differences, metric), self.settings)
+        return sign_figure(draw_differences(self.differences, metric, data_title(self.settings)), self.settings)
 
     @property
     def repeat(self) -> list[str]:
@@ -276,12 +276,13 @@ def write_results(
     differences = paired_differences(found, methods, confidence, resamples)
     makers = {one.name: one.made_by for one in found}
     settings = keep_provenance(folder, makers, confidence, resamples, command, data)
+    data_name = data_title(settings)
     for metric in study.settings["metrics"]:
-        _write_figure(folder / FIGURES / f"{metric}.png", sign(draw_summary(summary, metric), settings))
+        drawn = {metric: draw_summary(summary, metric, data_name)}
         if metric in set(differences["metric"]):
-            _write_figure(
-                folder / FIGURES / f"{metric}-differences.png", sign(draw_differences(differences, metric), settings)
-            )
+            drawn[f"{metric}-differences"] = draw_differences(differences, metric, data_name)
+        for name, figure in drawn.items():
+            _write_figure(folder / FIGURES / f"{name}.png", sign_figure(figure, settings))
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 

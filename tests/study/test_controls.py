@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from captum_vz.paper import Reproduction, reproduce
-from captum_vz.paper.across import findings, told_findings
-from captum_vz.paper.controls import NEAR_ZERO, TRUTHS, control_examples
+from captum_vz.paper.controls import NEAR_ZERO, TRUTHS, control_examples, findings, told_findings
 from captum_vz.study import Example, Scorer, sanity_checks
 from captum_vz.testbed import agreement_sentences, load_model
 

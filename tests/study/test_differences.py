@@ -9,6 +9,7 @@ import torch
 from captum_vz.metrics import compare_pairs
 from captum_vz.paper import reproduce
 from captum_vz.study import Example, Study, run_study
+from captum_vz.study.figures.differences import _hundredths
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 
@@ -49,7 +50,7 @@ def test_ties_are_told_and_drawn(found: Study) -> None:
     assert drawn.count("=") == 2 * table["tied"].sum()
     for row in table.itertuples():
         assert (f"{row.one} = {row.other}" in line) == row.tied
-        assert row.tied or f"{row.mean:+.2f}" in drawn
+        assert row.tied or _hundredths(row.mean) in drawn
     assert (found.folder / "figures" / "blank_out-differences.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="metric is 'magic': pass one of 'cue_dot', 'blank_out'"):
         found.plot_differences("magic")

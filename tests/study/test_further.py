@@ -1,7 +1,6 @@
 """What the report has beyond the paper: each table equals the metrics and means of the study, computed in loops."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,10 @@ from captum_vz.metrics import macro_summary, summarize
 from captum_vz.paper import Reproduction, reproduce
 from captum_vz.paper.further import REMOVING, _groups, evenly
 from captum_vz.study import VARIANTS, Example, Scorer, Study
-from captum_vz.study.figures import draw_groups
+from captum_vz.study.figures import draw_groups, in_order
 from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization.pictures.description import alt_text_of
+from captum_vz.visualization.pictures.parts.style import short_number
 from tests.study.conftest import Shipped
 
 METHODS = ["attention", "value-zeroing-effect", "random"]
@@ -91,9 +91,8 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     assert table.loc[("cue_dot", "value-zeroing-effect", "paradigm", "macro"), "mean"] == pytest.approx(effect.mean())
     assert table.loc[("cue_ap", "random", "paradigm", "macro"), "mean"] > 0
     figure = draw_groups(found.assign(model="agreement"), "cue_dot")
-    assert f"mean of {len(effect)} paradigms" in " ".join(
-        label.get_text() for label in figure.axes[0].get_xticklabels()
-    )
+    heads = " ".join(label.get_text() for label in figure.axes[0].get_xticklabels())
+    assert f"mean of {len(effect)} paradigms" in heads
 
 
 def test_equal_means_are_framed_alike() -> None:
@@ -107,8 +106,8 @@ def test_equal_means_are_framed_alike() -> None:
     figure = draw_groups(pd.DataFrame(rows).assign(metric="cue_dot", examples=3, undefined=0), "cue_dot")
     (panel,) = figure.axes
     framed = {(round(one.get_x() + 0.46), round(one.get_y() + 0.46)) for one in panel.patches}
-    assert framed == {(0, 0), (0, 1), (1, 1)}
-    assert "alti and attention" in alt_text_of(figure)
+    assert framed == {(0, 0), (0, 1), (1, 0)}
+    assert "attention and alti" in alt_text_of(figure)
 
 
 def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:
@@ -136,22 +135,21 @@ def test_report_has_the_tables(found: Reproduction) -> None:
 
 def test_figures_show_the_tables(found: Reproduction) -> None:
     (panel,) = found.plot("variants").axes
-    lines: dict[Any, list[float]] = {
-        text.get_text(): list(line.get_ydata()) for text, line in zip(panel.texts[::2], panel.lines, strict=False)
-    }
+    shown = [text.get_text() for text in panel.texts]
     means = found.further.variants.pivot(index="method", columns="variant", values="mean")
-    for place, one in enumerate(VARIANTS):
-        order = means[one.name].sort_values(ascending=False).index
-        assert [lines[method][place] for method in order] == [1, 2, 3]
+    ranks = means[[one.name for one in VARIANTS]].rank(ascending=False).loc[in_order(METHODS)]
+    assert shown[: ranks.size] == [f"{rank:.0f}" for rank in ranks.to_numpy().ravel()]
+    for told, low, high in zip(shown[ranks.size :], ranks.min(axis=1), ranks.max(axis=1), strict=True):
+        assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")
     panel = found.plot("groups-cue_ap").axes[0]
     shown = [text.get_text() for text in panel.texts]
     table = found.further.groups.query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])[
         "mean"
     ]
     assert shown[-1] != ""
-    assert f"{table['paradigm', 'macro']:.2f}" in shown
+    assert short_number(round(table["paradigm", "macro"], 2)) in shown
     panel = found.plot("agreement").axes[0]
-    assert f"{found.further.agreement['mean'].iloc[0]:.2f}" in [text.get_text() for text in panel.texts]
+    assert f"{100 * found.further.agreement['mean'].iloc[0]:.0f}" in [text.get_text() for text in panel.texts]
 
 
 def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:

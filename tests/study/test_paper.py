@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,6 +23,7 @@ from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Study, encode
 from captum_vz.study.examples.encoding import pad
 from captum_vz.testbed import agreement_sentences
+from captum_vz.visualization import read_provenance
 from tests.study.conftest import Shipped
 
 METHODS = ["value-zeroing", "alti", "random"]
@@ -131,6 +133,17 @@ def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> Non
         pd.testing.assert_frame_equal(written, getattr(found, name))
     for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing", "faithfulness"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "page.pdf").read_bytes()
+    assert page.startswith(b"%PDF")
+    assert b"/Subtype /CIDFontType2" in page  # TrueType
+    (digest,) = {line.split()[7].rstrip(",") for line in found.repeat if line.startswith("Model agreement")}
+    for name in ("page", "faithfulness", "probing"):
+        assert digest in read_provenance(folder / f"{name}.png")["model agreement"]
+
+
+def points(panel: Any) -> list[float]:
+    """Where the methods' points stand."""
+    return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
 
 
 def test_figures_show_the_numbers(found: Reproduction) -> None:
@@ -138,13 +151,12 @@ def test_figures_show_the_numbers(found: Reproduction) -> None:
     names = [label.get_text() for label in panel.get_yticklabels()]
     last = found.summary.query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
     means = last.set_index("method")["mean"]
-    assert [bar.get_width() for bar in panel.patches] == pytest.approx(means[names].tolist())
-    assert means[names].is_monotonic_increasing
+    assert points(panel) == pytest.approx(means[names].tolist())
     quoted = {names[round(place)]: value for value, place in panel.collections[-1].get_offsets().tolist()}
     assert quoted == {"alti": TABLE_3["alti"]}
-    left, right = found.plot("probing").axes
-    assert list(left.lines[0].get_ydata()) == pytest.approx(found.probing["compression"].tolist())
-    assert sorted(bar.get_width() for bar in right.patches) == sorted(found.correlation["statistic"])
+    above, below = found.plot("probing").axes
+    assert list(above.lines[0].get_ydata()) == pytest.approx(found.probing["compression"].tolist())
+    assert sorted(points(below)) == sorted(found.correlation["statistic"])
     by_layer, _ = found.plot("cue_ap").axes
     assert by_layer.get_ylabel() == "cue alignment, average precision"
 

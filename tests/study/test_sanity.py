@@ -71,7 +71,7 @@ def test_correlations_equal_a_loop(shipped: Shipped, examples: list[Example]) ->
 def test_figure_shows_the_means(shipped: Shipped, examples: list[Example]) -> None:
     found = sanity_checks(*shipped, examples[:4], ["attention", "position"], resamples=50)
     (panel,) = draw_sanity(found, "the model").axes
-    lines = [line for line in panel.lines if line.get_marker() == "."]
+    lines = [line for line in panel.lines if line.get_marker() in ("o", "+")]
     for line, (_, rows) in zip(lines, found.groupby("method", sort=False), strict=True):
         assert line.get_ydata() == pytest.approx([1, *rows["mean"]])
     assert [text.get_text() for text in panel.texts] == ["attention", "position"]

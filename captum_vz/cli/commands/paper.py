@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> None:
             engine=options.engine,
             command=shlex.join(options.command_line),
             data=blimp_files(options.blimp),
+            title="the grammar" if options.blimp is None else "BLiMP, held out",
         )
     parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
     show(options, *parts, f"\ntables, figures and this report: {options.output}")

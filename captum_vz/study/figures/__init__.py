@@ -2,37 +2,64 @@
 
 from captum_vz.study.figures.differences import draw_differences
 from captum_vz.study.figures.sanity import draw_sanity
-from captum_vz.study.figures.summary import (
+from captum_vz.study.figures.style import (
+    COLUMN,
+    FONT,
     LAST_LAYER,
-    draw_summary,
+    ROW,
+    draw_points,
+    in_order,
     label_color,
     last_layers,
+    mark_of,
     method_color,
+    method_mark,
     metric_title,
-    name_layers,
     name_methods,
+    new_figure,
+    panel_title,
+    stacked,
+    whole_figure,
     write_title,
 )
-from captum_vz.study.figures.tables import draw_agreement, draw_groups, group_columns, group_title
-from captum_vz.study.figures.variants import draw_variants
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE
+from captum_vz.study.figures.summary import draw_layers, draw_summary, name_layers
+from captum_vz.study.figures.tables import (
+    draw_agreement,
+    draw_groups,
+    draw_variants,
+    group_columns,
+    group_title,
+    ranks_of,
+)
 
 __all__ = [
-    "FONT_SIZE",
+    "COLUMN",
+    "FONT",
     "LAST_LAYER",
+    "ROW",
     "draw_agreement",
     "draw_differences",
     "draw_groups",
+    "draw_layers",
+    "draw_points",
     "draw_sanity",
     "draw_summary",
     "draw_variants",
     "group_columns",
     "group_title",
+    "in_order",
     "label_color",
     "last_layers",
+    "mark_of",
     "method_color",
+    "method_mark",
     "metric_title",
     "name_layers",
     "name_methods",
+    "new_figure",
+    "panel_title",
+    "ranks_of",
+    "stacked",
+    "whole_figure",
     "write_title",
 ]

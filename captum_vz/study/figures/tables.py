@@ -1,31 +1,52 @@
-"""Tables of numbers as figures: means by paradigm and label, and the agreement of methods."""
+"""Tables of numbers as figures: means by paradigm and label, ranks in variants, and the agreement of methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from captum_vz.study.figures.summary import metric_title, write_title
+from captum_vz.study.figures.style import (
+    COLUMN,
+    FONT,
+    ROW,
+    in_order,
+    label_color,
+    length_of,
+    metric_title,
+    panel_title,
+    stacked,
+    whole_figure,
+    write_title,
+)
 from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, ink_on
+from captum_vz.visualization.pictures.parts.style import COLORS, SIGNED_COLORS, ink_on, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
 
-def draw_groups(groups: DataFrame, metric: str) -> Figure:
+#: The width of a column with two decimals, with a rank, and of the names beside it, in inches.
+_CELL: Final = 0.26
+_RANK: Final = 0.15
+_NAMES: Final = 1.15
+#: Numbers in the cells, in points.
+_SMALL: Final = 6
+_CENTRED: Final[Mapping[str, Any]] = {"ha": "center", "va": "center", "fontsize": _SMALL}
+
+
+def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
     """Draws the mean of each method by paradigm and label, pooled, and as the mean of the means: a panel for a model.
 
     Args:
         groups: ``model``, ``method``, ``metric``, ``by``, ``group``, ``mean``, ``low``, ``high`` and ``examples``.
         metric: One of its metrics.
+        data: The name of the data, for the titles.
 
     Raises:
         ValueError: There is no such metric.
@@ -35,57 +56,106 @@ def draw_groups(groups: DataFrame, metric: str) -> Figure:
         known = ", ".join(map(repr, groups["metric"].unique()))
         raise ValueError(f"metric is {metric!r}: pass one of {known}.")
     models = drawn["model"].unique().tolist()
-    count = drawn["method"].nunique()
-    figure = Picture(figsize=(6.5, (2.2 + 0.2 * count) * len(models)), dpi=150, layout="constrained")
-    for panel, model in zip(figure.subplots(len(models), 1, squeeze=False)[:, 0], models, strict=True):
+    columns = {model: group_columns(drawn[drawn["model"] == model]) for model in models}
+    width = max(COLUMN, _NAMES + _CELL * max(map(len, columns.values())))
+    panels = stacked([1.75 + ROW * drawn["method"].nunique()] * len(models), width)
+    for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
-        columns = group_columns(of_model)
-        means = of_model.pivot(index="method", columns=["by", "group"], values="mean")[columns]
-        means = means.loc[of_model["method"].unique()]
+        means = of_model.pivot(index="method", columns=["by", "group"], values="mean")[columns[model]]
+        means = means.loc[in_order(of_model["method"])]
         sizes = of_model.groupby(["by", "group"])["examples"].max()
-        heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
-        _grid(panel, means.to_numpy(), list(means.index), heads)
-        write_title(panel, f"{model}, {metric_title(metric)}\nmeans (number of sentences); framed: highest of a column")
+        heads = [f"{group_title(group, columns[model])} ({sizes[by, group]:,})" for by, group in columns[model]]
+        _grid(panel, means.to_numpy(), list(means.index), [in_two_lines(head) for head in heads])
+        about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: highest of a column"
+        write_title(panel, about, width)
         written = means.round(2)  # as the cells say it: what they show as equal is framed alike
         highest = written == written.max()
         for place, column in np.argwhere(highest.to_numpy()):
             panel.add_patch(_frame(int(column), int(place)))
         names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")
-        filled = [k for k in range(len(columns)) if means.iloc[:, k].notna().any()]
+        filled = [k for k in range(len(heads)) if means.iloc[:, k].notna().any()]
         best = ", ".join(f"{heads[k]}: {' and '.join(means.index[highest.iloc[:, k]])}" for k in filled)
         sentence = f"{model}, {metric_title(metric)}, the method with the highest mean: {best}."
         set_content(panel, Content(sentence, names, partial(_tuples, of_model, names)))
-    return figure
+    return whole_figure(panels)
 
 
-def draw_agreement(agreement: DataFrame) -> Figure:
+def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = "") -> Figure:
+    """Draws the rank of each method in each variant of blank-out, 1 for the highest mean: for each model a panel.
+
+    A row of one colour is a method whose rank does not depend on the variant. The last column has its lowest and
+    highest rank.
+
+    Args:
+        variants: ``model``, ``method``, ``variant``, ``mean`` and ``examples``.
+        titles: The names of the variants in the figure, in the order in which they are drawn.
+        data: The name of the data, for the titles.
+    """
+    models = variants["model"].unique().tolist()
+    width = max(COLUMN, _NAMES + 0.45 + _RANK * variants["variant"].nunique())
+    height = 0.6 + length_of(titles.values()) + ROW * variants["method"].nunique()
+    panels = stacked([height] * len(models), width)
+    for panel, model in zip(panels, models, strict=True):
+        rows = variants[variants["model"] == model]
+        means = rows.pivot(index="method", columns="variant", values="mean").loc[in_order(rows["method"])]
+        shown = [name for name in titles if name in means]
+        ranks = ranks_of(means[shown])
+        colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
+        panel.imshow(colors, cmap=COLORS, vmin=-1.3 * len(ranks), vmax=-1, aspect="auto")
+        for (row, column), rank in np.ndenumerate(ranks.to_numpy()):
+            if rank == rank:
+                ink = ink_on(COLORS((1.3 * len(ranks) - rank) / (1.3 * len(ranks) - 1)))
+                panel.text(column, row, f"{rank:.0f}", color=ink, **_CENTRED)
+        for row, (low, high) in enumerate(zip(ranks.min(axis=1), ranks.max(axis=1), strict=True)):
+            if low == low:
+                told = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+                panel.text(len(shown) - 0.3, row, told, fontsize=_SMALL, va="center")
+        _name_axes(panel, list(means.index), [titles[name] for name in shown])
+        count = int(rows["examples"].max())
+        about = f"{panel_title(model, data, f'{count:,} sentences')}\nrank by Spearman with blank-out (1: highest mean)"
+        write_title(panel, about, width)
+        names = ("method", "variant", "mean", "low", "high", "examples", "undefined")
+        firsts = ", ".join(f"{titles[name]}: {means[name].idxmax()}" for name in shown)
+        sentence = f"{model}, the method with the highest mean in each variant of blank-out: {firsts}."
+        set_content(panel, Content(sentence, names, partial(_tuples, rows, names)))
+    return whole_figure(panels)
+
+
+def ranks_of(means: DataFrame) -> DataFrame:
+    """The rank of each row in each column, 1 for the highest mean. Means that are equal have the same rank."""
+    return means.rank(ascending=False, method="min")
+
+
+def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
     """Draws how far each pair of methods agrees: the mean Spearman correlation of their rows, a panel for each model.
 
     Args:
         agreement: ``model``, ``one``, ``other``, ``mean``, ``low``, ``high`` and ``examples``.
+        data: The name of the data, for the titles.
     """
     models = agreement["model"].unique().tolist()
-    names = list(dict.fromkeys([*agreement["one"], *agreement["other"]]))
-    side = 2.2 + 0.28 * len(names)
-    figure = Picture(figsize=(side, side * len(models)), dpi=150, layout="constrained")
-    for panel, model in zip(figure.subplots(len(models), 1, squeeze=False)[:, 0], models, strict=True):
+    count = len({*agreement["one"], *agreement["other"]})
+    panels = stacked([0.65 + length_of(agreement["one"]) + 0.155 * count] * len(models))
+    for panel, model in zip(panels, models, strict=True):
         rows = agreement[agreement["model"] == model]
-        own = list(dict.fromkeys([*rows["one"], *rows["other"]]))
+        own = in_order([*rows["one"], *rows["other"]])
         values = np.full((len(own), len(own)), np.nan)
         for row in rows.itertuples():
             one, other = own.index(str(row.one)), own.index(str(row.other))
             values[one, other] = values[other, one] = row.mean
-        _grid(panel, values, own, own, signed=True)
+        _grid(panel, values, own, own, signed=True, hundredths=True)
         widest = float((rows["high"] - rows["low"]).max())
-        count = int(rows["examples"].max())
+        sentences = f"{int(rows['examples'].max()):,} sentences"
         write_title(
-            panel, f"{model}: Spearman of two methods' rows\n{count} sentences; intervals up to ±{widest / 2:.2f}"
+            panel,
+            f"{panel_title(model, data, sentences)}\nSpearman of two rows, in hundredths, "
+            f"intervals up to ±{100 * widest / 2:.0f}",
         )
         shown = ("one", "other", "mean", "low", "high", "examples", "undefined")
         most = rows.loc[rows["mean"].idxmax()]
         sentence = f"{model}, {len(own)} methods. {most['one']} and {most['other']} agree most: {most['mean']:.2f}."
         set_content(panel, Content(sentence, shown, partial(_tuples, rows, shown)))
-    return figure
+    return whole_figure(panels)
 
 
 def group_columns(rows: DataFrame) -> list[tuple[str, str]]:
@@ -108,6 +178,19 @@ def group_title(group: str, columns: Sequence[tuple[str, str]]) -> str:
     return {"all": "all, pooled", "macro": f"mean of {count} {by}s"}.get(group, group)
 
 
+def in_two_lines(head: str) -> str:
+    r"""A long head of a column, broken at the underscore that is nearest to its middle.
+
+    >>> in_two_lines("regular_plural_subject_verb_agreement_1")
+    'regular_plural_subject_\nverb_agreement_1'
+    """
+    breaks = [place + 1 for place, letter in enumerate(head) if letter == "_"]
+    if len(head) <= 24 or not breaks:
+        return head
+    middle = min(breaks, key=lambda place: abs(2 * place - len(head)))
+    return f"{head[:middle]}\n{head[middle:]}"
+
+
 def _tuples(rows: DataFrame, names: Sequence[str]) -> list[Any]:
     return list(rows[list(names)].itertuples(index=False, name=None))
 
@@ -116,7 +199,14 @@ def _frame(column: int, row: int) -> Any:
     return Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.2)
 
 
-def _grid(panel: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], signed: bool = False) -> None:
+def _grid(
+    panel: Axes,
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    signed: bool = False,
+    hundredths: bool = False,
+) -> None:
     """A matrix with a number in each cell."""
     signed = signed or bool((np.nan_to_num(values) < -0.05).any())
     colors, low = (SIGNED_COLORS, -1) if signed else (COLORS, 0)
@@ -124,16 +214,16 @@ def _grid(panel: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequenc
     panel.imshow(values, cmap=colors, vmin=low, vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if value == value:
-            color = ink_on(colors((value - low) / (1 - low)))
-            panel.text(
-                column,
-                row,
-                f"{round(value, 2) + 0.0:.2f}",
-                ha="center",
-                va="center",
-                fontsize=FONT_SIZE - 2,
-                color=color,
-            )
-    panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
+            told = f"{round(100 * value)}" if hundredths else short_number(round(value, 2) + 0.0)
+            panel.text(column, row, told, color=ink_on(colors((value - low) / (1 - low))), **_CENTRED)
+    _name_axes(panel, rows, columns)
+
+
+def _name_axes(panel: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    panel.set_xticks(range(len(columns)), columns, rotation=90)
     panel.set_yticks(range(len(rows)), rows)
-    panel.tick_params(labelsize=FONT_SIZE - 1, length=0)
+    panel.tick_params(labelsize=FONT, length=0)
+    for labels, names in ((panel.get_yticklabels(), rows), (panel.get_xticklabels(), columns)):
+        for label, name in zip(labels, names, strict=True):
+            if name in rows:
+                label.set_color(label_color(name))

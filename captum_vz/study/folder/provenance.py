@@ -120,17 +120,28 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
     return [*lines, *(f"Command: {command}" for command in found["commands"])]
 
 
-def sign(figure: AnyFigure, settings: Mapping[str, Any]) -> AnyFigure:
-    """Write at the foot of a figure where its numbers come from, and keep the details with its file."""
-    lines = repeat_lines(settings)
+def data_title(settings: Mapping[str, Any]) -> str:
+    """The name of a study's data file, or how many files there are; empty if it was given none."""
+    files = list(settings.get(PROVENANCE, {}).get("data", {}).values())
+    return f"{len(files)} files" if len(files) > 1 else "".join(files)
+
+
+def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
+    """Write at the foot of a figure where its numbers come from, and keep the details with its file.
+
+    Args:
+        figure: The figure.
+        settings: The settings of the finished studies that its numbers come from, whose intervals have one level.
+    """
+    lines = list(dict.fromkeys(line for one in settings for line in repeat_lines(one)))
     if not lines:
         return figure
-    makers = [(name, one) for name, some in settings[PROVENANCE]["models"].items() for one in some]
-    first = makers[0][1] if makers else {}
+    makers = [(name, one) for each in settings for name, some in each[PROVENANCE]["models"].items() for one in some]
+    first, whole = makers[0][1] if makers else {}, settings[0]
     parts = [
         f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
         *(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
-        f"{settings['examples']['count']:,} sentences, {100 * settings[PROVENANCE]['confidence']:g} % intervals",
+        f"study of {whole['examples']['count']:,} sentences, {100 * whole[PROVENANCE]['confidence']:g} % intervals",
     ]
     width = int(figure.get_figwidth() * 72 / (0.52 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
     foot = "\n".join(textwrap.wrap("; ".join(parts), width))

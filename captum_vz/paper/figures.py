@@ -1,0 +1,210 @@
+"""The paper's evaluations as figures, each in one column of print, and all of them on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+from captum_vz.study import METRICS
+from captum_vz.study.figures import (
+    FONT,
+    LAST_LAYER,
+    ROW,
+    draw_layers,
+    draw_points,
+    in_order,
+    last_layers,
+    name_layers,
+    new_figure,
+    panel_title,
+    ranks_of,
+    stacked,
+    whole_figure,
+    write_title,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+_QUOTED: Final = "the paper's Table 3, BERT family (second-hand;\nthat the methods are the same is assumed)"
+#: The width of a page of two columns, in inches.
+PAGE: Final = 6.9
+
+
+def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str = "") -> Figure:
+    """Draws the faithfulness of each method to blanking out, with intervals: a panel for each model, on one scale.
+
+    Args:
+        summary: As :attr:`Study.summary` has it, with the metric "blank_out". The group "all" is drawn, in the last
+            layer of methods with layers.
+        paper: Published values by the names of methods, drawn as diamonds.
+        data: The name of the data, for the titles.
+    """
+    drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
+    models = drawn["model"].unique().tolist()
+    height = 0.65 + ROW * drawn["method"].nunique()
+    panels = stacked([height] * (len(models) - 1) + [height + 0.45])
+    for panel, model in zip(panels, models, strict=True):
+        of_model = drawn[drawn["model"] == model]
+        last = last_layers(of_model)
+        draw_points(panel, last)
+        quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
+        if quoted:
+            look: Any = {
+                "marker": "d",
+                "s": 14,
+                "facecolor": "white",
+                "edgecolor": "black",
+                "linewidth": 0.7,
+                "zorder": 3,
+            }
+            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
+        panel.axvline(0, color="black", linewidth=0.6)
+        count = f"{int(of_model['examples'].max()):,} sentences"
+        write_title(panel, panel_title(str(model), data, count, f"{LAST_LAYER} (hollow: all layers)"))
+        panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT)
+    limits = [panel.get_xlim() for panel in panels]
+    for panel in panels:
+        panel.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
+    named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if named:
+        foot: Any = panels[-1].figure
+        foot.legend(named.values(), named.keys(), loc="outside lower center", fontsize=FONT - 0.5, frameon=False)
+    return whole_figure(panels)
+
+
+def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
+    """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment.
+
+    Args:
+        probing: As :attr:`Reproduction.probing` has it.
+        correlation: ``model``, ``method``, ``statistic``, ``low``, ``high`` and ``layers``.
+        data: The name of the data, for the titles.
+    """
+    models = probing["model"].unique().tolist()
+    rows_height = ROW * max(2, correlation["method"].nunique())
+    panels = stacked([2.1, rows_height + 0.7] * len(models))
+    for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
+        rows = probing[probing["model"] == model]
+        above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")
+        above.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
+        above.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.2)
+        look: Any = {"color": "0.4", "fontsize": FONT, "ha": "right", "va": "bottom"}
+        above.text(rows["layer"].iloc[-1], rows["control"].iloc[-1] * 1.03, "shuffled labels", **look)
+        name_layers(above)
+        ticks = [f"{row.layer}\n{row.accuracy:.2f}" for row in rows.itertuples()]
+        above.set_xticks(rows["layer"], ticks, fontsize=FONT)
+        above.set_xlabel("layer, and below it the accuracy of a linear probe", fontsize=FONT)
+        above.set_yscale("log")
+        for axis_format in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):
+            axis_format(LogFormatter(minor_thresholds=(2, 0.5)))
+        above.tick_params(axis="y", which="both", labelsize=FONT)
+        above.set_ylabel("compression (1: nothing)", fontsize=FONT)
+        told = f"{rows['examples'].max():,} sentences, band: {rows['seeds'].max()} seeds"
+        write_title(above, panel_title(str(model), data, "probing of the label", told))
+        of_model = correlation[correlation["model"] == model].set_index("method")
+        draw_points(below, of_model.loc[in_order(of_model.index)].reset_index(), "statistic")
+        below.set_xlim(-1.05, 1.05)
+        below.axvline(0, color="black", linewidth=0.6)
+        below.set_xlabel(f"Spearman over {rows['layer'].nunique()} layers", fontsize=FONT)
+        write_title(below, panel_title(str(model), data, "cue alignment (dot product) and compression"))
+    return whole_figure(panels)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a page shows of all models. Tables may be empty.
+
+    Attributes:
+        summary: Cue alignment and faithfulness, as :attr:`Reproduction.summary` has it.
+        truth: As :attr:`Controls.truth` has it.
+        sanity: As :attr:`Controls.sanity` has it.
+        variants: As :attr:`Further.variants` has it.
+    """
+
+    summary: DataFrame
+    truth: DataFrame = field(default_factory=pd.DataFrame)
+    sanity: DataFrame = field(default_factory=pd.DataFrame)
+    variants: DataFrame = field(default_factory=pd.DataFrame)
+
+    def panels(self) -> dict[str, DataFrame]:
+        """The tables of points by their titles: ``model``, ``method``, ``mean``, ``low``, ``high``, ``examples``."""
+        found = {}
+        for metric, title in (("cue_ap", "cue alignment,\naverage precision"), ("blank_out", "blank-out,\nSpearman")):
+            found[title] = _last(self.summary, metric)
+        if len(self.truth):
+            found["truth by patching\nvalues, overlap"] = _last(self.truth, "value_patching")
+        if len(self.sanity):
+            every = self.sanity["random"] == self.sanity.groupby("model")["random"].transform("max")
+            found["all layers random,\nSpearman (good: 0)"] = self.sanity[every]
+        return {title: rows for title, rows in found.items() if len(rows)}
+
+
+def draw_page(measures: Measures, data: str = "") -> Figure:
+    """Draws all evaluations on one page: a row for each model, a column for each measure, a line for each method.
+
+    Points have the intervals of the tables. The last column has the lowest and the highest rank of a method in the
+    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer.
+
+    Args:
+        measures: The tables.
+        data: The name of the data, for the title.
+    """
+    columns = measures.panels()
+    models = measures.summary["model"].unique().tolist()
+    count = len(columns) + bool(len(measures.variants))
+    rows = {model: in_order(measures.summary[measures.summary["model"] == model]["method"]) for model in models}
+    heights = [ROW * len(rows[model]) + 0.3 for model in models]
+    figure = new_figure(sum(heights) + 0.75 + 1.9, PAGE)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, 1.9])  # typed as a single one
+    above, below = parts
+    grid = above.subplots(len(models), count, squeeze=False, sharex="col", height_ratios=heights)
+    for place, (line, model) in enumerate(zip(grid, models, strict=True)):
+        for panel, (title, table) in zip(line, columns.items(), strict=False):
+            _points(panel, table[table["model"] == model], rows[model], "" if place else title)
+        if len(measures.variants):
+            _spread(line[-1], measures.variants[measures.variants["model"] == model], rows[model], place == 0)
+            line[-1].set_xlim(0, max(map(len, rows.values())) + 1)
+        for panel in line[1:]:
+            panel.tick_params(axis="y", labelleft=False)
+        line[0].set_ylabel(model, fontsize=FONT + 1.5, weight="bold").set_parse_math(False)
+    told = "Points: last layer, with intervals over sentences. Filled: one layer; hollow: all layers, or none."
+    above.suptitle(f"{data}. {told}" if data else told, fontsize=FONT + 0.5).set_parse_math(False)
+    layered = measures.summary[(measures.summary["metric"] == "cue_ap") & (measures.summary["group"] == "all")]
+    for panel, model in zip(below.subplots(1, len(models), squeeze=False, sharey=True)[0], models, strict=True):
+        draw_layers(panel, layered[layered["model"] == model])
+        panel.set_title(f"{model}, by layer", fontsize=FONT).set_parse_math(False)
+        panel.set_ylabel("cue alignment, average precision" if model == models[0] else "", fontsize=FONT)
+    return figure
+
+
+def _last(summary: DataFrame, metric: str) -> DataFrame:
+    """The rows of one metric in the last layer of each method, over all sentences."""
+    drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
+    return drawn.groupby(["model", "method"], sort=False).tail(1)
+
+
+def _points(panel: Axes, rows: DataFrame, methods: list[str], title: str) -> None:
+    draw_points(panel, rows.set_index("method").reindex(methods).reset_index())
+    panel.axvline(0, color="black", linewidth=0.6)
+    _head(panel, title, rows)
+
+
+def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -> None:
+    """A line from the lowest to the highest rank of each method in the variants of blank-out."""
+    ranks = ranks_of(variants.pivot(index="method", columns="variant", values="mean").reindex(methods))
+    spread: dict[str, Any] = {"mean": ranks.mean(axis=1), "low": ranks.min(axis=1), "high": ranks.max(axis=1)}
+    draw_points(panel, pd.DataFrame(spread).reset_index(names="method"))
+    _head(panel, f"rank in {ranks.shape[1]} variants\nof blank-out (1: best)" if first else "", variants)
+
+
+def _head(panel: Axes, title: str, rows: DataFrame) -> None:
+    """A panel's title, and under it the number of sentences."""
+    count = f"{int(rows['examples'].max()):,} sentences" if len(rows) else "not computed"
+    panel.set_title(f"{title}\n{count}".strip(), fontsize=FONT)

@@ -1,0 +1,188 @@
+"""How figures of studies look: colours, marks and places of methods, and letters that can be read in one column."""
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
+from captum_vz.paper.report import TABLE_3
+from captum_vz.study import METHODS, VARIANTS
+from captum_vz.study.figures import (
+    COLUMN,
+    draw_agreement,
+    draw_differences,
+    draw_groups,
+    draw_sanity,
+    draw_summary,
+    draw_variants,
+    in_order,
+    label_color,
+    method_color,
+    method_mark,
+)
+
+# What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
+# severity 1.0.
+SEEN = {
+    "normal": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+def linear(color: Any) -> Any:
+    """The linear red, green and blue of a colour in sRGB."""
+    return np.array([x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(color)])
+
+
+def lab(color: Any, seen: Any) -> Any:
+    """CIE L*a*b* of what a reader sees of a colour, with the white of D65."""
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ (np.array(seen) @ linear(color)).clip(0, 1) / [0.9505, 1.0, 1.089]
+    x, y, z = (t ** (1 / 3) if t > (6 / 29) ** 3 else t / 3 * (29 / 6) ** 2 + 4 / 29 for t in xyz)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def contrast_with_white(color: Any) -> float:
+    """WCAG 2's contrast, by tables of the standard's own terms."""
+    return float(1.05 / (np.dot([0.2126, 0.7152, 0.0722], linear(color)) + 0.05))
+
+
+def test_colors_and_marks_tell_methods_apart() -> None:
+    assert np.linalg.norm(lab("white", SEEN["normal"]) - lab("black", SEEN["normal"])) == pytest.approx(100, abs=0.1)
+    assert np.linalg.norm(lab("#e00000", SEEN["deutan"]) - lab("#6e6e00", SEEN["deutan"])) < 15  # red and olive
+    looks = {(method_color(name), method_mark(name)) for name in METHODS}
+    assert len(looks) == len(METHODS)
+    families = {color for color, _ in looks} | {method_color("one of my own")}
+    assert len(families) == 7
+    for seen in SEEN.values():
+        for one, other in combinations(families, 2):
+            assert np.linalg.norm(lab(one, seen) - lab(other, seen)) > 14, (one, other)
+
+
+def test_names_can_be_read() -> None:
+    """Names keep the hue of their method, and have the contrast that small text needs."""
+    assert contrast_with_white("0.0") == pytest.approx(21)
+    assert min(contrast_with_white(method_color(method)) for method in METHODS) < 3
+    for method in METHODS:
+        mark, name = to_rgb(method_color(method)), label_color(method)
+        assert contrast_with_white(name) >= 4.5
+        assert np.dot(mark, name) / np.linalg.norm(mark) / np.linalg.norm(name) == pytest.approx(1)
+
+
+def test_methods_keep_their_place() -> None:
+    assert sorted(in_order(METHODS)) == sorted(METHODS)
+    assert in_order(METHODS)[-2:] == ["random", "position"]
+    assert in_order(["random", "mine", "alti", "attention"]) == ["attention", "alti", "mine", "random"]
+    pairs = pd.DataFrame(combinations(["random", "alti", "attention"], 2), columns=["one", "other"])
+    pairs = pairs.assign(model="m", metric="cue_dot", mean=0.5, low=0.4, high=0.6, p=0.0, examples=3, tied=False)
+    (panel,) = draw_differences(pairs, "cue_dot").axes
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["attention", "alti", "random"]
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    """Tables of all methods, two models of 24 layers, and as many columns as BLiMP's paradigms have."""
+    draw = np.random.default_rng(0)
+    models = ["six-layers", "a model with a long name, as $folders$ have it"]
+    numbers: dict[str, Any] = {"examples": 2279, "undefined": 0}
+
+    def rows(keys: dict[str, list[Any]]) -> pd.DataFrame:
+        index = pd.MultiIndex.from_product(keys.values(), names=keys.keys())
+        mean = draw.uniform(-1, 1, len(index))
+        return pd.DataFrame(index=index).reset_index().assign(mean=mean, low=mean - 0.1, high=mean + 0.1, **numbers)
+
+    all_layers = {"model": models, "method": list(METHODS), "layer": list(range(24))}
+    metrics = ["cue_ap", "cue_dot", "blank_out", "value_patching"]
+    summary = rows(all_layers | {"metric": metrics, "group": ["all"]}).astype({"layer": "Int64"})
+    unlayered = summary["method"].isin([name for name, one in METHODS.items() if not one.layered])
+    summary = summary[~unlayered | (summary["layer"] == 23)]
+    summary.loc[unlayered, "layer"] = pd.NA
+    groups = [f"determiner_noun_agreement_with_adj_{k}" for k in range(6)] + ["all", "macro"]
+    pairs = pd.DataFrame(combinations(METHODS, 2), columns=["one", "other"])
+    layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
+    return {
+        "summary": summary,
+        "variants": rows({"model": models, "method": list(METHODS), "variant": [one.name for one in VARIANTS]}),
+        "groups": rows(
+            {"model": models, "method": list(METHODS), "metric": ["cue_ap"], "by": ["paradigm"], "group": groups}
+        ),
+        "agreement": pd.concat(
+            [pairs.assign(model=name, mean=-0.5, low=-0.6, high=-0.4, **numbers) for name in models]
+        ),
+        "differences": pairs.assign(
+            model=models[1], metric="cue_ap", mean=-0.123, low=-0.2, high=-0.1, p=0.0, tied=False, **numbers
+        ),
+        "sanity": rows({"model": models, "method": list(METHODS), "random": list(range(1, 25))}),
+        "probing": layers.assign(model=models[1], accuracy=0.95, examples=2279, seeds=5),
+        "correlation": rows({"model": [models[1]], "method": list(METHODS)}).rename(columns={"mean": "statistic"}),
+    }
+
+
+def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+    summary, data = tables["summary"], "BLiMP, held out"
+    sanity = tables["sanity"]
+    measures = Measures(summary, summary[summary["metric"] == "value_patching"], sanity, tables["variants"])
+    return {
+        "summary": draw_summary(summary, "cue_ap", data),
+        "faithfulness": draw_faithfulness(summary, TABLE_3, data),
+        "variants": draw_variants(tables["variants"], {one.name: str(one) for one in VARIANTS}, data),
+        "groups": draw_groups(tables["groups"], "cue_ap", data),
+        "agreement": draw_agreement(tables["agreement"], data),
+        "differences": draw_differences(tables["differences"], "cue_ap", data),
+        "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers"),
+        "probing": draw_probing(tables["probing"], tables["correlation"], data),
+        "page": draw_page(measures, data),
+    }
+
+
+def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> None:
+    """Texts are inside, letters are not small, and no figure but the page is wider than a column with few cells more.
+
+    Titles name the model, the data and the number of sentences.
+    """
+    for name, figure in figures_of(tables).items():
+        figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+        assert figure.get_figwidth() <= (2.1 * COLUMN if name == "page" else 1.2 * COLUMN), name
+        shown = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
+        assert min(text.get_fontsize() for text in shown) >= 5.5, name
+        titles = [text.get_window_extent() for part in (figure, *figure.subfigs) for text in part.texts]
+        for box in (*titles, *filter(None, (panel.get_tightbbox() for panel in figure.axes))):
+            assert box.x0 > -1, (name, box)
+            assert box.y0 > -1, (name, box)
+            assert box.x1 < figure.bbox.x1 + 1, (name, box)
+            assert box.y1 < figure.bbox.y1 + 1, (name, box)
+        said = " ".join(text.get_text().replace("\n", " ") for text in shown)
+        assert "sentences" in said, name
+        assert ("BLiMP, held out" in said) == (name != "sanity"), name
+
+
+def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:
+    figure = draw_sanity(tables["sanity"].query("model == 'six-layers'"), "six-layers")
+    figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+    boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
+    assert len(boxes) == len(METHODS)
+    for lower, upper in pairwise(boxes):
+        assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
+
+
+def test_page_shows_the_tables(tables: dict[str, pd.DataFrame]) -> None:
+    page = figures_of(tables)["page"]
+    summary = tables["summary"]
+    last = summary[summary["layer"].isna() | (summary["layer"] == 23)].set_index(["model", "metric", "method"])["mean"]
+    for row, model in enumerate(summary["model"].unique()):
+        for column, metric in enumerate(("cue_ap", "blank_out", "value_patching")):
+            panel = page.axes[5 * row + column]
+            points = [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
+            assert points == pytest.approx([last[model, metric, method] for method in in_order(METHODS)])
+        ranks = tables["variants"].query("model == @model").pivot(index="method", columns="variant", values="mean")
+        ranks = ranks.rank(ascending=False)
+        spread = page.axes[5 * row + 4]
+        ends = [[end[0] for end in line.get_segments()[0]] for line in spread.collections]
+        assert ends == [[ranks.loc[name].min(), ranks.loc[name].max()] for name in in_order(METHODS)]
