@@ -22,4 +22,6 @@ def seed() -> None:
 
 
 def pytest_report_header() -> str:
-    return "fast tests: a quarter of an hour on two cores; the others, half an hour more, run with: pytest -m slow"
+    return (
+        "fast tests: a quarter of an hour on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
+    )

@@ -131,7 +131,7 @@ def test_hosted_checks_call_our_own() -> None:
         for path in (ROOT / ".github" / "workflows").glob("*.yml")
         for command in re.findall(r"- run: (.*)", path.read_text("utf-8"))
     }
-    assert {command.split()[0] for command in found} == {".ci/run", ".ci/versions"}
+    assert {command.split()[0] for command in found} == {".ci/run", ".ci/exhaustive", ".ci/versions"}
     assert all((ROOT / command.split()[0]).is_file() for command in found)
 
 

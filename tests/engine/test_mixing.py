@@ -33,13 +33,13 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import quick, sampled
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
 
-@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 6), (2, 6), (1, 20), (2, 20)], (2, 6)))
+@pytest.mark.parametrize(("batch", "tokens"), sampled([(1, 6), (2, 6), (1, 20), (2, 20)], (2, 6)))
 @pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, Ahead, CausalMean])
 def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, tokens: int) -> None:
     block, x = Block(after=mixture()), sequences(batch, tokens)
@@ -84,8 +84,8 @@ def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerTrust, "of", lambda layer: LayerTrust(library=True, independent=True))
 
 
-@pytest.mark.parametrize("alike", quick([False, True], False))
-@pytest.mark.parametrize("tokens", quick([3, 4, 6, 20], 4))
+@pytest.mark.parametrize("alike", sampled([False, True], False))
+@pytest.mark.parametrize("tokens", sampled([3, 4, 6, 20], 4))
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 def test_mixing_shows_in_the_pairs(
     mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
@@ -232,8 +232,8 @@ class BestFirst(FirstCome):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)], (1, 6), (2, 6)))
-@pytest.mark.parametrize("share", quick([0.25, 0.5, 0.6, 0.9], 0.5))
+@pytest.mark.parametrize(("batch", "tokens"), sampled([(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)], (1, 6), (2, 6)))
+@pytest.mark.parametrize("share", sampled([0.25, 0.5, 0.6, 0.9], 0.5))
 @pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
 @pytest.mark.filterwarnings("ignore:.*depend on each other")
 def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:

@@ -1,8 +1,8 @@
 """An error at the n-th call of a function reaches the user, and leaves the model, torch and the thread as they were.
 
-The slow part tries the first and the last call of each line, each with one of the errors in turn. Every call with every
-error takes a quarter of an hour:
-`CAPTUM_VZ_EVERY_CALL=1 pytest -m slow tests/faults/test_calls.py -k test_error_at_a_call`.
+The exhaustive part tries the first and the last call of each line, each with one of the errors in turn. Every call
+with every error takes a quarter of an hour:
+`CAPTUM_VZ_EVERY_CALL=1 pytest -m exhaustive tests/faults/test_calls.py -k test_error_at_a_call`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from captum_vz.errors import RefusedError
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
 from tests.faults.state import differences, state_of
@@ -49,7 +49,7 @@ class FailAt(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("count", quick([FAST, SLOW], FAST))
+@pytest.mark.parametrize("count", sampled([FAST, SLOW], FAST))
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_error_at_a_call(name: str, kind: str, count: int) -> None:
@@ -76,7 +76,7 @@ def test_error_at_a_call(name: str, kind: str, count: int) -> None:
     assert equal(subject.scores(), expected)
 
 
-@pytest.mark.parametrize(("step", "most"), quick([(29, 20), (3, 200)], (29, 20)))
+@pytest.mark.parametrize(("step", "most"), sampled([(29, 20), (3, 200)], (29, 20)))
 @pytest.mark.parametrize("kind", ["error", "memory", "memory of a CPU"])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_error_in_a_function_of_torch(name: str, kind: str, step: int, most: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.faults.models import SUBJECTS, Subject
 from tests.faults.test_calls import FailAt, InterruptionError
 
@@ -40,7 +40,7 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("count", quick([FAST, SLOW], FAST))
+@pytest.mark.parametrize("count", sampled([FAST, SLOW], FAST))
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_many_attributions(name: str, count: int) -> None:
     subject = SUBJECTS[name]()

@@ -14,7 +14,7 @@ from captum_vz._engine.taps import changes
 from captum_vz._engine.taps.projection import ParameterProjectionMode
 from captum_vz._engine.taps.sdpa import _Mode as SdpaMode
 from captum_vz._private import function_mode_state, pop_function_mode, push_function_mode, without_function_modes
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
 from tests.faults.state import differences, state_of
@@ -22,7 +22,7 @@ from tests.faults.state import differences, state_of
 FAST, SLOW = 25, 300  # places of each subject
 
 
-@pytest.mark.parametrize("count", quick([FAST, SLOW], FAST))
+@pytest.mark.parametrize("count", sampled([FAST, SLOW], FAST))
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_interruption_at_a_line(name: str, count: int) -> None:
     subject = SUBJECTS[name]()

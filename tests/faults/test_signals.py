@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.faults.models import SUBJECTS
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), quick([("transformers", 5), *((name, 60) for name in SUBJECTS)], ("transformers", 5))
+    ("name", "count"),
+    sampled([("transformers", 5), *((name, 60) for name in SUBJECTS)], ("transformers", 5)),
 )
 def test_signals_at_random_moments(name: str, count: int) -> None:
     """In a process of its own, because a late signal must not end the tests. It prints what is not as before."""

@@ -157,7 +157,7 @@ def test_replays_equal_the_twin(kind: str) -> None:
     assert SERVING.get(kind, "packed pairs") in served_in(4, kind)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @each_kind
 def test_replays_equal_the_twin_in_many_cases(kind: str) -> None:
     served = served_in(64, kind)
@@ -182,7 +182,7 @@ def test_batch_permuted_permutes(data: st.DataObject) -> None:
     check_permutation(data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @examples(300)
 @given(st.data())
 def test_batch_permuted_permutes_in_many_cases(data: st.DataObject) -> None:
@@ -217,7 +217,7 @@ def test_rollouts_of_models_are_stochastic(data: st.DataObject) -> None:
     check_rollout(data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @examples(300)
 @given(st.data())
 def test_rollouts_of_models_are_stochastic_in_many_cases(data: st.DataObject) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import captum_vz as vz
 from captum_vz.attr import __all__ as public
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.rehearsal.device import AVAILABLE, ELSEWHERE
 from tests.rehearsal.subjects import METHODS, SUBJECTS, Subject, moved, subject
 
@@ -35,7 +35,7 @@ def answer(method: str, one: Subject) -> list[Tensor] | str:
     return found if isinstance(found, list) else [found]
 
 
-@pytest.mark.parametrize(("family", "method"), quick(PAIRS, *QUICK))
+@pytest.mark.parametrize(("family", "method"), sampled(PAIRS, *QUICK))
 def test_methods_on_another_device(family: str, method: str) -> None:
     here = subject(family)
     expected, found = answer(method, here), answer(method, here.elsewhere())

@@ -20,7 +20,7 @@ from captum_vz.metrics import MaskedSentences, Prediction
 from captum_vz.study import Example, compare, run_study
 from captum_vz.testbed import agreement_sentences, load_model
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import quick, sampled
 from tests.generation.models import PROMPT, case_of, tokenizer_of_words
 from tests.rehearsal.device import AVAILABLE, ELSEWHERE
 from tests.rehearsal.subjects import SUBJECTS, moved, subject
@@ -40,7 +40,7 @@ def assert_same_tensors(found: Any, expected: Any, tolerance: float = 1e-10) -> 
     assert_same(moved(found, CPU), expected, tolerance)
 
 
-@pytest.mark.parametrize("name", quick(SUBJECTS, "decoder"))
+@pytest.mark.parametrize("name", sampled(SUBJECTS, "decoder"))
 def test_verify(name: str) -> None:
     here = subject(name)
     expected, found = (vz.verify(one.model, one.inputs, one.layers) for one in (here, here.elsewhere()))

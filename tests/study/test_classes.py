@@ -69,7 +69,7 @@ def test_most_classes_of_inputs_are_taken() -> None:
     assert taken.isdisjoint({*of_layers, "NoiseTunnel", "LLMAttribution", "LimeBase", "DataLoaderAttribution", "Count"})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TAKEN)
 def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
     model, tokenizer = load_model()

@@ -248,7 +248,7 @@ def test_dead_worker_costs_its_blocks(cluster: Any, examples: list[Example], ref
     assert_same_study(found, reference)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_block_that_kills_its_workers_ends_the_study(cluster: Any, examples: list[Example], tmp_path: Path) -> None:
     def deadly() -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -260,7 +260,7 @@ def test_block_that_kills_its_workers_ends_the_study(cluster: Any, examples: lis
     study(tmp_path / "s", examples[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_error_of_a_worker_is_raised(cluster: Any, examples: list[Example], tmp_path: Path) -> None:
     def train() -> tuple[Any, Any]:
         model, tokenizer = load_model()
@@ -274,7 +274,7 @@ def nearest(batch: Batch) -> Any:
     return 1 / (1 + (batch.inputs["input_ids"] - batch.inputs["input_ids"][:, :1]).abs())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_plugins_and_functions_reach_workers(
     cluster: Any, examples: list[Example], tmp_path: Path, own_names: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ REFUSED = {
 FOLDS = {"bert": "no threshold", "gpt2": "no threshold", "llama": "no threshold", "qwen3_moe": "never"}
 
 
-@pytest.mark.parametrize("model_type", [*MAIN, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHER)])
+@pytest.mark.parametrize("model_type", [*MAIN, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in OTHER)])
 def test_maps_equal_twin(model_type: str) -> None:
     rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "other form")]
     if model_type == "qwen2_5_vl_vision" and Version(transformers.__version__) < Version("5.17"):

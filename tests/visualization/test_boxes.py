@@ -56,8 +56,8 @@ def assert_apart(texts: list[Text]) -> None:
 
 
 FAST = [(5, 1), (11, 5), (60, 7), (150, 6), (20, 33)]
-SLOW = [(tokens, layers) for tokens in (5, 11, 30, 64, 120, 190, 250) for layers in (1, 2, 3, 4, 6, 8, 12, 24, 33)]
-SIZES = [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
+OTHER = [(tokens, layers) for tokens in (5, 11, 30, 64, 120, 190, 250) for layers in (1, 2, 3, 4, 6, 8, 12, 24, 33)]
+SIZES = [*FAST, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in OTHER)]
 
 
 @pytest.mark.parametrize(("tokens", "layers"), SIZES)
