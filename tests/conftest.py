@@ -22,6 +22,4 @@ def seed() -> None:
 
 
 def pytest_report_header() -> str:
-    return (
-        "fast tests: a quarter of an hour on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
-    )
+    return "fast tests: a quarter of an hour on two cores; the others run with: pytest -m slow, pytest -m exhaustive"

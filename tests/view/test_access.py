@@ -214,3 +214,20 @@ def test_strip_has_the_direction_of_the_text(opened: Open) -> None:
     pixel = "([x, y]) => [...document.querySelector('.strip canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
     seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 36, box["height"] - 8])[:3]) for place in range(3)]
     assert min(range(3), key=seen.__getitem__) == int(layers[1][1].argmax())
+
+
+@pytest.mark.parametrize("side", [2, 24])
+def test_patches_stand_as_in_their_image(side: int, opened: Open) -> None:
+    """Patches have the places of the image, also on a phone. Their colours go up to the largest share of the row."""
+    names = [f"patch {row},{column}" for row in range(side) for column in range(side)]
+    page = opened(view(shares(side**2 + 1, 1), ["[CLS]", *names], token=0).html())
+    page.set_viewport_size({"width": 390, "height": 800})
+    three = (names[0], names[1], names[side])
+    first, right, below = (page.get_by_role("button", name=name, exact=True).bounding_box() for name in three)
+    assert right["y"] == first["y"] and below["x"] == first["x"]
+    assert right["x"] >= first["x"] + first["width"] > first["x"] + 2
+    assert below["y"] >= first["y"] + first["height"] > first["y"] + 2
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    part(page, "options")
+    assert page.input_value("#scale") == "row"
+    assert not violations(page)

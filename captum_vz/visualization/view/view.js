@@ -187,6 +187,11 @@ function isRightToLeft(group) {
   return some.length > group.length / 3;
 }
 
+// The row and the column of a patch of an image; nothing for other tokens.
+function placeOf({ label }) {
+  return /^patch (\d+),(\d+)$/.exec(label)?.slice(1).map(Number);
+}
+
 function build() {
   const { method } = state.map;
   // Layers and map stand side by side in a narrow frame if their columns are few.
@@ -204,9 +209,11 @@ function build() {
       const flow = element('div', own.map((item) => {
         const button = element('button', item.label, { dir: 'auto', tabIndex: -1, item, view });
         view.buttons.set(item, button);
+        const place = placeOf(item);
+        if (place) Object.assign(button, { title: item.label }).style.gridArea = `${place[0] + 2} / ${place[1] + 1}`;
         return button;
       }), {
-        className: ['flow', numbered ? 'numbers' : '', width > 48 ? 'long' : ''].join(' '), dir: isRightToLeft(own) ? 'rtl' : 'ltr',
+        className: ['flow', own.some(placeOf) ? 'patches' : numbered ? 'numbers' : '', width > 48 ? 'long' : ''].join(' '), dir: isRightToLeft(own) ? 'rtl' : 'ltr',
         role: 'toolbar', ariaLabel: joined(name, one.name),
       });
       (view.buttons.get(own.find((item) => item === state.pinned)) || flow.firstChild).tabIndex = 0;
@@ -932,6 +939,11 @@ await unpack();
 setTheme();
 fillSettings();
 setUnits();
+// Shares of hundreds of patches are small: the largest has the darkest colour.
+if (sources.some(placeOf)) {
+  state.byRow = true;
+  $('scale').value = 'row';
+}
 const { maps } = methods[0];
 state.map = maps[Math.min(data.layer, maps.length - 1)];
 state.pinned = items.find((item) => item.row === data.token);
