@@ -40,8 +40,10 @@ def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
                 typed.append(mark[1])
         filled[place] = kept
     if typed:
-        marks = " and ".join(dict.fromkeys(typed))
-        warnings.warn(f"{marks} of the text is not doubled: the tokenizer adds its special tokens.", stacklevel=4)
+        marks = list(dict.fromkeys(typed))
+        verb = "is" if len(marks) == 1 else "are"
+        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        warnings.warn(told, stacklevel=4)
     return tokenizer(*filled, return_tensors="pt", verbose=False)
 
 
