@@ -255,7 +255,42 @@ def test_pieces_of_a_word_share_a_gate(name: str) -> None:
         each = ShapleyValueSampling(logit).attribute(gates, feature_mask=groups, n_samples=25)[0]
         amounts = torch.stack([each[groups[0] == word][0] for word in range(7)])
     found = captum_vz.explain(model, text, tokenizer=words, method=name, target=1, words=True)
-    torch.testing.assert_close(found.scores, amounts.abs() / amounts.abs().sum(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.scores, amounts.float(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["label", "answer", "choice", "image"])
+def test_shares_of_gates_sum_to_the_effect_of_all(task: str) -> None:
+    """Shapley values and integrated gradients explain each task: they sum to f(1) - f(0), with signs."""
+    made, processor = image_classifier()
+    model, given, more = {
+        "label": (classifier(), SENTENCE, {"tokenizer": tokenizer()}),
+        "answer": (reader(), "some hat?", {"tokenizer": tokenizer(), "text_pair": SENTENCE}),
+        "choice": (chooser(), "the hat", {"tokenizer": tokenizer(), "text_pair": ["some", "wug"]}),
+        "image": (made, Image.new("RGB", (8, 8), "red"), {"tokenizer": processor}),
+    }[task]
+    shapley = captum_vz.explain(model, given, method="value-zeroing-shapley", **more)
+    numbers: list[Tensor] = []
+
+    def zero(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        return 0 * output
+
+    def last(module: Any, inputs: Any, output: Any) -> None:
+        names = ("logits",) if task != "answer" else ("start_logits", "end_logits")
+        numbers.append(torch.cat([output[name].reshape(-1) for name in names]))
+
+    names = ("self.value", "attention.v_proj", "attention.value", "attention.attention.value")
+    handles = [model.register_forward_hook(last)]
+    captum_vz.explain(model, given, method="random" if task != "image" else "attention", **more)
+    handles += [one.register_forward_hook(zero) for name, one in model.named_modules() if name.endswith(names)]
+    assert len(handles) == 3
+    try:
+        captum_vz.explain(model, given, method="random" if task != "image" else "attention", **more)
+    finally:
+        for handle in handles:
+            handle.remove()
+    fall = numbers[0] - numbers[len(numbers) // 2]
+    assert any(abs(shapley.scores.sum().item() - one) < 1e-4 for one in fall.tolist())
+    assert shapley.is_signed
 
 
 @pytest.mark.parametrize("together", [False, True])

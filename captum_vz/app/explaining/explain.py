@@ -14,10 +14,10 @@ from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
 from captum_vz.app.checks import check_layer, depth_of, remarks
-from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed
+from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed, position
 from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
 from captum_vz.app.explaining.explanation import Explanation
-from captum_vz.app.explaining.subjects import Subject, read_input, source_names, subject_of
+from captum_vz.app.explaining.subjects import Subject, check_runs, read_input, source_names, subject_of
 from captum_vz.app.explaining.tasks import (
     ANSWER,
     CAUSAL,
@@ -350,6 +350,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes no second text, words or windows: leave them out.")
     piece = Piece(None, read_input(subject, given))
+    check_runs(subject, piece.inputs)
     pieces = Cut([piece], [(0, 0)])
     numbers = _numbers(subject, pieces, 0)
     count = len(next(iter(numbers.values()))) if subject.task == SPEECH else 1
@@ -357,6 +358,8 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     if token is not None and not re.fullmatch(r"-?\d+", str(token)):
         raise ArgumentError(f"{wish.option}token is {token!r}: pass the position of a patch or a frame.")
     place = 0 if token is None else int(token)
+    if subject.task == SPEECH:
+        place = position(place, count, f"{wish.option}token")
     names = [str(i) for i in range(count)]
     asked = Asked(
         subject.model,

@@ -338,14 +338,20 @@ def _words(asked: Asked) -> tuple[Predictions, list[Question]]:
 
 
 def _speech(asked: Asked) -> tuple[Predictions, list[Question]]:
-    """One row for each letter that a CTC model writes: its first frame."""
-    best = asked.numbers["logits"].argmax(-1).tolist()
-    probabilities = asked.numbers["logits"].softmax(-1)
+    """One row for each letter that a CTC model writes, or for the target: its first frame."""
+    logits = asked.numbers["logits"]
+    best, probabilities = logits.argmax(-1).tolist(), logits.softmax(-1)
     blank = getattr(asked.model.config, "pad_token_id", 0)
     starts = [i for i, one in enumerate(best) if one != blank and (i == 0 or best[i - 1] != one)]
     chosen = [asked.token] if asked.chosen else starts or [0]
-    names = {one: str(one) for one in best}
-    if asked.tokenizer is not None:
-        names = {one: str(asked.tokenizer.convert_ids_to_tokens(one)) for one in best}
-    rows = [Question(f"frame {i}: {names[best[i]]}", i, entry=best[i]) for i in chosen]
+    letter = str if asked.tokenizer is None else asked.tokenizer.convert_ids_to_tokens
+    names = {number: str(letter(number)) for number in range(logits.shape[-1])}
+    target, foil = (
+        None if wanted is None else label_number(wanted, names, f"{asked.option}{name}")
+        for name, wanted in (("target", asked.target), ("foil", asked.foil))
+    )
+    rows = []
+    for i in chosen:
+        entry = best[i] if target is None else target
+        rows.append(Question(f"frame {i}: {asked.contrast(entry, foil, names.__getitem__)}", i, entry=entry, foil=foil))
     return [(names[best[i]], probabilities[i, best[i]].item()) for i in starts], rows

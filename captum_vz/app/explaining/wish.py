@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final
 
-from captum_vz import LayerAttentionGradient
 from captum_vz.app.explaining.computing import EFFECT, EFFECT_OF_LAYER, MAPS
 from captum_vz.app.explaining.tasks import (
     ANSWER,
@@ -84,9 +83,8 @@ class Wish:
         """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
         if method.own and method.maps is None:
             return []
-        shows_a_token = not method.explains_output or method.of_text in (None, LayerAttentionGradient)
         idle = [] if method.explains_output else ["target", "foil"]
-        idle += ["token"] if task in OF_WHOLE and not shows_a_token else []
+        idle += ["token"] if task in OF_WHOLE and method.is_signed else []
         return [name for name in idle if getattr(self, name) is not None]
 
     def check(self, task: str, name: str, method: Method) -> None:
