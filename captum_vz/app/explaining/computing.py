@@ -195,7 +195,9 @@ class Run:
         if kind is ALTILogit and not question.is_logit:
             raise UnsupportedLayerError(f"{self.chosen.name} explains logits: pass value-zeroing-effect.")
         if isinstance(kind, partial):  # a method of Captum on word embeddings
-            own = {} if question.is_logit else {"objective": reader}
+            own: dict[str, Any] = {} if question.is_logit else {"objective": reader}
+            if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
+                own["embeddings"] = subject.model.get_input_embeddings()
             made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
             asked = {"target": target, "foil": foil} if question.is_logit else {}
             return self._added(made.attribute(inputs, **asked, **method.options))[0]

@@ -40,7 +40,7 @@ from captum_vz.app.explaining.tasks import (
 from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
 from captum_vz.app.explaining.wish import BY_MAPS, Wish, check_texts
 from captum_vz.app.models import Loaded
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
 from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
@@ -187,7 +187,7 @@ def _text(
         warnings.warn(remark, stacklevel=4)
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
-    second = second_text(encoding, pair, subject.task)
+    second = second_text(subject.tokenizer, encoding, pair)
     pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
     if given is None:
         asked = Asked(
@@ -212,6 +212,11 @@ def _text(
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
     found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual, wish.option)
+    if (sources := len(found.rows[0].scores)) != len(ids):
+        raise UnsupportedLayerError(
+            f"{type(subject.model).__name__} reads {sources} tokens, but the text has {len(ids)}: it adds its own, as "
+            "prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
+        )
     if not wish.method.method.explains_output:  # the row is that of a token
         found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
     if words is not None:

@@ -27,6 +27,7 @@ from captum_vz.app.explaining.tasks import (
 )
 from captum_vz.app.models import Loaded, load_with_head
 from captum_vz.errors import ArgumentError
+from captum_vz.study.examples.text import models_inside
 from captum_vz.study.methods import encoder_of
 
 TAKEN = (
@@ -112,6 +113,7 @@ def _is_of(given: Any, package: str) -> bool:
 
 def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | None = None) -> Subject:
     task = task_of(model)
+    named = next((one for one in models_inside(model) if hasattr(one, "config")), None)
     if task in (*OF_IMAGES, *OF_SOUND):
         processor = processor or tokenizer
         tokenizer = tokenizer if task == SPEECH and hasattr(tokenizer, "convert_ids_to_tokens") else None
@@ -120,8 +122,14 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
         raise ArgumentError(f"the model {type(model).__name__} comes without {kind}: pass it as tokenizer=.")
     if task not in (*OF_IMAGES, *OF_SOUND) and not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
         raise ArgumentError(
-            f"{type(model).__name__} with a {type(tokenizer).__name__} takes no text here: images and sound are "
-            "explained for models with a head for classes (ForImageClassification, ForAudioClassification, ForCTC)."
+            f"tokenizer is of type {type(tokenizer).__name__}, which makes no text for {type(model).__name__}: pass "
+            "the model's tokenizer. Images and sound are explained for models with a head for classes "
+            "(ForImageClassification, ForAudioClassification, ForCTC)."
+        )
+    if named is None:
+        raise ArgumentError(
+            f"{type(model).__name__} has no config, so it is no model of transformers: {TAKEN}. For other models use "
+            "the classes, which take any function."
         )
     if encoder_of(model) is not model:
         if stack not in (None, "encoder") and (stack, task) != ("decoder", SEQ2SEQ):
@@ -130,7 +138,7 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
                 "that generates text also takes 'decoder', which explains the words that it generates."
             )
         stack = "encoder"
-    return Subject(model, model, find_layers(model, stack), tokenizer, processor, task)
+    return Subject(named, model, find_layers(model, stack), tokenizer, processor, task)
 
 
 def _of_sentences(given: Any) -> Subject:

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import predicts_next, word_id
+from captum_vz.study.examples.text import class_names, predicts_next, word_id
 from captum_vz.visualization import readable_tokens
 
 SEQUENCE, TOKENS, ANSWER, CHOICE = (
@@ -210,8 +210,8 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
 
 
 def task_of(model: Any) -> str:
-    """The task of a model, by the name of its class."""
-    task = task_of_class(type(model).__name__) or ENCODER
+    """The task of a model, by the names of its classes, also inside wrappers."""
+    task = next(filter(None, map(task_of_class, class_names(model))), ENCODER)
     # Models of sound have the same ending.
     return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
 
