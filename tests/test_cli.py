@@ -31,9 +31,8 @@ import captum_vz
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.study import METHODS as REGISTRY
-from captum_vz.study import compare
+from captum_vz.study import Batch, compare
 from captum_vz.study.examples.text import find_token
-from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_model
 from captum_vz.visualization import terminal_text
 from tests.command import alone_in, refused

@@ -92,14 +92,15 @@ def load_with_head(name: str, hub: bool = True, task: str | None = None) -> tupl
         task: The task whose head is loaded, of the registry of tasks. None: the head of the checkpoint.
 
     Raises:
-        ArgumentError: See :func:`load`. Or the checkpoint lacks the weights of the head.
+        ArgumentError: See :func:`load`; or the checkpoint lacks the weights of the head.
     """
     if name in EMBEDDED:
+        if task not in (None, task_of(load_model(name)[0])):
+            raise ArgumentError(f"task is {task!r}, but the model {name!r} has one head: leave the task out.")
         return load_model(name)
     auto = None if task is None else auto_class(task)
     source, is_local = _find(name, hub)
-    # The files of a model and the network can raise any error here. The user gets its first line.
-    try:
+    try:  # the files of a model and the network can raise any error here: the user gets its first line
         with _quiet():
             model, report = _load_model(source, is_local, auto)
     except ArgumentError as error:

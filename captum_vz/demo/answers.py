@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from captum_vz import __version__
 from captum_vz.app.checks import blanked_out, check_room
 from captum_vz.app.checks import remarks as remarks_on
-from captum_vz.app.explaining.explain import Wish, explain_subject
+from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
 from captum_vz.app.explaining.subjects import Subject, read_input, subject_of
 from captum_vz.app.explaining.tasks import CHOICE, OF_IMAGES
+from captum_vz.app.explaining.wish import Wish
 from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
@@ -339,9 +340,8 @@ def _explained(
     found: list[Explanation] = []
     reasons: dict[str, RefusedError] = {}
     for name in methods:
-        layer = wish.layer if METHODS[name].layered else None
         try:
-            found.append(explain_subject(subject, given, pair, replace(wish, method=name, layer=layer)))
+            found.append(explain_subject(subject, given, pair, wish.of_method(name, subject.task)))
         except ArgumentError:
             raise
         except RefusedError as error:

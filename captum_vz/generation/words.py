@@ -52,7 +52,11 @@ class TokenText:
             number for number, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special
         }
         special = tuple(number in marks for number in ids)
-        spans = word_spans(text)
+        content = text
+        for start, end, alone in zip(starts, ends, special, strict=True):
+            if alone:  # "hat</s>" is a word and a mark
+                content = content[:start] + " " * (end - start) + content[end:]
+        spans = word_spans(content)
         stops = [match.end() for match in _SENTENCE_END.finditer(text)]
         keys: list[Any] = []
         sentences: list[int] = []

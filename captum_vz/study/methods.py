@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import torch
 from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyValueSampling
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz import (
     ALTI,
@@ -26,97 +25,27 @@ from captum_vz import (
     RandomAttribution,
     Rollout,
     TokenAttribution,
-    ValueGates,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
 from captum_vz._names import chosen_names
-from captum_vz.attr import LayerMaps, MapAggregation, MapRun
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.functional import normalize_rows
-
-#: A class of layer maps, or a function with its options, called with the model and the layers.
-MapsClass = Callable[..., LayerMaps]
-
-#: A class that joins the maps of many layers, or a function, called with the model and the layers.
-JoinedClass = Callable[..., MapAggregation]
+from captum_vz.errors import ArgumentError
+from captum_vz.study.scoring.batches import (
+    Batch,
+    JoinedClass,
+    MapsClass,
+    alti_logit_rows,
+    attention_gradient_rows,
+    effect_rows,
+    gated_rows,
+    gradient_rows,
+)
 
 #: What joined maps add for the residual connection: half of each row, nothing, or the choice of the method's paper.
 RESIDUALS: Final = (0.5, None, "paper")
 #: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
 INSIDE: Final = "inside"
-
-
-class Batch:
-    """A model and some of its inputs, with the token that is explained in each.
-
-    Args:
-        model: A model of transformers in eval mode, or any that is called with the inputs by keyword.
-        tokenizer: Its tokenizer.
-        layers: The layers that are explained, in the order in which they run.
-        inputs: What the model takes, by keyword; `input_ids` among them.
-        token: The position of one token in each example, not negative.
-        targets: The class (a token id) that is explained by methods that explain the model's output, one for each
-            example. None: the class that the model predicts.
-        foils: The class whose logit is subtracted from the target's logit, one for each example. None: no class.
-        feature_mask: The feature of each token, `(1 or batch, tokens)`. None: each token is its own feature.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        layers: Sequence[nn.Module],
-        inputs: Mapping[str, Tensor],
-        token: Sequence[int],
-        targets: Sequence[int] | None = None,
-        foils: Sequence[int] | None = None,
-        feature_mask: Tensor | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.layers = list(layers)
-        self.inputs = dict(inputs)
-        self.token = list(token)
-        self.targets = targets
-        self.foils = foils
-        self.feature_mask = feature_mask
-        self._runs: dict[MapsClass, MapRun] = {}
-
-    def layer_rows(self, maps: MapsClass) -> list[Tensor]:
-        """The row of each example's token in each layer's map, `(batch, tokens)`, in the order of the layers' runs.
-
-        Whole maps are used where another method has computed them. Otherwise only the wanted rows are computed.
-        """
-        if maps in self._runs:
-            examples = torch.arange(len(self.token))
-            return [one[examples, self.token] for one in self.whole_maps(maps)]
-        run = maps(self.model, self.layers).run(self.inputs, feature_mask=self.feature_mask, token=self.token)
-        return [one[:, 0] for _, one in run.maps]
-
-    def whole_maps(self, maps: MapsClass) -> list[Tensor]:
-        """All maps `(batch, out, in)`, one for each run of a layer: ALBERT's only layer runs many times."""
-        return [one for _, one in self._run(maps).maps]
-
-    def joined_rows(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
-        """The row of each example's token in the joined maps, up to each layer or through all layers."""
-        return kind(self.model, self.layers).join_run(
-            self._run(maps), token=self.token, all_layers=all_layers, feature_mask=self.feature_mask
-        )
-
-    def joined_maps(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
-        """The joined maps `(batch, out, in)`, up to each layer or through all layers."""
-        return kind(self.model, self.layers).join_run(
-            self._run(maps), all_layers=all_layers, feature_mask=self.feature_mask
-        )
-
-    def _run(self, maps: MapsClass) -> MapRun:
-        if maps not in self._runs:
-            self._runs[maps] = maps(self.model, self.layers).run(
-                self.inputs, feature_mask=self.feature_mask, find_other_mixing=True
-            )
-        return self._runs[maps]
 
 
 def encoder_of(model: Any) -> Any:
@@ -125,91 +54,9 @@ def encoder_of(model: Any) -> Any:
     return model.get_encoder() if both else model
 
 
-def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
-    """The scores of a Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares."""
-    (target, foil), method = explained_classes(batch), TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
-    return [normalize_rows(method.attribute(batch.inputs, target=target, foil=foil, **options))]
-
-
-def attention_gradient_rows(batch: Batch) -> list[Tensor]:
-    """Attention times the positive gradient of the target's logit, one row for each layer."""
-    target, foil = explained_classes(batch)
-    run = LayerAttentionGradient(batch.model, batch.layers).run(
-        batch.inputs, token=batch.token, target=target, foil=foil
-    )
-    return [one[:, 0] for _, one in run.maps]
-
-
-def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
-    """How much the target's logit changes without each token's value: absolute changes, as shares.
-
-    Args:
-        batch: The batch.
-        together: Whether values are zeroed in all layers at once. Otherwise in one layer after the other.
-    """
-    target, foil = explained_classes(batch)
-    of = [ValueZeroingEffect(batch.model, layer) for layer in ([batch.layers] if together else batch.layers)]
-    effects = [one.attribute(batch.inputs, target=target, foil=foil) for one in of]
-    return [normalize_rows(one.abs()) for one in effects]
-
-
 def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> ValueZeroingEffect:
     """The effect of the values of one layer."""
     return ValueZeroingEffect(model, layers[layer])
-
-
-def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
-    """The scores of a Captum method on value gates: absolute amounts, as shares. Random numbers have the seed 0."""
-    (target, foil), ids = explained_classes(batch), batch.inputs["input_ids"]
-    gated, mask = ValueGates(batch.model, batch.layers), batch.feature_mask
-    features = torch.arange(ids.shape[1], device=ids.device)[None] if mask is None else mask
-    member = features.unique(return_inverse=True)[1].expand_as(ids)  # the gate of each token
-    named = {key: x for key, x in batch.inputs.items() if isinstance(x, Tensor) and x.ndim and len(x) == len(ids)}
-    pairs = torch.tensor([target, foil or target], device=ids.device).transpose(0, 1)  # (example, 2, axis)
-
-    def logit(gates: Tensor, member: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
-        logits = gated(gates.gather(1, member), **batch.inputs | dict(zip(named, inputs, strict=True)))
-        of_target, of_foil = (logits[(range(len(logits)), *one.T)] for one in pairs.unbind(1))
-        return of_target if foil is None else of_target - of_foil
-
-    with torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(0)
-        gates = torch.ones(len(ids), int(member.max()) + 1, device=ids.device)
-        options["additional_forward_args"] = (member, pairs, *named.values())
-        return [normalize_rows(kind(logit).attribute(gates, **options).detach().abs()).gather(1, member)]
-
-
-def alti_logit_rows(batch: Batch) -> list[Tensor]:
-    """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
-    target, foil = explained_classes(batch)
-    added = ALTILogit(batch.model, batch.layers).attribute(batch.inputs, target=target, foil=foil)
-    return [normalize_rows(added.abs())]
-
-
-def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
-    """The indices of the target's logit and of the foil's in the output, one for each example.
-
-    An index is `(class,)` where the logits are `(batch, classes)`, and `(token, class)` where they have a token axis.
-
-    Raises:
-        UnsupportedLayerError: The model returns no logits.
-    """
-    with torch.no_grad():
-        logits = getattr(batch.model(**batch.inputs), "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-        raise UnsupportedLayerError(
-            f"{type(batch.model).__name__} gives no logits, but the method explains a logit. Pass a model with a head."
-        )
-    places: list[tuple[int, ...]] = [()] * len(logits) if logits.ndim == 2 else [(token,) for token in batch.token]
-    targets = batch.targets
-    if targets is None:
-        targets = [int(row[place].argmax()) for row, place in zip(logits, places, strict=True)]
-    foils = batch.foils
-    return _indices(places, targets), None if foils is None else _indices(places, foils)
-
-
-def _indices(places: list[tuple[int, ...]], classes: Sequence[int]) -> list[tuple[int, ...]]:
-    return [(*place, number) for place, number in zip(places, classes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -230,7 +77,8 @@ class Method:
         of_text: What :func:`~captum_vz.generation.attribute_generation` takes for generated text, if there is neither
             `joined` nor `maps`. Methods that explain an output explain the logit of each new token. None: the method
             cannot explain generated text.
-        options: Further arguments of `attribute` for generated text.
+        on_gates: The class of Captum that explains :class:`~captum_vz.ValueGates`, if it is such a method.
+        options: Further arguments of `attribute` for a text.
         version: Names the code of a method of your own. None: a digest of its source does.
         own: Whether it is a method of your own, not of this package.
         source: The class, object or function that it was made of. None: `rows`.
@@ -246,6 +94,7 @@ class Method:
     explains_output: bool = False
     slow: bool = False
     of_text: Any = None
+    on_gates: Any = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     version: str | None = None
     own: bool = False
@@ -262,6 +111,11 @@ class Method:
         kind = partial(self.joined, residual=residual)
         rows = partial(Batch.joined_rows, kind=kind, maps=self.maps, all_layers=self.layered)
         return replace(self, rows=rows, joined=kind, residual=residual)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether its scores of one text are amounts of an output, with signs, and no shares that sum to 1."""
+        return self.explains_output and (self.on_gates or self.of_text) not in (None, LayerAttentionGradient)
 
     @property
     def generative(self) -> Any:
@@ -308,6 +162,12 @@ def _gradient(title: str, kind: Any, reduce: Any = "sum", **options: Any) -> Met
     return Method(title, rows, explains_output=True, slow=True, of_text=of_text, options=options)
 
 
+def _on_gates(title: str, kind: Any, **options: Any) -> Method:
+    """A method of Captum on value gates."""
+    rows = partial(gated_rows, kind, **options)
+    return Method(title, rows, explains_output=True, slow=True, on_gates=kind, options=options)
+
+
 def baseline_method(title: str, kind: Any) -> Method:
     """A method that does not look at the model."""
 
@@ -323,8 +183,6 @@ def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> Rollout:
     return Rollout(LayerAttentionNorm(model, layers), residual=residual)
 
 
-_shapley: Final = partial(gated_rows, ShapleyValueSampling, n_samples=25, perturbations_per_eval=16)
-_integrated: Final = partial(gated_rows, IntegratedGradients, n_steps=50, internal_batch_size=256)
 _encoder_norm: Final = partial(LayerAttentionNorm, include="encoder")
 # With 64 probes the relative standard deviation of a score is at most about half of sqrt(2 / 64), or 0.09.
 _hidden: Final = partial(HiddenTokenAttribution, probes=64)
@@ -343,8 +201,12 @@ METHODS: Final[dict[str, Method]] = {
     "alti-layer": layer_method("ALTI, a layer", LayerALTI),
     "value-zeroing-effect": _effect("Value Zeroing's effect", together=True),
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
-    "value-zeroing-shapley": Method("Value Zeroing, Shapley", _shapley, explains_output=True, slow=True),
-    "value-zeroing-integrated": Method("Value Zeroing, integrated", _integrated, explains_output=True, slow=True),
+    "value-zeroing-shapley": _on_gates(
+        "Value Zeroing, Shapley", ShapleyValueSampling, n_samples=25, perturbations_per_eval=16
+    ),
+    "value-zeroing-integrated": _on_gates(
+        "Value Zeroing, integrated", IntegratedGradients, n_steps=50, internal_batch_size=256
+    ),
     "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, 0.5, layered=False),
     "attention-gradient": Method(
         "attention × gradient",

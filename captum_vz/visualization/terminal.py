@@ -170,7 +170,7 @@ def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
 def _end_of_character(tokenizer: Any, numbers: Sequence[int], texts: Sequence[str], start: int) -> int:
     """The end of the shortest run of parts of characters that is a text; the next token, if there is no such run."""
     for stop in range(start + 1, min(start + MOST_PARTS, len(texts)) + 1):
-        if UNFINISHED not in texts[stop - 1]:
+        if not _is_part(tokenizer, numbers[stop - 1], texts[stop - 1]):
             break
         text = tokenizer.decode(list(numbers[start:stop]))
         if text.strip() and UNFINISHED not in text:
@@ -178,13 +178,21 @@ def _end_of_character(tokenizer: Any, numbers: Sequence[int], texts: Sequence[st
     return start + 1
 
 
+def _is_part(tokenizer: Any, index: int, text: str) -> bool:
+    """Whether a token is a part of a character. ByT5 decodes a byte alone as nothing, and names it by one letter."""
+    name = "" if text else str(tokenizer.convert_ids_to_tokens(index))
+    return UNFINISHED in text or (len(name) == 1 and "\x80" <= name <= "\xff")
+
+
 def _readable(tokenizer: Any, index: int, text: str) -> str:
     if text.strip() and UNFINISHED not in text:
         return printable(text.strip())
-    name = str(tokenizer.convert_ids_to_tokens(index))
+    name = tokenizer.convert_ids_to_tokens(index)
+    if name is None:  # a model may know more tokens than its tokenizer
+        return f"<{index}>"
     if text and not text.strip():
         return printable(text.replace(" ", SPACE))
-    return printable(name.replace("\u2581", SPACE))
+    return printable(str(name).replace("\u2581", SPACE))
 
 
 def _subscript(number: int) -> str:

@@ -24,7 +24,7 @@ from captum_vz import (
     find_layers,
 )
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study.methods import Batch
+from captum_vz.study import Batch
 from tests.engine.blocks import (
     WIDTH,
     Ahead,

@@ -87,6 +87,72 @@ def test_unknown_label_names_the_labels() -> None:
         captum_vz.explain(classifier(), SENTENCE, tokenizer=tokenizer(), target="PERSONS")
 
 
+def test_names_of_labels_come_before_their_numbers() -> None:
+    model = classifier()
+    model.config.id2label = {0: "2", 1: "1", 2: "0"}
+    found = {one: captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), target=one) for one in ("2", 2, "0", 1)}
+    assert {one: row.rows[0].name for one, row in found.items()} == {"2": "2", 2: "0", "0": "0", 1: "1"}
+    torch.testing.assert_close(found["0"].scores, found[2].scores)
+
+
+def test_labels_with_one_name_are_told_apart() -> None:
+    model = classifier()
+    model.config.id2label = {0: "SAME", 1: "SAME", 2: "other"}
+    by_number = captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), target=1)
+    assert {name for name, _ in by_number.predictions} == {"SAME (0)", "SAME (1)", "other"}
+    by_name = captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), target="same (1)")
+    assert by_name.rows[0].name == "SAME (1)"
+    torch.testing.assert_close(by_name.scores, by_number.scores)
+    with pytest.raises(ArgumentError, match=r"pass one of SAME \(0\), SAME \(1\), other"):
+        captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), target="SAME")
+    model.config.id2label = {0: "Ab", 1: "aB", 2: "other"}
+    with pytest.raises(ArgumentError, match="the name of 2 labels: pass a number, one of 0, 1"):
+        captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), target="ab")
+
+
+def test_foil_differs_from_what_is_explained() -> None:
+    model, words = classifier(), tokenizer()
+    label = int(model(**words(SENTENCE, return_tensors="pt")).logits.argmax())
+    for target, foil in (("PERSON", 1), (None, label)):
+        with pytest.raises(ArgumentError, match=f"foil is {foil!r}, which is what is explained"):
+            captum_vz.explain(model, SENTENCE, tokenizer=words, target=target, foil=foil)
+    with pytest.raises(ArgumentError, match="foil is 'are', which is what is explained"):
+        captum_vz.explain("agreement", "the pictures of some hat [MASK] small.", target="are", foil="are")
+
+
+def test_target_or_foil_of_a_word_asks_for_its_effect() -> None:
+    text = "the pictures of some hat [MASK] small."
+    found = captum_vz.explain("agreement", text, target="are", foil="is")
+    assert (found.method, found.rows[0].name) == ("value-zeroing-effect", "are rather than is")
+    of_layer = captum_vz.explain("agreement", text, target="are", layer=1)
+    assert of_layer.method == "value-zeroing-effect-layer"
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [
+        (classifier, {"target": 1, "method": "value-zeroing"}),
+        (classifier, {"foil": 1, "method": "attention"}),
+        (classifier, {"token": 1}),
+        (lambda: "agreement", {"target": "are", "method": "value-zeroing"}),
+        (lambda: "agreement", {"task": "sequence-classification"}),
+    ],
+)
+def test_nothing_that_is_asked_for_is_ignored(make: Any, asked: Any) -> None:
+    model = make()
+    (name, _) = next(iter(asked.items()))
+    with pytest.raises(ArgumentError, match=rf"^{name} is .* leave "):
+        captum_vz.explain(model, SENTENCE, tokenizer=tokenizer(), **asked)
+
+
+@pytest.mark.parametrize("name", ["target", "foil", "token", "layer"])
+@pytest.mark.parametrize("value", [1.0, True, ["PERSON"], b"1"])
+def test_wrong_types_are_named(name: str, value: Any) -> None:
+    told = rf"^{name} is .*, of type {type(value).__name__}: pass a whole number"
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain("agreement", SENTENCE, **{name: value})
+
+
 def test_map_of_a_classifier_is_the_row_of_cls() -> None:
     model, words = classifier(), tokenizer()
     inputs = words(SENTENCE, return_tensors="pt")
@@ -189,7 +255,42 @@ def test_pieces_of_a_word_share_a_gate(name: str) -> None:
         each = ShapleyValueSampling(logit).attribute(gates, feature_mask=groups, n_samples=25)[0]
         amounts = torch.stack([each[groups[0] == word][0] for word in range(7)])
     found = captum_vz.explain(model, text, tokenizer=words, method=name, target=1, words=True)
-    torch.testing.assert_close(found.scores, amounts.abs() / amounts.abs().sum(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.scores, amounts.float(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["label", "answer", "choice", "image"])
+def test_shares_of_gates_sum_to_the_effect_of_all(task: str) -> None:
+    """Shapley values and integrated gradients explain each task: they sum to f(1) - f(0), with signs."""
+    made, processor = image_classifier()
+    model, given, more = {
+        "label": (classifier(), SENTENCE, {"tokenizer": tokenizer()}),
+        "answer": (reader(), "some hat?", {"tokenizer": tokenizer(), "text_pair": SENTENCE}),
+        "choice": (chooser(), "the hat", {"tokenizer": tokenizer(), "text_pair": ["some", "wug"]}),
+        "image": (made, Image.new("RGB", (8, 8), "red"), {"tokenizer": processor}),
+    }[task]
+    shapley = captum_vz.explain(model, given, method="value-zeroing-shapley", **more)
+    numbers: list[Tensor] = []
+
+    def zero(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        return 0 * output
+
+    def last(module: Any, inputs: Any, output: Any) -> None:
+        names = ("logits",) if task != "answer" else ("start_logits", "end_logits")
+        numbers.append(torch.cat([output[name].reshape(-1) for name in names]))
+
+    names = ("self.value", "attention.v_proj", "attention.value", "attention.attention.value")
+    handles = [model.register_forward_hook(last)]
+    captum_vz.explain(model, given, method="random" if task != "image" else "attention", **more)
+    handles += [one.register_forward_hook(zero) for name, one in model.named_modules() if name.endswith(names)]
+    assert len(handles) == 3
+    try:
+        captum_vz.explain(model, given, method="random" if task != "image" else "attention", **more)
+    finally:
+        for handle in handles:
+            handle.remove()
+    fall = numbers[0] - numbers[len(numbers) // 2]
+    assert any(abs(shapley.scores.sum().item() - one) < 1e-4 for one in fall.tolist())
+    assert shapley.is_signed
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -241,6 +342,8 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
     torch.testing.assert_close(row.scores, expected, **CLOSE)
     one = captum_vz.explain(model, SENTENCE, tokenizer=words, token="hat", target="THING")
     assert [row.name for row in one.rows] == ["hat: THING"]
+    of_pieces = captum_vz.explain(model, "the wug of some hat", tokenizer=words, token="wug")
+    assert [(row.name.partition(":")[0], row.token) for row in of_pieces.rows] == [("wug", 2)]
 
 
 def test_answer_has_a_start_and_an_end() -> None:
@@ -266,6 +369,10 @@ def test_answer_has_a_start_and_an_end() -> None:
     assert [chosen.tokens[row.token] for row in chosen.rows] == ["the", "teacher"]
     with pytest.raises(ArgumentError, match="answers a question from a text: pass the text as text_pair"):
         captum_vz.explain(model, question, tokenizer=words)
+    with pytest.raises(ArgumentError, match="no token that an answer could begin with"):
+        captum_vz.explain(model, question, " ", tokenizer=words)
+    mapped = captum_vz.explain(model, question, text, tokenizer=words, method="attention", token=7)
+    assert [row.token for row in mapped.rows] == [7]
 
 
 def test_choice_explains_the_chosen_answer() -> None:
@@ -287,6 +394,14 @@ def test_choice_explains_the_chosen_answer() -> None:
     torch.testing.assert_close(found.scores, expected, **CLOSE)
     mapped = captum_vz.explain(model, "the pictures are", answers, tokenizer=words, method="attention")
     assert (mapped.token, len(mapped.maps)) == (0, 2)
+    for text, given, asked, told in [
+        ("hat " * 70, answers, {}, "75 tokens long, but the model takes at most 64, and cannot read it in windows"),
+        ("hat " * 70, answers, {"window": True}, "each answer is read alone, with the whole text"),
+        ("the hat", ["a", 3], {}, "text_pair has an object of type int: pass a string"),
+        ("the hat", ["a", "a"], {"target": "a"}, "the name of 2 labels: pass a number"),
+    ]:
+        with pytest.raises(ArgumentError, match=told):
+            captum_vz.explain(model, text, given, tokenizer=words, **asked)
 
 
 def test_mask_and_next_word() -> None:
@@ -445,7 +560,7 @@ def test_what_cannot_be_explained_is_named(given: Any, told: str) -> None:
 
 
 def test_typed_special_tokens_are_not_doubled() -> None:
-    with pytest.warns(UserWarning, match=r"\[CLS\] and \[SEP\] of the text is not doubled"):
+    with pytest.warns(UserWarning, match=r"\[CLS\] and \[SEP\] of the text are not doubled"):
         found = captum_vz.explain("agreement", "[CLS] the hat [MASK] small. [SEP]")
     expected = captum_vz.explain("agreement", "the hat [MASK] small.")
     assert found.tokens == expected.tokens

@@ -147,11 +147,13 @@ def test_question_is_in_each_window() -> None:
     ("window", "told"),
     [
         ((2, 0), "fixed tokens, such as .CLS. or a question, and room for 0 others"),
-        ((16, 14), "pass a larger window, or an overlap below that"),
-        ((16, -1), "pass a larger window, or an overlap below that"),
+        ((16, 14), "pass a larger window, or an overlap from 0 to 13"),
+        ((16, -1), "pass a larger window, or an overlap from 0 to 13"),
         (500, "window is 500, but the model takes at most 128 tokens: pass at most 128"),
         ("all", "window is 'all': pass True, a number of tokens, or .tokens, overlap."),
         ((1, 2, 3), "pass True, a number of tokens"),
+        ((), "pass True, a number of tokens"),
+        ((16, True), "pass True, a number of tokens"),
     ],
 )
 def test_wrong_window_is_refused(window: Any, told: str) -> None:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 from captum_vz.paper import reproduce
-from captum_vz.study import METHODS, Example, Method, Scorer, compare
-from captum_vz.study.methods import Batch
+from captum_vz.study import METHODS, Batch, Example, Method, Scorer, compare
 from tests.study.conftest import Shipped
 
 

@@ -17,8 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from captum_vz.errors import RefusedError
-from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Example, Method, Scorer, compare
-from captum_vz.study.methods import Batch
+from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Batch, Example, Method, Scorer, compare
 from captum_vz.study.scoring.scorer import COLUMNS
 from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_vz import ALTILogit, LayerAttentionGradient, ValueZeroing
+from captum_vz import (
+    ALTILogit,
+    LayerAttention,
+    LayerAttentionGradient,
+    PositionAttribution,
+    RandomAttribution,
+    ValueGates,
+    ValueZeroing,
+)
 from captum_vz._names import known_name
 from captum_vz.app.checks import check_layer
 from captum_vz.app.explaining.subjects import Subject
@@ -18,7 +26,8 @@ from captum_vz.app.explaining.tasks import Question
 from captum_vz.app.explaining.windows import Cut, Piece
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
-from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
+from captum_vz.study.methods import METHODS, Method, rollout_of
+from captum_vz.study.scoring.batches import Batch
 from captum_vz.study.scoring.given import checked_rows, named_method
 
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
@@ -103,7 +112,10 @@ class Run:
     def row(self, question: Question, option: str) -> tuple[Tensor, int]:
         """The row `(in,)` of a question, and the number of layers to choose from."""
         method, layer = self.chosen.method, self.chosen.layer
+        self._check_ids()
         place = self._place(question)
+        if method.on_gates is not None:
+            return self._of_gates(question, place), len(self.subject.layers)
         if method.explains_output and method.of_text is not None:
             if method.layered:
                 check_layer(layer, len(self.subject.layers), option)
@@ -121,6 +133,43 @@ class Run:
             check_layer(layer, len(rows), option)
         return rows[layer if method.layered else 0][0], len(rows)
 
+    def _check_ids(self) -> None:
+        """Refuse methods that score the words of a text, if there is none."""
+        method = self.chosen.method
+        of_words = isinstance(method.of_text, partial) or method.of_text in (PositionAttribution, RandomAttribution)
+        if of_words and "input_ids" not in self.piece.inputs:
+            raise UnsupportedLayerError(
+                f"{self.chosen.name} scores the tokens of a text, but {type(self.subject.model).__name__} reads none: "
+                f"choose another method, such as {EFFECT}."
+            )
+
+    def _of_gates(self, question: Question, place: int) -> Tensor:
+        """The row of a method of Captum on value gates. Random numbers have the seed 0."""
+        self._check_output(question)
+        method, subject, member, read = self.chosen.method, self.subject, self.groups, question.reader(place)
+        if member is None:
+            sources = self.batch.layer_rows(LayerAttention)[0].shape[1]
+            member = torch.arange(sources, device=subject.device)[None]
+        member = member.unique(return_inverse=True)[1]  # the gate of each token
+        gated = ValueGates(subject.forward, subject.layers)
+
+        def explained(gates: Tensor) -> Tensor:
+            output = gated.forward(gates.gather(1, member.expand(len(gates), -1)), self.piece.inputs)
+            return read(output)
+
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.manual_seed(0)
+            gates = torch.ones(1, int(member.max()) + 1, device=subject.device)
+            scores: Tensor = method.on_gates(explained).attribute(gates, **method.options)
+        return scores.detach().gather(1, member)[0]
+
+    def _check_output(self, question: Question) -> None:
+        if not question.field:
+            raise UnsupportedLayerError(
+                f"{type(self.subject.model).__name__} gives no logits, but {self.chosen.name} explains a logit. Pass a "
+                "model with a head, or a method with maps, such as value-zeroing."
+            )
+
     def _place(self, question: Question) -> int:
         """The position in this piece. A label of the whole text is read at each piece's own last token."""
         places = self.piece.places
@@ -131,11 +180,7 @@ class Run:
     def _of_output(self, question: Question, place: int) -> Tensor:
         """The row of a method that explains a number of the output, as the method's class returns it."""
         method, subject, inputs = self.chosen.method, self.subject, self.piece.inputs
-        if not question.field:
-            raise UnsupportedLayerError(
-                f"{type(subject.model).__name__} gives no logits, but {self.chosen.name} explains a logit. Pass a "
-                "model with a head, or a method with maps, such as value-zeroing."
-            )
+        self._check_output(question)
         reader = question.reader(place)
         target: Any = reader
         foil: Any = None
@@ -150,7 +195,9 @@ class Run:
         if kind is ALTILogit and not question.is_logit:
             raise UnsupportedLayerError(f"{self.chosen.name} explains logits: pass value-zeroing-effect.")
         if isinstance(kind, partial):  # a method of Captum on word embeddings
-            own = {} if question.is_logit else {"objective": reader}
+            own: dict[str, Any] = {} if question.is_logit else {"objective": reader}
+            if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
+                own["embeddings"] = subject.model.get_input_embeddings()
             made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
             asked = {"target": target, "foil": foil} if question.is_logit else {}
             return self._added(made.attribute(inputs, **asked, **method.options))[0]
@@ -246,6 +293,9 @@ def computed(
     count = 0 if whole else text.windows[-1][1] + len(_after(text))
     # Whole maps first: rows are then taken from them.
     maps, rollout = runs[0].maps() if whole else ([], None)
+    if maps and text.pieces[0].places is None:  # only now the number of sources is known
+        name = f"{option}token"
+        questions = [replace(one, token=position(one.token, len(maps[0]), name)) for one in questions]
     for question in questions:
         of_all = not question.of_token and not whole
         places = range(len(runs)) if of_all else [text.owner(question.token)]
@@ -265,6 +315,13 @@ def computed(
         maps = [_joined_map(runs, text, count)]
     own = runs[0].distances() if distances and whole and method.maps is ValueZeroing else []
     return Scores(rows, depth, maps, rollout, own, residual)
+
+
+def position(place: int, count: int, argument: str) -> int:
+    """A position from 0, of one that may count from the end."""
+    if not -count <= place < count:
+        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.")
+    return place % count
 
 
 def _after(text: Cut) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ from typing import Any
 from transformers import BatchEncoding
 
 from captum_vz.app.explaining.subjects import Subject
-from captum_vz.app.explaining.tasks import ANSWER
-from captum_vz.errors import ArgumentError
 
 
 def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
@@ -40,8 +38,10 @@ def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
                 typed.append(mark[1])
         filled[place] = kept
     if typed:
-        marks = " and ".join(dict.fromkeys(typed))
-        warnings.warn(f"{marks} of the text is not doubled: the tokenizer adds its special tokens.", stacklevel=4)
+        marks = list(dict.fromkeys(typed))
+        verb = "is" if len(marks) == 1 else "are"
+        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        warnings.warn(told, stacklevel=4)
     return tokenizer(*filled, return_tensors="pt", verbose=False)
 
 
@@ -51,16 +51,16 @@ def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
     return [(number, mark) for number, mark in found.items() if number is not None and mark]
 
 
-def second_text(encoding: Any, pair: str | None, task: str) -> list[bool]:
+def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
     """Whether each token is of the second text."""
-    count = encoding["input_ids"].shape[1]
+    ids = encoding["input_ids"][0].tolist()
     if pair is None:
-        return [False] * count
-    if not getattr(encoding, "encodings", None):
-        if task == ANSWER:
-            raise ArgumentError("the tokenizer does not say which tokens are of the second text: pass a fast one.")
-        return [False] * count
-    return [number == 1 for number in encoding.sequence_ids()]
+        return [False] * len(ids)
+    if getattr(encoding, "encodings", None):
+        return [number == 1 for number in encoding.sequence_ids()]
+    own = tokenizer(pair, add_special_tokens=False, verbose=False)["input_ids"]  # a tokenizer in Python
+    start = next((i for i in reversed(range(len(ids) - len(own) + 1)) if ids[i : i + len(own)] == own), len(ids))
+    return [start <= place < start + len(own) for place in range(len(ids))]
 
 
 def fixed_tokens(special: Sequence[bool], second: Sequence[bool]) -> list[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,10 +14,10 @@ from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
 from captum_vz.app.checks import check_layer, depth_of, remarks
-from captum_vz.app.explaining.computing import EFFECT, EFFECT_OF_LAYER, MAPS, Chosen, Row, Scores, by_words, computed
+from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed, position
 from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
 from captum_vz.app.explaining.explanation import Explanation
-from captum_vz.app.explaining.subjects import Subject, read_input, source_names, subject_of
+from captum_vz.app.explaining.subjects import Subject, check_runs, read_input, source_names, subject_of
 from captum_vz.app.explaining.tasks import (
     ANSWER,
     CAUSAL,
@@ -38,33 +38,15 @@ from captum_vz.app.explaining.tasks import (
     questions,
 )
 from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
+from captum_vz.app.explaining.wish import BY_MAPS, Wish, check_texts
 from captum_vz.app.models import Loaded
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
 from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
 
-#: Tasks whose rows explain the state of a token, unless the user chooses a method.
-BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
 #: The tensors of an output that tasks read.
 FIELDS: Final = ("logits", "start_logits", "end_logits")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user asks for, except the model and the text. See :func:`explain` for the meaning of each."""
-
-    method: Any = None
-    target: int | str | None = None
-    foil: int | str | None = None
-    token: int | str | None = None
-    layer: int | None = None
-    words: bool = False
-    window: Any = None
-    distances: bool = False
-    option: str = ""
-    stack: str | None = None
-    residual: float | str | None = 0.5
 
 
 def explain(
@@ -95,6 +77,7 @@ def explain(
     multiple choice              the chosen answer                       the effect on its logit
     a word at a mask, next words the mask, the last token                its row of Value Zeroing
     classes of images, of sound  the predicted class                     the effect on its logit
+    the same, with target, foil  the word at the mask, the next word     the effect on its logit
     letters of speech (CTC)      each letter, at its first frame         the effect on its logit
     no head                      the mask, the last token                its row of Value Zeroing
     ============================ ======================================= ==================================
@@ -115,11 +98,11 @@ def explain(
         task: The task whose head is loaded from a folder. None: the head that the checkpoint has.
         method: A name of :data:`~captum_vz.study.METHODS`, or a class, an object or a function, see
             :func:`~captum_vz.study.as_method`. None: see the table.
-        target: What is explained: a label, by its name or number; a word of the vocabulary; a part of `text_pair`, or
-            an answer of multiple choice. None: what the model predicts.
+        target: What is explained: a label, by its name, else by its number; a word of the vocabulary; a part of
+            `text_pair`, or an answer of multiple choice. None: what the model predicts.
         foil: The label or word whose logit is subtracted ("why target rather than foil?").
-        token: The token that is explained, by its position or as it is written. None: see the table; for classes, the
-            token that the head reads, `[CLS]` or the last one.
+        token: The token that is explained, by its position, or as it or its word is written. None: see the table; for
+            classes, the token that the head reads, `[CLS]` or the last one.
         layer: The layer of methods with scores for each layer, negative ones from the end. None: the last one. With a
             layer, the default for labels is the effect of this layer's values alone.
         words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
@@ -139,7 +122,8 @@ def explain(
         `to_pandas()`.
 
     Raises:
-        ArgumentError: An argument does not fit the model, or the text is empty or too long.
+        ArgumentError: An argument does not fit the model, or changes no score of the method; the text is empty or too
+            long.
         RefusedError: The method refuses the model.
 
     >>> import captum_vz
@@ -151,17 +135,11 @@ def explain(
     return explain_subject(subject_of(model, tokenizer, task, stack=stack), text, text_pair, wish)
 
 
-def default_method(subject: Subject, layer: int | None = None) -> str:
-    """The method that explains a model, or a layer of it, unless the user chooses one."""
-    if subject.task in BY_MAPS:
-        return MAPS
-    return EFFECT if layer is None else EFFECT_OF_LAYER
-
-
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
-    asked = default_method(subject, wish.layer) if wish.method is None else wish.method
+    asked = wish.default_method(subject.task) if wish.method is None else wish.method
     chosen = Chosen.of(asked, wish.layer, wish.residual, wish.option)
+    wish.check(subject.task, chosen.name, chosen.method)
     wish = replace(wish, method=chosen)
     if not (subject.task == SEQ2SEQ and (chosen.method.explains_output or wish.stack == "decoder")):
         subject = subject.encoder
@@ -171,12 +149,16 @@ def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> 
         check_layer(chosen.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
     if subject.task in (*OF_IMAGES, *OF_SOUND):
         return _signal(subject, text, text_pair, wish)
-    if not isinstance(text, str):
-        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.")
+    check_texts(text, text_pair, wish.option)
     if subject.task == CHOICE:
         return _choice(subject, text, text_pair, wish)
+    if not isinstance(text_pair, (str, type(None))):
+        raise ArgumentError(
+            f"{wish.option}{'pair' if wish.option else 'text_pair'} is {len(text_pair)} texts, but "
+            f"{type(subject.model).__name__} reads one second text: pass a string."
+        )
     if subject.task == SEQ2SEQ:
-        return _generated(subject, text, wish)
+        return _generated(subject, text, text_pair, wish)
     if subject.task == ANSWER and text_pair is None:
         raise ArgumentError(
             f"{type(subject.model).__name__} answers a question from a text: pass the text as "
@@ -193,8 +175,9 @@ def _text(
     """A text, or two. `given` are the predictions and the question, if they do not follow from the output."""
     encoding = encode(subject.tokenizer, text, pair)
     token = wish.token
-    prepared = _prepared(subject, encoding, token, wish.option)
-    ids = prepared.inputs["input_ids"][0].tolist()
+    ids = encoding["input_ids"][0].tolist()
+    read = TokenText.of(subject.tokenizer, ids)
+    prepared = _prepared(subject, encoding, token, read, wish.option)
     size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids), wish.option)
     if token is None and subject.task in (SEQUENCE, CHOICE):
         prepared = replace(prepared, token=read_token(subject, ids), is_mask=False)
@@ -202,10 +185,9 @@ def _text(
     loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
     for remark in remarks(text, loaded, prepared, None if told is None else str(told), wish.option):
         warnings.warn(remark, stacklevel=4)
-    read = TokenText.of(subject.tokenizer, ids)
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
-    second = second_text(encoding, pair, subject.task)
+    second = second_text(subject.tokenizer, encoding, pair)
     pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
     if given is None:
         asked = Asked(
@@ -230,6 +212,11 @@ def _text(
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
     found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual, wish.option)
+    if (sources := len(found.rows[0].scores)) != len(ids):
+        raise UnsupportedLayerError(
+            f"{type(subject.model).__name__} reads {sources} tokens, but the text has {len(ids)}: it adds its own, as "
+            "prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
+        )
     if not wish.method.method.explains_output:  # the row is that of a token
         found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
     if words is not None:
@@ -241,7 +228,10 @@ def _text(
     )
 
 
-def _prepared(subject: Subject, encoding: Any, token: Any, option: str) -> PreparedText:
+def _prepared(subject: Subject, encoding: Any, token: Any, read: TokenText, option: str) -> PreparedText:
+    """The text, and the explained token. A word of several tokens is named by its text: its first token is meant."""
+    if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
+        token = read.words.index(read.word_texts.index(token))
     try:
         return prepare_text(subject.model, subject.tokenizer, encoding, token, any_length=True)
     except ValueError as error:
@@ -267,23 +257,31 @@ def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Explanatio
     if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
         where = f"{wish.option}pair" if wish.option else "text_pair, a list"
         raise ArgumentError(f"{type(subject.model).__name__} chooses among answers: pass two or more as {where}.")
+    if wish.foil is not None or wish.window:
+        raise ArgumentError(f"each answer is read alone, with the whole text: leave {wish.option}foil and window out.")
     alone = replace(subject, forward=_OneChoice(subject.model))
     with torch.no_grad():
-        logits = []
-        for answer in answers:
-            made = encode(subject.tokenizer, text, answer)
-            inputs = {key: one.to(subject.device) for key, one in made.items() if isinstance(one, Tensor)}
-            logits.append(alone.forward(**inputs)[0, 0])
+        logits = [alone.forward(**_whole(subject, text, answer))[0, 0] for answer in answers]
     shares = torch.stack(logits).float().softmax(0)
     order = shares.argsort(descending=True, stable=True).tolist()
     predictions = [(str(answers[place]), shares[place].item()) for place in order]
     chosen = order[0]
     if wish.target is not None:
         chosen = label_number(wish.target, dict(enumerate(answers)), f"{wish.option}target")
-    if wish.foil is not None:
-        raise ArgumentError(f"{wish.option}foil has no meaning here: each answer is read alone. Leave it out.")
     question = Question(str(answers[chosen]), 0, read=_first_column, of_token=False)
     return _text(alone, text, answers[chosen], wish, (predictions, question))
+
+
+def _whole(subject: Subject, text: str, pair: str | None = None) -> dict[str, Tensor]:
+    """The inputs of a text that is not read in windows."""
+    made = encode(subject.tokenizer, text, pair)
+    count, most = made["input_ids"].shape[1], max_tokens(subject.model, subject.tokenizer)
+    if most is not None and count > most:
+        raise ArgumentError(
+            f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
+            "a shorter text."
+        )
+    return {name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)}
 
 
 class _OneChoice:
@@ -303,14 +301,14 @@ def _first_column(output: Tensor) -> Tensor:
 
 def _sentences(subject: Subject, text: str, other: str | None, wish: Wish) -> Explanation:
     """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
-    if wish.target is not None or wish.foil is not None:
-        raise ArgumentError(f"a SentenceTransformer has no labels: leave {wish.option}target and foil out.")
+    if wish.target is not None or wish.foil is not None or wish.window:
+        raise ArgumentError(
+            f"a SentenceTransformer has one embedding and no labels: leave {wish.option}target, foil and window out."
+        )
 
     def embedding(sentence: str) -> Tensor:
-        made = encode(subject.tokenizer, sentence)
-        inputs = {key: one.to(subject.device) for key, one in made.items() if isinstance(one, Tensor)}
         with torch.no_grad():
-            found: Tensor = subject.forward(**inputs)
+            found: Tensor = subject.forward(**_whole(subject, sentence))
         return found
 
     reference = embedding(text if other is None else other)
@@ -331,13 +329,13 @@ def _similarity(reference: Tensor) -> Callable[[Tensor], Tensor]:
     return read
 
 
-def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
+def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Explanation:
     """The words that an encoder-decoder generates, by cross-attention."""
     chosen: Chosen = wish.method
-    if wish.target is not None or wish.foil is not None or wish.token is not None or wish.words or wish.window:
+    if pair is not None or wish.words or wish.window or (wish.target, wish.foil, wish.token) != (None, None, None):
         raise ArgumentError(
-            "generated words are explained one by one: leave target, foil, token, words and window out, or use "
-            "captum_vz.generation.attribute_generation."
+            "generated words are explained one by one: leave a second text, target, foil, token, words and window out, "
+            "or use captum_vz.generation.attribute_generation."
         )
     found = attribute_generation(subject.model, subject.tokenizer, text, chosen.asked, residual=wish.residual)
     layer = found.layer_index(chosen.layer) if chosen.method.layered else 0
@@ -357,6 +355,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes no second text, words or windows: leave them out.")
     piece = Piece(None, read_input(subject, given))
+    check_runs(subject, piece.inputs)
     pieces = Cut([piece], [(0, 0)])
     numbers = _numbers(subject, pieces, 0)
     count = len(next(iter(numbers.values()))) if subject.task == SPEECH else 1
@@ -364,6 +363,8 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     if token is not None and not re.fullmatch(r"-?\d+", str(token)):
         raise ArgumentError(f"{wish.option}token is {token!r}: pass the position of a patch or a frame.")
     place = 0 if token is None else int(token)
+    if subject.task == SPEECH:
+        place = position(place, count, f"{wish.option}token")
     names = [str(i) for i in range(count)]
     asked = Asked(
         subject.model,

@@ -13,7 +13,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from captum_vz import LayerAttentionGradient
 from captum_vz.app.explaining.computing import Chosen, Row, Scores, joined_by
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Predictions
@@ -140,7 +139,7 @@ class Explanation:
     @property
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
-        return self.kind.explains_output and self.kind.of_text not in (None, LayerAttentionGradient)
+        return self.kind.is_signed
 
     def named_rows(self) -> dict[str, Tensor]:
         """The rows by names that differ. A word that occurs twice has its position before it."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import transformers
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import predicts_next, word_id
+from captum_vz.study.examples.text import class_names, predicts_next, word_id
 from captum_vz.visualization import readable_tokens
 
 SEQUENCE, TOKENS, ANSWER, CHOICE = (
@@ -124,22 +126,37 @@ class Asked:
     foil: int | str | None = None
     option: str = ""
 
+    @cached_property
+    def labels_of_classes(self) -> dict[int, str]:
+        """The names of the classes by their numbers. A name that occurs twice has its number behind it."""
+        names = {number: str(name) for number, name in self.model.config.id2label.items()}
+        counts = Counter(names.values())
+        return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
+
     def label(self, number: int) -> str:
         """The name of a class."""
-        return str(self.model.config.id2label.get(number, number))
+        return self.labels_of_classes.get(number, str(number))
+
+    def word(self, number: int) -> str:
+        """A word of the vocabulary."""
+        return readable_tokens(self.tokenizer, [number])[0]
 
     def classes(self) -> tuple[int | None, int | None]:
         """The numbers of the target's label and of the foil's."""
-        names: dict[int, str] = self.model.config.id2label
+        names = self.labels_of_classes
         return (
             None if self.target is None else label_number(self.target, names, f"{self.option}target"),
             None if self.foil is None else label_number(self.foil, names, f"{self.option}foil"),
         )
 
-    def vocabulary(self) -> tuple[int | None, int | None]:
-        """The ids of the target's word and of the foil's."""
+    def vocabulary(self, size: int) -> tuple[int | None, int | None]:
+        """The ids of the target's word and of the foil's, of a vocabulary of this size."""
         found: list[int | None] = []
         for name, word in (("target", self.target), ("foil", self.foil)):
+            if isinstance(word, int) and not 0 <= word < size:
+                raise ArgumentError(
+                    f"{self.option}{name} is {word}, but the model knows the words 0 to {size - 1}: pass one of them."
+                )
             try:
                 found.append(None if word is None else word_id(self.tokenizer, word))
             except ValueError as error:
@@ -148,25 +165,44 @@ class Asked:
                 ) from error
         return found[0], found[1]
 
+    def contrast(self, target: int, foil: int | None, name: Callable[[int], str]) -> str:
+        """What is explained, from the numbers of the target and of the foil, and a function that names a number.
+
+        Raises:
+            ArgumentError: Both are the same.
+        """
+        if target == foil:
+            raise ArgumentError(
+                f"{self.option}foil is {self.foil!r}, which is what is explained: all scores would be 0. Pass another "
+                f"foil, or another {self.option}target."
+            )
+        return name(target) if foil is None else f"{name(target)} rather than {name(foil)}"
+
 
 Predictions = list[tuple[str, float]]
 
 
 def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
-    """The number of a label that is given by its number or its name, in any case.
+    """The number of a label that is given by its name, in any case, or by its number. A string is a name first.
 
     >>> label_number("positive", {0: "NEGATIVE", 1: "POSITIVE"}, "target")
     1
+    >>> [label_number(one, {0: "1 star", 1: "0"}, "target") for one in ("0", 0, "1")]
+    [1, 0, 1]
     """
-    if isinstance(wanted, int) or str(wanted).isdecimal():
-        if int(wanted) in names:
-            return int(wanted)
-    else:
+    if isinstance(wanted, str):
         for fold in (str, str.casefold):
-            found = [number for number, name in names.items() if fold(str(name)) == fold(wanted)]
-            if found:
+            found = [number for number, name in names.items() if fold(name) == fold(wanted)]
+            if len(found) == 1:
                 return found[0]
-    known = [str(name) for name in names.values()]
+            if found:
+                raise ArgumentError(
+                    f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
+                    f"{', '.join(map(str, found))}."
+                )
+    if str(wanted).isdecimal() and int(wanted) in names:
+        return int(wanted)
+    known = list(names.values())
     close = difflib.get_close_matches(str(wanted), known, n=1, cutoff=0.5)
     meant = f" (did you mean {close[0]}?)" if close else ""
     shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
@@ -174,8 +210,8 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
 
 
 def task_of(model: Any) -> str:
-    """The task of a model, by the name of its class."""
-    task = task_of_class(type(model).__name__) or ENCODER
+    """The task of a model, by the names of its classes, also inside wrappers."""
+    task = next(filter(None, map(task_of_class, class_names(model))), ENCODER)
     # Models of sound have the same ending.
     return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
 
@@ -220,7 +256,7 @@ def _sequence(asked: Asked) -> tuple[Predictions, list[Question]]:
     predictions = [(asked.label(number), numbers[number].item()) for number in order]
     target, foil = asked.classes()
     target = order[0] if target is None else target
-    name = asked.label(target) if foil is None else f"{asked.label(target)} rather than {asked.label(foil)}"
+    name = asked.contrast(target, foil, asked.label)
     return predictions, [Question(name, asked.token, entry=target, foil=foil, of_token=False)]
 
 
@@ -244,9 +280,8 @@ def _tokens(asked: Asked) -> tuple[Predictions, list[Question]]:
     for place in chosen:
         word, number = asked.word_texts[asked.words[place]], best[place] if target is None else target
         predictions.append((f"{word}: {asked.label(best[place])}", probabilities[place, best[place]].item()))
-        name = f"{word}: {asked.label(number)}"
-        name += "" if foil is None else f" rather than {asked.label(foil)}"
-        rows.append(Question(name, place, entry=number, foil=foil))
+        name = asked.contrast(number, foil, asked.label)
+        rows.append(Question(f"{word}: {name}", place, entry=number, foil=foil))
     return predictions, rows
 
 
@@ -256,6 +291,10 @@ def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
     allowed = [i for i, of_second in enumerate(asked.second) if of_second and not asked.special[i]]
     if asked.foil is not None:
         raise ArgumentError(f"{asked.option}foil has no meaning for an answer: leave it out.")
+    if not allowed:
+        raise ArgumentError(
+            "the second text has no token that an answer could begin with: pass a text that is not empty."
+        )
     if asked.target is None:
         spans = [(i, j) for i in allowed for j in allowed if i <= j < i + LONGEST_ANSWER]
         first, last = max(spans, key=lambda span: (start[span[0]] + end[span[1]]).item())
@@ -267,6 +306,8 @@ def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
         Question(f"start: {asked.labels[first]}", first, "start_logits"),
         Question(f"end: {asked.labels[last]}", last, "end_logits"),
     ]
+    if asked.chosen:  # for methods with maps
+        rows = [Question(asked.labels[asked.token], asked.token, "start_logits")]
     return [(text, probability.item())], rows
 
 
@@ -289,24 +330,28 @@ def _words(asked: Asked) -> tuple[Predictions, list[Question]]:
     predictions: Predictions = []
     if asked.is_mask or predicts_next(asked.model):
         likeliest = logits.softmax(-1).topk(3)
-        names = [readable_tokens(asked.tokenizer, [one])[0] for one in likeliest.indices.tolist()]
-        predictions = list(zip(names, likeliest.values.tolist(), strict=True))
-    target, foil = asked.vocabulary()
+        predictions = list(zip(map(asked.word, likeliest.indices.tolist()), likeliest.values.tolist(), strict=True))
+    target, foil = asked.vocabulary(len(logits))
     target = int(logits.argmax()) if target is None else target
-    name = readable_tokens(asked.tokenizer, [target])[0]
-    name += "" if foil is None else f" rather than {readable_tokens(asked.tokenizer, [foil])[0]}"
+    name = asked.contrast(target, foil, asked.word)
     return predictions, [Question(name, asked.token, entry=target, foil=foil)]
 
 
 def _speech(asked: Asked) -> tuple[Predictions, list[Question]]:
-    """One row for each letter that a CTC model writes: its first frame."""
-    best = asked.numbers["logits"].argmax(-1).tolist()
-    probabilities = asked.numbers["logits"].softmax(-1)
+    """One row for each letter that a CTC model writes, or for the target: its first frame."""
+    logits = asked.numbers["logits"]
+    best, probabilities = logits.argmax(-1).tolist(), logits.softmax(-1)
     blank = getattr(asked.model.config, "pad_token_id", 0)
     starts = [i for i, one in enumerate(best) if one != blank and (i == 0 or best[i - 1] != one)]
     chosen = [asked.token] if asked.chosen else starts or [0]
-    names = {one: str(one) for one in best}
-    if asked.tokenizer is not None:
-        names = {one: str(asked.tokenizer.convert_ids_to_tokens(one)) for one in best}
-    rows = [Question(f"frame {i}: {names[best[i]]}", i, entry=best[i]) for i in chosen]
+    letter = str if asked.tokenizer is None else asked.tokenizer.convert_ids_to_tokens
+    names = {number: str(letter(number)) for number in range(logits.shape[-1])}
+    target, foil = (
+        None if wanted is None else label_number(wanted, names, f"{asked.option}{name}")
+        for name, wanted in (("target", asked.target), ("foil", asked.foil))
+    )
+    rows = []
+    for i in chosen:
+        entry = best[i] if target is None else target
+        rows.append(Question(f"frame {i}: {asked.contrast(entry, foil, names.__getitem__)}", i, entry=entry, foil=foil))
     return [(names[best[i]], probabilities[i, best[i]].item()) for i in starts], rows

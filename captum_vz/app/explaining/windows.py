@@ -98,9 +98,10 @@ def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, o
     room = size - len(before) - len(after)
     shared = max(room // OVERLAP, 0) if overlap is None else overlap
     if room < 1 or not 0 <= shared < room:
+        less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
         raise ArgumentError(
             f"window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as [CLS] "
-            f"or a question, and room for {max(room, 0)} others: pass a larger window, or an overlap below that."
+            f"or a question, and room for {max(room, 0)} others: pass a larger window, or {less}."
         )
     pieces, windows = [], []
     for first in range(start, stop, room - shared):
@@ -135,8 +136,8 @@ def window_size(window: Any, most: int | None, count: int, option: str) -> tuple
             )
         return None, None
     pair = tuple(window) if isinstance(window, (list, tuple)) else (window,)
-    size, overlap = (*pair, None)[:2]
-    if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair):
+    size, overlap = (*pair, None, None)[:2]
+    if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair) or isinstance(overlap, bool):
         raise ArgumentError(f"{option}window is {window!r}: pass True, a number of tokens, or (tokens, overlap).")
     if size is True:
         size = most

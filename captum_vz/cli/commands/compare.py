@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.app.checks import blanked_out, compared, rivals
-from captum_vz.app.explaining.explain import Wish, explain_subject
+from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import explanation_view
 from captum_vz.app.explaining.subjects import subject_of_loaded
+from captum_vz.app.explaining.wish import Wish
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.cli.errors import CommandError, tell
@@ -125,9 +126,9 @@ def run(options: argparse.Namespace) -> None:
     if options.html is not None:
         with working("maps of all methods"):
             subject = subject_of_loaded(loaded)
-            wish = Wish(token=options.token, option="--", residual=options.residual)
-            layers = {name: options.layer if METHODS[name].layered else None for name in found.scores}
-            wishes = [replace(wish, method=name, layer=layer) for name, layer in layers.items()]
+            asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
+            wish = Wish(**asked_of_all, layer=options.layer, option="--", residual=options.residual)
+            wishes = [wish.of_method(name, subject.task) for name in found.scores]
             maps = [explain_subject(subject, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))
         save_page(_page(found, truth, view), options.html)

@@ -7,10 +7,11 @@ import json
 import sys
 from typing import Any, Final
 
-from captum_vz.app.explaining.explain import Wish, default_method, explain_subject
+from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import Explanation, explanation_view, row_text
 from captum_vz.app.explaining.subjects import subject_of
 from captum_vz.app.explaining.tasks import TASKS
+from captum_vz.app.explaining.wish import Wish
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import (
     add_command,
@@ -83,7 +84,8 @@ def add_explain(commands: Any) -> None:
         "--method",
         type=one_of("method", METHODS),
         metavar="METHOD",
-        help=f"one of {', '.join(METHODS)} (default: value-zeroing; for labels and answers value-zeroing-effect)",
+        help=f"one of {', '.join(METHODS)} (default: value-zeroing; for labels, answers and with --target or "
+        "--foil value-zeroing-effect)",
     )
     sub.add_argument(
         "--layer",
@@ -124,7 +126,6 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model, task=options.task, stack=options.stack)
-        say(f"{options.method or default_method(subject, options.layer)}: maps of {len(subject.layers)} layers")
         wish = Wish(
             options.method,
             options.target,
@@ -138,6 +139,7 @@ def run(options: argparse.Namespace) -> None:
             options.stack,
             options.residual,
         )
+        say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
         pair = options.pair
         found = explain_subject(subject, options.text, pair[0] if pair is not None and len(pair) == 1 else pair, wish)
         if options.output is not None:

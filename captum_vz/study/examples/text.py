@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import readable_tokens
@@ -144,6 +144,29 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 
+def models_inside(model: Any) -> Iterator[Any]:
+    """A model, and the models inside its wrappers, such as torch.compile, DataParallel, PEFT or a class of your own.
+
+    A wrapper is a module with one child.
+    """
+    while True:
+        yield model
+        children = list(model.children()) if isinstance(model, nn.Module) else []
+        if len(children) != 1:
+            return
+        (model,) = children
+
+
+def class_names(model: Any) -> list[str]:
+    """The names of a model's classes, from its own to torch's, and of those of the models inside its wrappers.
+
+    >>> from captum_vz.testbed import load_model
+    >>> class_names(load_model()[0])[:2]
+    ['BertForMaskedLM', 'BertPreTrainedModel']
+    """
+    return [kind.__name__ for one in models_inside(model) for kind in type(one).__mro__]
+
+
 def predicts_next(model: Any) -> bool:
     """Whether a model predicts the next token of a text, from the tokens before it.
 
@@ -151,7 +174,7 @@ def predicts_next(model: Any) -> bool:
     >>> predicts_next(load_model()[0]), predicts_next(load_model("causal")[0])
     (False, True)
     """
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in class_names(model))
 
 
 def max_tokens(model: Any, tokenizer: Any) -> int | None:

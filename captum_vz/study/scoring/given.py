@@ -22,14 +22,12 @@ from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.study.methods import (
     METHODS,
-    Batch,
     Method,
     baseline_method,
     check_methods,
-    explained_classes,
-    gradient_rows,
     layer_method,
 )
+from captum_vz.study.scoring.batches import Batch, explained_classes, gradient_rows
 
 #: How the names of the modules of plugins begin.
 PLUGIN: Final = "captum_vz_plugin_"

@@ -1,0 +1,173 @@
+"""A batch as methods see it, and the rows of methods that explain a number of the model's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ALTILogit, LayerAttentionGradient, TokenAttribution, ValueGates, ValueZeroingEffect
+from captum_vz.attr import LayerMaps, MapAggregation, MapRun
+from captum_vz.errors import UnsupportedLayerError
+from captum_vz.functional import normalize_rows
+
+#: A class of layer maps, or a function with its options, called with the model and the layers.
+MapsClass = Callable[..., LayerMaps]
+
+#: A class that joins the maps of many layers, or a function, called with the model and the layers.
+JoinedClass = Callable[..., MapAggregation]
+
+
+class Batch:
+    """A model and some of its inputs, with the token that is explained in each.
+
+    Args:
+        model: A model of transformers in eval mode, or any that is called with the inputs by keyword.
+        tokenizer: Its tokenizer.
+        layers: The layers that are explained, in the order in which they run.
+        inputs: What the model takes, by keyword; `input_ids` among them.
+        token: The position of one token in each example, not negative.
+        targets: The class (a token id) that is explained by methods that explain the model's output, one for each
+            example. None: the class that the model predicts.
+        foils: The class whose logit is subtracted from the target's logit, one for each example. None: no class.
+        feature_mask: The feature of each token, `(1 or batch, tokens)`. None: each token is its own feature.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        layers: Sequence[nn.Module],
+        inputs: Mapping[str, Tensor],
+        token: Sequence[int],
+        targets: Sequence[int] | None = None,
+        foils: Sequence[int] | None = None,
+        feature_mask: Tensor | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.layers = list(layers)
+        self.inputs = dict(inputs)
+        self.token = list(token)
+        self.targets = targets
+        self.foils = foils
+        self.feature_mask = feature_mask
+        self._runs: dict[MapsClass, MapRun] = {}
+
+    def layer_rows(self, maps: MapsClass) -> list[Tensor]:
+        """The row of each example's token in each layer's map, `(batch, tokens)`, in the order of the layers' runs.
+
+        Whole maps are used where another method has computed them. Otherwise only the wanted rows are computed.
+        """
+        if maps in self._runs:
+            examples = torch.arange(len(self.token))
+            return [one[examples, self.token] for one in self.whole_maps(maps)]
+        run = maps(self.model, self.layers).run(self.inputs, feature_mask=self.feature_mask, token=self.token)
+        return [one[:, 0] for _, one in run.maps]
+
+    def whole_maps(self, maps: MapsClass) -> list[Tensor]:
+        """All maps `(batch, out, in)`, one for each run of a layer: ALBERT's only layer runs many times."""
+        return [one for _, one in self._run(maps).maps]
+
+    def joined_rows(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
+        """The row of each example's token in the joined maps, up to each layer or through all layers."""
+        return kind(self.model, self.layers).join_run(
+            self._run(maps), token=self.token, all_layers=all_layers, feature_mask=self.feature_mask
+        )
+
+    def joined_maps(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
+        """The joined maps `(batch, out, in)`, up to each layer or through all layers."""
+        return kind(self.model, self.layers).join_run(
+            self._run(maps), all_layers=all_layers, feature_mask=self.feature_mask
+        )
+
+    def _run(self, maps: MapsClass) -> MapRun:
+        if maps not in self._runs:
+            self._runs[maps] = maps(self.model, self.layers).run(
+                self.inputs, feature_mask=self.feature_mask, find_other_mixing=True
+            )
+        return self._runs[maps]
+
+
+def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
+    """The scores of a Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares."""
+    (target, foil), method = explained_classes(batch), TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
+    return [normalize_rows(method.attribute(batch.inputs, target=target, foil=foil, **options))]
+
+
+def attention_gradient_rows(batch: Batch) -> list[Tensor]:
+    """Attention times the positive gradient of the target's logit, one row for each layer."""
+    target, foil = explained_classes(batch)
+    run = LayerAttentionGradient(batch.model, batch.layers).run(
+        batch.inputs, token=batch.token, target=target, foil=foil
+    )
+    return [one[:, 0] for _, one in run.maps]
+
+
+def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
+    """How much the target's logit changes without each token's value: absolute changes, as shares.
+
+    Args:
+        batch: The batch.
+        together: Whether values are zeroed in all layers at once. Otherwise in one layer after the other.
+    """
+    target, foil = explained_classes(batch)
+    of = [ValueZeroingEffect(batch.model, layer) for layer in ([batch.layers] if together else batch.layers)]
+    effects = [one.attribute(batch.inputs, target=target, foil=foil) for one in of]
+    return [normalize_rows(one.abs()) for one in effects]
+
+
+def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
+    """The scores of a Captum method on value gates: absolute amounts, as shares. Random numbers have the seed 0."""
+    (target, foil), ids = explained_classes(batch), batch.inputs["input_ids"]
+    gated, mask = ValueGates(batch.model, batch.layers), batch.feature_mask
+    features = torch.arange(ids.shape[1], device=ids.device)[None] if mask is None else mask
+    member = features.unique(return_inverse=True)[1].expand_as(ids)  # the gate of each token
+    named = {key: x for key, x in batch.inputs.items() if isinstance(x, Tensor) and x.ndim and len(x) == len(ids)}
+    pairs = torch.tensor([target, foil or target], device=ids.device).transpose(0, 1)  # (example, 2, axis)
+
+    def logit(gates: Tensor, member: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
+        logits = gated(gates.gather(1, member), **batch.inputs | dict(zip(named, inputs, strict=True)))
+        of_target, of_foil = (logits[(range(len(logits)), *one.T)] for one in pairs.unbind(1))
+        return of_target if foil is None else of_target - of_foil
+
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(0)
+        gates = torch.ones(len(ids), int(member.max()) + 1, device=ids.device)
+        options["additional_forward_args"] = (member, pairs, *named.values())
+        return [normalize_rows(kind(logit).attribute(gates, **options).detach().abs()).gather(1, member)]
+
+
+def alti_logit_rows(batch: Batch) -> list[Tensor]:
+    """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
+    target, foil = explained_classes(batch)
+    added = ALTILogit(batch.model, batch.layers).attribute(batch.inputs, target=target, foil=foil)
+    return [normalize_rows(added.abs())]
+
+
+def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
+    """The indices of the target's logit and of the foil's in the output, one for each example.
+
+    An index is `(class,)` where the logits are `(batch, classes)`, and `(token, class)` where they have a token axis.
+
+    Raises:
+        UnsupportedLayerError: The model returns no logits.
+    """
+    with torch.no_grad():
+        logits = getattr(batch.model(**batch.inputs), "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        raise UnsupportedLayerError(
+            f"{type(batch.model).__name__} gives no logits, but the method explains a logit. Pass a model with a head."
+        )
+    places: list[tuple[int, ...]] = [()] * len(logits) if logits.ndim == 2 else [(token,) for token in batch.token]
+    targets = batch.targets
+    if targets is None:
+        targets = [int(row[place].argmax()) for row, place in zip(logits, places, strict=True)]
+    foils = batch.foils
+    return _indices(places, targets), None if foils is None else _indices(places, foils)
+
+
+def _indices(places: list[tuple[int, ...]], classes: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(*place, number) for place, number in zip(places, classes, strict=True)]

@@ -1,0 +1,129 @@
+"""Images and sounds that people pass, and what is wrong with others."""
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import captum_vz
+from captum_vz.errors import ArgumentError, RefusedError
+from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, tokenizer
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+SAMPLES = np.sin(np.arange(3000, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (Image.fromarray(PIXELS[..., 0]), Image.fromarray(PIXELS[..., :1].repeat(3, -1))),
+        (PIXELS[..., 0], PIXELS[..., :1].repeat(3, -1)),
+        (Image.fromarray(PIXELS).convert("RGBA"), Image.fromarray(PIXELS)),
+        (PIXELS / 255, PIXELS),
+        (torch.tensor(PIXELS / 255), PIXELS),
+    ],
+)
+def test_images_of_other_kinds_are_the_same_image(given: Any, same: Any) -> None:
+    model, processor = image_classifier()
+    found, expected = (captum_vz.explain(model, one, tokenizer=processor) for one in (given, same))
+    torch.testing.assert_close(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([Image.new("RGB", (8, 8))] * 2, "a list of 2 is no image: pass one image"),
+        (torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
+        (np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
+        (None, "takes no NoneType like this .*: pass an image of Pillow, an array"),
+        ({"pixel_values": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
+    ],
+)
+def test_what_is_no_image_is_named(given: Any, told: str) -> None:
+    model, processor = image_classifier()
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, given, tokenizer=processor)
+
+
+def test_patches_are_counted() -> None:
+    model, processor = image_classifier()
+    asked: dict[str, Any] = {"tokenizer": processor, "method": "value-zeroing"}
+    last = captum_vz.explain(model, PIXELS, token=-1, **asked)
+    assert (last.token, last.rows[0].name) == (4, "patch 1,1")
+    torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
+    with pytest.raises(ArgumentError, match="token is 5: there are 5 positions, -5 to 4"):
+        captum_vz.explain(model, PIXELS, token=5, **asked)
+
+
+@pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
+def test_methods_of_words_say_that_there_are_none(method: str) -> None:
+    model, processor = image_classifier()
+    with pytest.raises(RefusedError, match=f"{method} scores the tokens of a text, .* such as value-zeroing-effect"):
+        captum_vz.explain(model, PIXELS, tokenizer=processor, method=method)
+
+
+def save(path: Path, samples: bytes, channels: int = 1) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(samples)
+
+
+def test_broken_sound_files_are_named(tmp_path: Path) -> None:
+    model, extractor = sound_model(SOUND)
+    samples = (9000 * SAMPLES).astype("<i2").tobytes()
+    for name, kept in (("whole", samples), ("empty", b""), ("short", samples[:20])):
+        save(tmp_path / f"{name}.wav", kept)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:400])
+    (tmp_path / "text.wav").write_text("hello")
+    for name, told in {
+        "empty": "holds 0 bytes of sound",
+        "short": r"does not run on input_values \(1, 10\) .* pass a longer sound",
+        "cut": "holds 356 bytes of sound, and says 6000: copy it again",
+        "text": "is no WAV file of whole numbers: it ends too early",
+    }.items():
+        with pytest.raises(ArgumentError, match=told):
+            captum_vz.explain(model, tmp_path / f"{name}.wav", tokenizer=extractor)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
+        (SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
+        ({"array": SAMPLES, "sampling_rate": 8000}, "the sound has 8000 samples a second, but the model takes 16000"),
+        ({"path": "a"}, r"has the shape \(\): pass one channel"),
+        (["a"], "the sound is of type list: pass an array"),
+    ],
+)
+def test_what_is_no_sound_is_named(given: Any, told: str) -> None:
+    model, extractor = sound_model(SOUND)
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, given, tokenizer=extractor)
+
+
+def test_letters_of_speech_have_targets() -> None:
+    model, extractor = sound_model(SPEECH)
+    inputs = extractor(SAMPLES, sampling_rate=16000, return_tensors="pt")
+    frame = captum_vz.explain(model, SAMPLES, tokenizer=extractor).rows[0].token
+    assert frame is not None
+    found = captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=frame, target=2, foil="3")
+    assert [row.name for row in found.rows] == [f"frame {frame}: 2 rather than 3"]
+    effect = captum_vz.ValueZeroingEffect(model)
+    expected = effect.attribute(inputs["input_values"], target=(frame, 2), foil=(frame, 3))
+    torch.testing.assert_close(found.scores, expected[0])
+    with pytest.raises(ArgumentError, match="token is 99: there are"):
+        captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
+    with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
+        captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
+
+
+def test_processor_of_another_kind_is_named() -> None:
+    model, _ = image_classifier()
+    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
+        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())

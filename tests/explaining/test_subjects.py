@@ -1,0 +1,107 @@
+"""Models in wrappers, and tokenizers that name no characters or words."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertForSequenceClassification,
+    ByT5Tokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5ForQuestionAnswering,
+    T5ForTokenClassification,
+)
+
+import captum_vz
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.testbed import load_model
+from tests.explaining.models import SENTENCE, classifier, one_by_one, tokenizer, twin
+
+
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
+class MyClassifier(BertForSequenceClassification):
+    pass
+
+
+def as_my_class(model: Any) -> Any:
+    made = MyClassifier(model.config).eval()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+@pytest.mark.parametrize(
+    "wrap", [Wrapper, nn.DataParallel, lambda model: torch.compile(model, backend="eager"), as_my_class]
+)
+def test_head_of_a_wrapped_model_is_found(wrap: Callable[[Any], Any]) -> None:
+    model = classifier()
+    expected = captum_vz.explain(model, SENTENCE, tokenizer=tokenizer())
+    found = captum_vz.explain(wrap(model), SENTENCE, tokenizer=tokenizer())
+    assert found.task == expected.task
+    assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
+    torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_tokens_that_a_model_adds_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    model, words = load_model("causal")
+    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    with (
+        pytest.warns(UserWarning, match="6 sources"),
+        pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"),
+    ):
+        captum_vz.explain(tuned, "the hat", tokenizer=words)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "told"),
+    [
+        (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
+        (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
+    ],
+)
+def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, SENTENCE, tokenizer=words)
+
+
+def t5(kind: Any) -> Any:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return kind(T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
+
+
+def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
+    words = ByT5Tokenizer()
+    found = captum_vz.explain(t5(T5EncoderModel), "日 a", tokenizer=words)
+    assert found.tokens == ["日₁", "日₂", "日₃", "␣", "a", "</s>"]
+    found = captum_vz.explain(t5(T5ForTokenClassification), "the hat", tokenizer=words)
+    assert [row.name.partition(":")[0] for row in found.rows] == ["the", "hat"]
+    joint = captum_vz.explain(t5(T5EncoderModel), "the hat", tokenizer=words, words=True)
+    assert joint.tokens == ["the", "hat", "</s>"]
+
+
+def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
+    """The text of the answer is the second one, also where it repeats the question."""
+    model, words = t5(T5ForQuestionAnswering), ByT5Tokenizer()
+    inputs = words("a hat", "a hat", return_tensors="pt")
+    output = model(**inputs)
+    inside = range(6, 11)
+    pairs = [(i, j) for i in inside for j in inside if i <= j]
+    first, last = max(pairs, key=lambda pair: (output.start_logits[0, pair[0]] + output.end_logits[0, pair[1]]).item())
+    found = captum_vz.explain(model, "a hat", "a hat", tokenizer=words)
+    assert [row.token for row in found.rows] == [first, last]
+    own = model.get_encoder()
+    assert len(found.scores) == len(inputs["input_ids"][0])
+    expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
+    torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
