@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TRUTHS: Final = ("value_patching", "value_patching_top", "activation_patching", "activation_patching_top")
 #: The size of a mean correlation below which a method passes, with the whole interval.
 NEAR_ZERO: Final = 0.2
+#: The name of the data of the controls in figures.
+GRAMMAR: Final = "the grammar"
 #: The number of sentences, if nothing else is asked for.
 MOST_CONTROLS: Final = 40
 
@@ -38,12 +40,14 @@ class Controls:
         truth: As :attr:`Study.summary <captum_vz.study.Study.summary>` has it, with the metrics :data:`TRUTHS`.
         truth_differences: The pairs of methods in these metrics.
         findings: The pairs of methods in all metrics, see :func:`findings`.
+        settings: The settings of the studies of the truths, by their models.
     """
 
     sanity: DataFrame = field(default_factory=pd.DataFrame)
     truth: DataFrame = field(default_factory=pd.DataFrame)
     truth_differences: DataFrame = field(default_factory=pd.DataFrame)
     findings: DataFrame = field(default_factory=pd.DataFrame)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, found: Sequence[tuple[str, DataFrame, Study]], differences: DataFrame) -> Controls:
@@ -62,6 +66,7 @@ class Controls:
             pd.concat([study.summary for study in studies], ignore_index=True),
             truth_differences,
             findings(pd.concat([differences, truth_differences], ignore_index=True)),
+            {name: study.settings for name, _, study in found},
         )
 
     def tables(self) -> dict[str, DataFrame]:
@@ -73,10 +78,16 @@ class Controls:
         """Functions that draw: ``sanity-MODEL`` for each model, and ``truth``."""
         drawn: dict[str, Callable[[], Figure]] = {}
         for model, checks in self.sanity.groupby("model", sort=False) if len(self.sanity) else ():
-            drawn[f"sanity-{model}"] = partial(draw_sanity, checks, str(model))
+            drawn[f"sanity-{model}"] = partial(draw_sanity, checks, str(model), GRAMMAR, NEAR_ZERO)
         if len(self.truth):
-            drawn["truth"] = partial(draw_summary, self.truth, TRUTHS[0], "the grammar")
+            drawn["truth"] = partial(draw_summary, self.truth, TRUTHS[0], GRAMMAR)
         return drawn
+
+    def settings_of(self, figure: str) -> list[Mapping[str, Any]]:
+        """The settings of the studies whose numbers a figure shows; empty if it shows none of the controls."""
+        if figure in ("truth", "page"):
+            return list(self.settings.values())
+        return [one for model, one in self.settings.items() if figure == f"sanity-{model}"]
 
     def sections(self, summary: DataFrame) -> list[str]:
         """The report's sections on the controls, and on all models side by side.

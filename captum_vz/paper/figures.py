@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -23,6 +23,7 @@ from captum_vz.study.figures import (
     new_figure,
     panel_title,
     ranks_of,
+    share_limits,
     stacked,
     whole_figure,
     write_title,
@@ -69,9 +70,7 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
         count = f"{int(of_model['examples'].max()):,} sentences"
         write_title(panel, panel_title(str(model), data, count, f"{LAST_LAYER} (hollow: all layers)"))
         panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT)
-    limits = [panel.get_xlim() for panel in panels]
-    for panel in panels:
-        panel.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
+    share_limits(panels, "x")
     named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if named:
         foot: Any = panels[-1].figure
@@ -117,6 +116,22 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
     return whole_figure(panels)
 
 
+class Column(NamedTuple):
+    """What a column of a page shows: ``model``, ``method``, ``mean``, ``low``, ``high`` and ``examples``.
+
+    Attributes:
+        title: Its measure.
+        rows: The table.
+        counted: What the examples are.
+        near: The size below which values pass, which is shaded. None: there is no such size.
+    """
+
+    title: str
+    rows: DataFrame
+    counted: str = "sentences"
+    near: float | None = None
+
+
 @dataclass(frozen=True)
 class Measures:
     """What a page shows of all models. Tables may be empty.
@@ -126,24 +141,31 @@ class Measures:
         truth: As :attr:`Controls.truth` has it.
         sanity: As :attr:`Controls.sanity` has it.
         variants: As :attr:`Further.variants` has it.
+        near: The size of a mean correlation below which a method passes the sanity checks.
+        level: The confidence level of the intervals. None: it is unknown.
     """
 
     summary: DataFrame
     truth: DataFrame = field(default_factory=pd.DataFrame)
     sanity: DataFrame = field(default_factory=pd.DataFrame)
     variants: DataFrame = field(default_factory=pd.DataFrame)
+    near: float = 0.2
+    level: float | None = None
 
-    def panels(self) -> dict[str, DataFrame]:
-        """The tables of points by their titles: ``model``, ``method``, ``mean``, ``low``, ``high``, ``examples``."""
-        found = {}
-        for metric, title in (("cue_ap", "cue alignment,\naverage precision"), ("blank_out", "blank-out,\nSpearman")):
-            found[title] = _last(self.summary, metric)
+    def columns(self) -> list[Column]:
+        """The columns of points that have any."""
+        found = [
+            Column("cue alignment,\naverage precision", _last(self.summary, "cue_ap")),
+            Column("blank-out,\nSpearman", _last(self.summary, "blank_out")),
+        ]
         if len(self.truth):
-            found["truth by patching\nvalues, overlap"] = _last(self.truth, "value_patching")
+            rows = _last(self.truth, "value_patching")
+            found.append(Column("truth by patching\nvalues, overlap", rows, "of the grammar"))
         if len(self.sanity):
             every = self.sanity["random"] == self.sanity.groupby("model")["random"].transform("max")
-            found["all layers random,\nSpearman (good: 0)"] = self.sanity[every]
-        return {title: rows for title, rows in found.items() if len(rows)}
+            title = "all layers random,\nSpearman (grey: pass)"
+            found.append(Column(title, self.sanity[every], "of the grammar", self.near))
+        return [column for column in found if len(column.rows)]
 
 
 def draw_page(measures: Measures, data: str = "") -> Figure:
@@ -156,7 +178,7 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
         measures: The tables.
         data: The name of the data, for the title.
     """
-    columns = measures.panels()
+    columns = measures.columns()
     models = measures.summary["model"].unique().tolist()
     count = len(columns) + bool(len(measures.variants))
     rows = {model: in_order(measures.summary[measures.summary["model"] == model]["method"]) for model in models}
@@ -166,16 +188,20 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
     above, below = parts
     grid = above.subplots(len(models), count, squeeze=False, sharex="col", height_ratios=heights)
     for place, (line, model) in enumerate(zip(grid, models, strict=True)):
-        for panel, (title, table) in zip(line, columns.items(), strict=False):
-            _points(panel, table[table["model"] == model], rows[model], "" if place else title)
+        for panel, column in zip(line, columns, strict=False):
+            of_model = column._replace(rows=column.rows[column.rows["model"] == model])
+            _points(panel, of_model, rows[model], place == 0)
         if len(measures.variants):
             _spread(line[-1], measures.variants[measures.variants["model"] == model], rows[model], place == 0)
             line[-1].set_xlim(0, max(map(len, rows.values())) + 1)
         for panel in line[1:]:
             panel.tick_params(axis="y", labelleft=False)
         line[0].set_ylabel(model, fontsize=FONT + 1.5, weight="bold").set_parse_math(False)
-    told = "Points: last layer, with intervals over sentences. Filled: one layer; hollow: all layers, or none."
-    above.suptitle(f"{data}. {told}" if data else told, fontsize=FONT + 0.5).set_parse_math(False)
+    level = "" if measures.level is None else f"{100 * measures.level:g} % "
+    told = (
+        f"last layer, {level}intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
+    )
+    above.suptitle(panel_title(data, told), fontsize=FONT + 0.5).set_parse_math(False)
     layered = measures.summary[(measures.summary["metric"] == "cue_ap") & (measures.summary["group"] == "all")]
     for panel, model in zip(below.subplots(1, len(models), squeeze=False, sharey=True)[0], models, strict=True):
         draw_layers(panel, layered[layered["model"] == model])
@@ -190,10 +216,12 @@ def _last(summary: DataFrame, metric: str) -> DataFrame:
     return drawn.groupby(["model", "method"], sort=False).tail(1)
 
 
-def _points(panel: Axes, rows: DataFrame, methods: list[str], title: str) -> None:
-    draw_points(panel, rows.set_index("method").reindex(methods).reset_index())
+def _points(panel: Axes, column: Column, methods: list[str], first: bool) -> None:
+    draw_points(panel, column.rows.set_index("method").reindex(methods).reset_index())
     panel.axvline(0, color="black", linewidth=0.6)
-    _head(panel, title, rows)
+    if column.near is not None:
+        panel.axvspan(-column.near, column.near, color="0.93", zorder=0)
+    _head(panel, column.title if first else "", column.rows, column.counted)
 
 
 def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -> None:
@@ -204,7 +232,7 @@ def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -
     _head(panel, f"rank in {ranks.shape[1]} variants\nof blank-out (1: best)" if first else "", variants)
 
 
-def _head(panel: Axes, title: str, rows: DataFrame) -> None:
+def _head(panel: Axes, title: str, rows: DataFrame, counted: str = "sentences") -> None:
     """A panel's title, and under it the number of sentences."""
-    count = f"{int(rows['examples'].max()):,} sentences" if len(rows) else "not computed"
+    count = f"{int(rows['examples'].max()):,} {counted}" if len(rows) else "not computed"
     panel.set_title(f"{title}\n{count}".strip(), fontsize=FONT)

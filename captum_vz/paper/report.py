@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz.paper.controls import Controls
+from captum_vz.paper.controls import NEAR_ZERO, Controls
 from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
 from captum_vz.paper.further import Further
 from captum_vz.paper.sections import further_figures, further_sections, markdown_table, probing_section
@@ -95,7 +95,8 @@ class Reproduction:
         figures = self._figures()
         if what not in figures:
             raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
-        return sign_figure(figures[what](), *self.settings)
+        controls, own = self.controls.settings_of(what), self.settings
+        return sign_figure(figures[what](), *(own if what == "page" or not controls else ()), *controls)
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -128,7 +129,9 @@ class Reproduction:
         figures: dict[str, Callable[[], Figure]] = {
             metric: partial(draw_summary, self.summary, metric, self.title) for metric in ("cue_dot", "cue_ap")
         }
-        measures = Measures(self.summary, self.controls.truth, self.controls.sanity, self.further.variants)
+        level = self.settings[0]["provenance"]["confidence"] if self.settings else None
+        controls = self.controls
+        measures = Measures(self.summary, controls.truth, controls.sanity, self.further.variants, NEAR_ZERO, level)
         figures["page"] = partial(draw_page, measures, self.title)
         if len(self.probing):
             figures["probing"] = partial(draw_probing, self.probing, self.correlation, self.title)

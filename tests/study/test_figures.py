@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
 from captum_vz.paper.report import TABLE_3
-from captum_vz.study import METHODS, VARIANTS
+from captum_vz.study import METHODS, VARIANTS, sign_figure
 from captum_vz.study.figures import (
     COLUMN,
     draw_agreement,
@@ -26,6 +26,7 @@ from captum_vz.study.figures import (
     method_color,
     method_mark,
 )
+from captum_vz.study.scoring.metrics.registry import _joins
 
 # What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
 # severity 1.0.
@@ -131,12 +132,13 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     measures = Measures(summary, summary[summary["metric"] == "value_patching"], sanity, tables["variants"])
     return {
         "summary": draw_summary(summary, "cue_ap", data),
+        "truth": draw_summary(summary, "value_patching", data),
         "faithfulness": draw_faithfulness(summary, TABLE_3, data),
         "variants": draw_variants(tables["variants"], {one.name: str(one) for one in VARIANTS}, data),
         "groups": draw_groups(tables["groups"], "cue_ap", data),
         "agreement": draw_agreement(tables["agreement"], data),
         "differences": draw_differences(tables["differences"], "cue_ap", data),
-        "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers"),
+        "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
         "page": draw_page(measures, data),
     }
@@ -147,11 +149,21 @@ def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> N
 
     Titles name the model, the data and the number of sentences.
     """
+    maker = {"weights": "1" * 16, "dtype": "float32", "device": "cpu", "model": "BertForMaskedLM", "source": ""}
+    maker |= dict.fromkeys(("captum_vz", "python", "torch", "transformers", "captum", "numpy"), "1.0")
+    settings = {
+        "examples": {"count": 2279, "blocks": []},
+        "provenance": {
+            "models": {name: [maker] for name in ("six-layers", "a model with a long name")},
+            **{"data": {}, "seeds": {}, "confidence": 0.9, "resamples": 99, "commands": []},
+        },
+    }
     for name, figure in figures_of(tables).items():
+        sign_figure(figure, settings)
         figure.draw_without_rendering()  # type: ignore[no-untyped-call]
         assert figure.get_figwidth() <= (2.1 * COLUMN if name == "page" else 1.2 * COLUMN), name
         shown = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
-        assert min(text.get_fontsize() for text in shown) >= 5.5, name
+        assert min(text.get_fontsize() for text in shown) >= 6, name
         titles = [text.get_window_extent() for part in (figure, *figure.subfigs) for text in part.texts]
         for box in (*titles, *filter(None, (panel.get_tightbbox() for panel in figure.axes))):
             assert box.x0 > -1, (name, box)
@@ -159,8 +171,29 @@ def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> N
             assert box.x1 < figure.bbox.x1 + 1, (name, box)
             assert box.y1 < figure.bbox.y1 + 1, (name, box)
         said = " ".join(text.get_text().replace("\n", " ") for text in shown)
-        assert "sentences" in said, name
-        assert ("BLiMP, held out" in said) == (name != "sanity"), name
+        for words in ("2,279 sentences", "90 % intervals", "BLiMP, held out"):
+            assert words in said, (name, words)
+
+
+def test_models_have_one_scale(tables: dict[str, pd.DataFrame]) -> None:
+    near = tables["summary"].assign(mean=lambda rows: rows["mean"] * (0.5 + 0.5 * (rows["model"] == "six-layers")))
+    near = near.assign(low=near["mean"], high=near["mean"])
+    layers, points, others, other_points = draw_summary(near, "cue_ap").axes
+    assert layers.get_ylim() == others.get_ylim()
+    assert points.get_xlim() == other_points.get_xlim()
+    assert points.get_xlim()[1] >= near.query("metric == 'cue_ap' and layer.isna()")["mean"].max()
+    one, other = draw_faithfulness(near, TABLE_3).axes
+    assert one.get_xlim() == other.get_xlim()
+
+
+def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame]) -> None:
+    """Those whose rows are compared with the truth of all layers, as the metric itself decides it."""
+    panel = draw_summary(tables["summary"], "value_patching").axes[1]
+    (line,) = (one for one in panel.lines if len(one.get_xdata()) == 2)
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    above = [name for place, name in enumerate(names) if place < line.get_ydata()[0]]
+    assert above == in_order(name for name, one in METHODS.items() if one.layered and not _joins(name))
+    assert "truth" not in " ".join(text.get_text() for text in draw_summary(tables["summary"], "cue_ap").findobj(Text))
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:

@@ -67,7 +67,7 @@ def _matrix(panel: Axes, rows: DataFrame, title: str) -> None:
             continue
         dark = not tied[row, column] and abs(gap) > 0.6 * limit
         text = "=" if tied[row, column] else _hundredths(gap)
-        panel.text(column, row, text, ha="center", va="center", fontsize=5.5, color="w" if dark else "k")
+        panel.text(column, row, text, ha="center", va="center", fontsize=6, color="w" if dark else "k")
     panel.set_xticks(range(len(names)), names, rotation=90, fontsize=FONT)
     panel.set_yticks(range(len(names)), names, fontsize=FONT)
     panel.tick_params(length=0)

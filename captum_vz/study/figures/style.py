@@ -105,16 +105,21 @@ def _luminance(color: tuple[float, float, float]) -> float:
 
 def mark_of(method: str) -> dict[str, Any]:
     """How matplotlib draws a method's mark: filled for a single layer, else hollow."""
-    color, known = method_color(method), METHODS.get(method)
-    single = known is not None and known.layered and known.joined is None
+    color = method_color(method)
     return {
         "marker": method_mark(method),
         "color": color,
-        "markerfacecolor": color if single else "white",
+        "markerfacecolor": color if is_single_layer(method) else "white",
         "markeredgecolor": color,
         "markersize": 3.6,
         "markeredgewidth": 0.9,
     }
+
+
+def is_single_layer(method: str) -> bool:
+    """Whether a registered method shows each layer by itself: it has layers, and does not join them."""
+    known = METHODS.get(method)
+    return known is not None and known.layered and known.joined is None
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
@@ -187,24 +192,29 @@ def draw_points(panel: Axes, rows: DataFrame, value: str = "mean") -> None:
     name_methods(panel, list(rows["method"]))
 
 
-def label_ends(panel: Axes, last: float, ends: Mapping[str, float], height: float) -> None:
+def share_limits(panels: Sequence[Axes], axis: str) -> None:
+    """Give panels one scale on their axis "x" or "y", so that they can be compared by eye."""
+    limits = [getattr(panel, f"get_{axis}lim")() for panel in panels]
+    for panel in panels:
+        getattr(panel, f"set_{axis}lim")(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float]], height: float) -> None:
     """Write the methods' names at the right of a panel, joined with their lines' ends, so that no two overlap.
 
     Args:
         panel: The axes, with their limits set.
-        last: Where the lines end.
-        ends: For each method the height of its line's end.
+        ends: For each method the place where its line ends.
         height: The height of the axes in inches.
     """
     low, high = panel.get_ylim()
     gap = 1.15 * FONT / 72 / height * (high - low)
-    for method, place in zip(ends, _apart(list(ends.values()), (low, high), gap), strict=True):
+    heights = [height for _, height in ends.values()]
+    for method, place in zip(ends, _apart(heights, (low, high), gap), strict=True):
         color = label_color(method)
         line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}
         at: Any = panel.get_yaxis_transform()
-        panel.annotate(
-            method, (last, ends[method]), (1.09, place), "data", at, line, color=color, fontsize=FONT, va="center"
-        )
+        panel.annotate(method, ends[method], (1.09, place), "data", at, line, color=color, fontsize=FONT, va="center")
 
 
 def _apart(ends: Sequence[float], limits: tuple[float, float], gap: float) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -14,17 +15,20 @@ from captum_vz.study.figures.style import (
     ROW,
     draw_points,
     in_order,
+    is_single_layer,
     label_ends,
     last_layers,
     mark_of,
     method_color,
     metric_title,
     panel_title,
+    share_limits,
     stacked,
     whole_figure,
     write_title,
 )
 from captum_vz.study.methods import METHODS
+from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import Content, set_content
 
 if TYPE_CHECKING:
@@ -57,17 +61,33 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     rows = ROW * drawn["method"].nunique()
     above_height, below_height = max(1.4, rows + 0.1), max(0.4, rows)
     panels = stacked([above_height + 0.75, below_height + 0.7] * len(models))
+    ends = []
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
-        draw_layers(above, of_model, above_height)
+        ends.append(draw_layers(above, of_model))
         above.set_ylabel(metric_title(metric), fontsize=FONT)
-        draw_points(below, last_layers(of_model))
+        note = _draw_last(below, last_layers(of_model), metric)
         below.set_xlabel(metric_title(metric), fontsize=FONT)
         count = f"{int(of_model['examples'].max()):,} sentences"
         write_title(above, panel_title(model, data, f"{metric_title(metric)} by layer", count))
-        write_title(below, panel_title(model, data, f"{metric_title(metric)}, {LAST_LAYER} (hollow: all layers)"))
+        write_title(below, panel_title(model, data, f"{metric_title(metric)}, {LAST_LAYER} ({note})"))
         set_content(above, _content(of_model, str(model), metric_title(metric)))
+    share_limits(panels[::2], "y")
+    share_limits(panels[1::2], "x")
+    for above, of_panel in zip(panels[::2], ends, strict=True):
+        label_ends(above, of_panel, above_height)
     return whole_figure(panels)
+
+
+def _draw_last(panel: Axes, rows: DataFrame, metric: str) -> str:
+    """Draw the last layer, and say what the marks mean. Rows that are compared with another truth stand apart."""
+    if metric not in METRICS or not METRICS[metric].two_truths:
+        draw_points(panel, rows)
+        return "hollow: all layers"
+    single = rows["method"].map(is_single_layer)
+    draw_points(panel, pd.concat([rows[single], rows[~single]]))
+    panel.axhline(single.sum() - 0.5, color="black", linewidth=0.6)
+    return "above the line: truth of this layer; below: of all layers"
 
 
 def _content(rows: DataFrame, model: str, title: str) -> Content:
@@ -89,20 +109,22 @@ def name_layers(panel: Axes) -> None:
     panel.tick_params(labelsize=FONT, length=2)
 
 
-def draw_layers(panel: Axes, rows: DataFrame, height: float | None = None) -> None:
+def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
     """A line for each method over the layers, with bands for the intervals.
 
     Args:
         panel: The axes.
         rows: The rows of one model and metric in a summary.
-        height: The height of the axes in inches, to write the methods' names at the lines' ends. None: no names.
+
+    Returns:
+        The last layer and the mean in it of each method: where its line ends.
     """
     ends = {}
     lines = dict(list(rows.groupby("method", sort=False)))
     last = float(rows["layer"].max()) if rows["layer"].notna().any() else 1.0
     for method in in_order(lines):
         of_method = lines[method]
-        ends[method] = float(np.nan_to_num(of_method["mean"].iloc[-1]))
+        ends[method] = (last, float(np.nan_to_num(of_method["mean"].iloc[-1])))
         look = mark_of(method) | {"linewidth": 1.0}
         if of_method["layer"].isna().any():
             panel.plot([0, last], [of_method["mean"].iloc[0]] * 2, linestyle=":", **look | {"markevery": [-1]})
@@ -115,5 +137,4 @@ def draw_layers(panel: Axes, rows: DataFrame, height: float | None = None) -> No
             layers, of_method["low"], of_method["high"], color=method_color(method), alpha=0.15, linewidth=0
         )
     name_layers(panel)
-    if height is not None:
-        label_ends(panel, last, ends, height)
+    return ends

@@ -27,7 +27,7 @@ PROVENANCE: Final = "provenance"
 _LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
 #: The seeds of the bootstrap, and of methods that draw random numbers.
 _SEEDS: Final = {"bootstrap": 0, "methods": 0}
-_FOOT_SIZE: Final = 5
+_FOOT_SIZE: Final = 6
 
 
 def made_by(model: Any) -> dict[str, str]:
@@ -137,11 +137,12 @@ def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
     if not lines:
         return figure
     makers = [(name, one) for each in settings for name, some in each[PROVENANCE]["models"].items() for one in some]
-    first, whole = makers[0][1] if makers else {}, settings[0]
+    first = makers[0][1] if makers else {}
+    counts = " and ".join(dict.fromkeys(f"{one['examples']['count']:,}" for one in settings))
     parts = [
         f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
-        *(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
-        f"study of {whole['examples']['count']:,} sentences, {100 * whole[PROVENANCE]['confidence']:g} % intervals",
+        *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
+        f"study of {counts} sentences, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
     width = int(figure.get_figwidth() * 72 / (0.52 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
     foot = "\n".join(textwrap.wrap("; ".join(parts), width))

@@ -54,6 +54,7 @@ class Metric:
             computes them without a model.
         version: Names the code of a metric of your own. None: a digest of its source does.
         own: Whether it is a metric of your own, not of this package.
+        two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Metric:
     runs_model: bool = False
     version: str | None = None
     own: bool = False
+    two_truths: bool = False
 
     @property
     def needs_model(self) -> bool:
@@ -138,7 +140,8 @@ def _joins(name: str) -> bool:
 def _patching(
     title: str, patching: Callable[[Pair, bool], Patched], measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Metric:
-    return Metric(title, partial(_patched, patching, measure), needs_cue=True, needs_forms=True, runs_model=True)
+    values = partial(_patched, patching, measure)
+    return Metric(title, values, needs_cue=True, needs_forms=True, runs_model=True, two_truths=True)
 
 
 #: All metrics by their names. To add a metric, add one row.
