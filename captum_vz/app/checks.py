@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz.app.models import Loaded
+from captum_vz.app.explaining.tasks import CHOICE, OF_IMAGES, OF_SOUND, task_of
+from captum_vz.app.models import Loaded, load
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import PreparedText, max_tokens, predicts_next, prepare_text, word_id
@@ -25,6 +26,21 @@ def depth_of(loaded: Loaded) -> int:
     if loaded.model.config.is_encoder_decoder:  # the number in the configuration is that of one of its two stacks
         return len(loaded.layers)
     return max(len(loaded.layers), getattr(loaded.model.config, "num_hidden_layers", 0))
+
+
+def load_for_text(name: str) -> Loaded:
+    """:func:`~captum_vz.app.models.load` for a command that takes one text.
+
+    Raises:
+        ArgumentError: There is no such model, or it reads something else.
+    """
+    loaded = load(name)
+    if task_of(loaded.model) in (*OF_IMAGES, *OF_SOUND, CHOICE):
+        raise ArgumentError(
+            f"--model {name} is a {type(loaded.model).__name__}, which reads no text by itself: pass it to captum-vz "
+            "explain, or pass another model."
+        )
+    return loaded
 
 
 def check_layer(layer: int, depth: int, option: str) -> None:
@@ -130,7 +146,7 @@ def compared(
 
 def _named(error: ValueError, option: str) -> ArgumentError:
     """An error of an argument, with `option` before the name of the argument."""
-    named = str(error).startswith(("token ", "layer ", "methods "))
+    named = str(error).startswith(("token ", "layer ", "methods ", "foil "))
     return ArgumentError(f"{option}{error}" if named else str(error))
 
 
@@ -143,6 +159,8 @@ def _check_words(tokenizer: Any, target: str | None, foil: str | None, option: s
             raise ArgumentError(
                 f"{option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
             ) from error
+    if None not in (target, foil) and word_id(tokenizer, target or "") == word_id(tokenizer, foil or ""):
+        raise ArgumentError(f"{option}foil is {foil!r}, which is the target: pass another foil.")
 
 
 def blanked_out(

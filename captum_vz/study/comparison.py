@@ -106,6 +106,8 @@ def compare(
     layers = find_layers(model) if layers is None else layers
     text = prepare_text(model, tokenizer, inputs, token)
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
+    if targets is not None and targets == foils:
+        raise ArgumentError(f"foil is {foil!r}, which is the target: all effects would be 0. Pass another foil.")
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
     found, refused = _rows(batch, chosen, several is not None, advance)
     depths = [len(rows) for name, rows in found.items() if chosen[name].layered]

@@ -12,6 +12,9 @@ from PIL import Image
 
 import captum_vz
 from captum_vz.cli import main
+from captum_vz.errors import ArgumentError
+from captum_vz.study import compare
+from captum_vz.testbed import load_model
 from tests.command import alone_in, refused
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
@@ -107,6 +110,18 @@ def test_wrong_use_is_one_line(
 ) -> None:
     name = saved(make(), tokenizer())
     assert told in refused(capsys, "explain", *arguments, "--model", name)
+
+
+def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    for model in (chooser(), image_classifier()[0]):
+        name = saved(model, image_classifier()[1] if model.main_input_name == "pixel_values" else tokenizer())
+        assert "reads no text by itself" in refused(capsys, "compare", SENTENCE, "--model", name)
+        assert "reads no text by itself" in refused(capsys, "verify", "--model", name)
+    for more in ([], ["--truth"]):
+        told = refused(capsys, "compare", "the hat [MASK] small.", "--target", "is", "--foil", "is", *more)
+        assert "--foil is 'is', which is the target: pass another" in told
+    with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
+        compare(*load_model(), "the hat [MASK] small.", target="is", foil="is")
 
 
 @pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])

@@ -369,6 +369,8 @@ def test_answer_has_a_start_and_an_end() -> None:
     assert [chosen.tokens[row.token] for row in chosen.rows] == ["the", "teacher"]
     with pytest.raises(ArgumentError, match="answers a question from a text: pass the text as text_pair"):
         captum_vz.explain(model, question, tokenizer=words)
+    part = captum_vz.explain(model, question, "the wug", tokenizer=words, target="ug")
+    assert ([row.token for row in part.rows], part.predictions[0][0]) == ([7, 8], "ug")
     with pytest.raises(ArgumentError, match="no token that an answer could begin with"):
         captum_vz.explain(model, question, " ", tokenizer=words)
     mapped = captum_vz.explain(model, question, text, tokenizer=words, method="attention", token=7)

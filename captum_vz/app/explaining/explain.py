@@ -188,7 +188,7 @@ def _text(
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
     second = second_text(subject.tokenizer, encoding, pair)
-    pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
+    pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap, wish.option)
     if given is None:
         asked = Asked(
             subject.model,

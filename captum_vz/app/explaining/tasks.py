@@ -301,7 +301,7 @@ def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
     else:
         first, last = _span(asked, str(asked.target), allowed)
     probability = start[allowed].softmax(0)[allowed.index(first)] * end[allowed].softmax(0)[allowed.index(last)]
-    text = asked.tokenizer.decode(list(asked.ids[first : last + 1])).strip()
+    text = _text_of(asked, first, last)
     rows = [
         Question(f"start: {asked.labels[first]}", first, "start_logits"),
         Question(f"end: {asked.labels[last]}", last, "end_logits"),
@@ -309,6 +309,15 @@ def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
     if asked.chosen:  # for methods with maps
         rows = [Question(asked.labels[asked.token], asked.token, "start_logits")]
     return [(text, probability.item())], rows
+
+
+def _text_of(asked: Asked, first: int, last: int) -> str:
+    """The text of some tokens. With the token before them, a part of a word has no mark such as "##"."""
+    start = max(first - 1, 0)
+    before, text = (str(asked.tokenizer.decode(list(asked.ids[start:stop]))) for stop in (first, last + 1))
+    if not text.startswith(before):
+        text, before = str(asked.tokenizer.decode(list(asked.ids[first : last + 1]))), ""
+    return text[len(before) :].strip()
 
 
 def _span(asked: Asked, answer: str, allowed: Sequence[int]) -> tuple[int, int]:
@@ -319,7 +328,7 @@ def _span(asked: Asked, answer: str, allowed: Sequence[int]) -> tuple[int, int]:
 
     for first in allowed:
         for last in (one for one in allowed if first <= one < first + LONGEST_ANSWER):
-            if plain(asked.tokenizer.decode(list(asked.ids[first : last + 1]))) == plain(answer):
+            if plain(_text_of(asked, first, last)) == plain(answer):
                 return first, last
     raise ArgumentError(f"{asked.option}target is {answer!r}, which is no part of the second text: pass a part of it.")
 

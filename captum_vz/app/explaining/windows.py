@@ -73,7 +73,9 @@ class Cut:
         return max(range(len(self.pieces)), key=context)
 
 
-def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> Cut:
+def cut(
+    inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None, option: str = ""
+) -> Cut:
     """Cut a text into windows of at most `size` tokens.
 
     Args:
@@ -81,6 +83,7 @@ def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, o
         fixed: Whether each token is in each window: special tokens at the ends, and a question before its text.
         size: The most tokens of a window, fixed tokens included. None: the text stays whole.
         overlap: The tokens that two neighbours share. None: a quarter of a window.
+        option: What stands before the names of options in messages.
 
     Raises:
         ArgumentError: The window has no room for a token, or does not move.
@@ -100,8 +103,8 @@ def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, o
     if room < 1 or not 0 <= shared < room:
         less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
         raise ArgumentError(
-            f"window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as [CLS] "
-            f"or a question, and room for {max(room, 0)} others: pass a larger window, or {less}."
+            f"{option}window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
+            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}."
         )
     pieces, windows = [], []
     for first in range(start, stop, room - shared):

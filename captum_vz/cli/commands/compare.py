@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.checks import blanked_out, compared, rivals
+from captum_vz.app.checks import blanked_out, compared, load_for_text, rivals
 from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import explanation_view
 from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.explaining.wish import Wish
-from captum_vz.app.models import Loaded, load
+from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import (
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}"):
-        loaded = load(options.model)
+        loaded = load_for_text(options.model)
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)

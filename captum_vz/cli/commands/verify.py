@@ -7,7 +7,8 @@ import sys
 from typing import Any, Final
 
 from captum_vz import verify
-from captum_vz.app.models import AGREEMENT, load
+from captum_vz.app.checks import load_for_text
+from captum_vz.app.models import AGREEMENT
 from captum_vz.app.pages import page, paragraph, table
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
 from captum_vz.cli.output import is_terminal, print_table, save_page, working
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
         check_text(options.text)
     check_files(None, options.output, options.html)
     with working(f"loading {options.model}") as say:
-        loaded = load(options.model)
+        loaded = load_for_text(options.model)
         text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
         prepared = read_text(text, loaded)
 
