@@ -58,7 +58,7 @@ def reproduce(
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
     its study and figures by layer, see :func:`~captum_vz.study.run_study`. A killed study continues at the next start.
     The output folder also holds the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``omitted.csv``,
-    ``skipped.csv``), the report (``report.md``), figures, and all evaluations on one page (``page.png``, ``page.pdf``).
+    ``skipped.csv``), the report (``report.md``), and figures as PNG and PDF files; ``page`` has all evaluations.
 
     Args:
         models: As `run_study` takes them, with a head for masked words or for the next word. For a model that does not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw
 from captum_vz.paper.further import Further
 from captum_vz.paper.sections import further_figures, further_sections, markdown_table, probing_section
 from captum_vz.study import METHODS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import draw_summary
+from captum_vz.study.figures import draw_summary, write_figure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,7 +105,7 @@ class Reproduction:
     def write(self, folder: Path) -> None:
         """Write the tables, the report and the figures except cue alignment, each file whole or not at all.
 
-        Each figure is a PNG file. The page of all evaluations is also a PDF file.
+        Each figure is a PNG file and a PDF file.
 
         Raises:
             OSError: A file could not be written: no space, no permission. The message says what to do.
@@ -119,11 +118,7 @@ class Reproduction:
         for name in self.figures:
             if name in ("cue_dot", "cue_ap"):  # cue alignment is drawn in the folder of each model's study
                 continue
-            figure = self.plot(name)
-            for kind in ("png", "pdf") if name == "page" else ("png",):
-                picture = io.BytesIO()
-                figure.savefig(picture, format=kind)
-                write_whole(folder / f"{safe_name(name)}.{kind}", picture.getvalue())
+            write_figure(self.plot(name), folder / safe_name(name), ("png", "pdf"))
 
     def _figures(self) -> dict[str, Callable[[], Figure]]:
         figures: dict[str, Callable[[], Figure]] = {

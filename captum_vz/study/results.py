@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from captum_vz._files import safe_name, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
-from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.figures import draw_differences, draw_summary, write_figure
 from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
 from captum_vz.study.folder.reading import read_blocks
@@ -282,15 +281,9 @@ def write_results(
         if metric in set(differences["metric"]):
             drawn[f"{metric}-differences"] = draw_differences(differences, metric, data_name)
         for name, figure in drawn.items():
-            _write_figure(folder / FIGURES / f"{name}.png", sign_figure(figure, settings))
+            write_figure(sign_figure(figure, settings), folder / FIGURES / name)
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
-
-
-def _write_figure(path: Path, figure: Figure) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_whole(path, picture.getvalue())
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:

@@ -21,6 +21,7 @@ from captum_vz.study.figures.style import (
     share_limits,
     stacked,
     whole_figure,
+    write_figure,
     write_title,
 )
 from captum_vz.study.figures.summary import draw_layers, draw_summary, name_layers
@@ -63,5 +64,6 @@ __all__ = [
     "share_limits",
     "stacked",
     "whole_figure",
+    "write_figure",
     "write_title",
 ]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
+from captum_vz._files import write_whole
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import root_figure
@@ -72,6 +76,26 @@ def stacked(heights: Sequence[float], width: float = COLUMN) -> list[Axes]:
 def whole_figure(panels: Sequence[Axes]) -> Figure:
     """The figure that holds panels of :func:`stacked`."""
     return root_figure(panels[0].figure)
+
+
+def write_figure(figure: Figure, path: Path, kinds: Sequence[str] = ("png",)) -> None:
+    """Write a finished figure into a file of each kind, each whole or not at all. It is laid out once for all of them.
+
+    Args:
+        figure: The figure. It keeps this layout.
+        path: Where the files are, without their suffix.
+        kinds: Formats of matplotlib, which are the suffixes too.
+    """
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        # With an engine, savefig draws the figure twice for each file, the first time for its layout only.
+        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)
+    for kind in kinds:
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind)
+        write_whole(path.with_name(f"{path.name}.{kind}"), picture.getvalue())
 
 
 def method_color(method: str) -> str:
