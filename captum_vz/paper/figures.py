@@ -49,7 +49,7 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
     """
     drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
     models = drawn["model"].unique().tolist()
-    height = 0.65 + ROW * drawn["method"].nunique()
+    height = 0.65 + max(0.5, ROW * drawn["method"].nunique())
     panels = stacked([height] * (len(models) - 1) + [height + 0.45])
     for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
@@ -87,7 +87,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         data: The name of the data, for the titles.
     """
     models = probing["model"].unique().tolist()
-    rows_height = ROW * max(2, correlation["method"].nunique())
+    rows_height = max(0.5, ROW * correlation["method"].nunique())
     panels = stacked([2.1, rows_height + 0.7] * len(models))
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         rows = probing[probing["model"] == model]
@@ -182,14 +182,14 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
     models = measures.summary["model"].unique().tolist()
     count = len(columns) + bool(len(measures.variants))
     rows = {model: in_order(measures.summary[measures.summary["model"] == model]["method"]) for model in models}
-    heights = [ROW * len(rows[model]) + 0.3 for model in models]
+    heights = [max(0.5, ROW * len(rows[model])) + 0.3 for model in models]
     figure = new_figure(sum(heights) + 0.75 + 1.9, PAGE)
     parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, 1.9])  # typed as a single one
     above, below = parts
     grid = above.subplots(len(models), count, squeeze=False, sharex="col", height_ratios=heights)
     for place, (line, model) in enumerate(zip(grid, models, strict=True)):
         for panel, column in zip(line, columns, strict=False):
-            of_model = column._replace(rows=column.rows[column.rows["model"] == model])
+            of_model = Column(column.title, column.rows[column.rows["model"] == model], column.counted, column.near)
             _points(panel, of_model, rows[model], place == 0)
         if len(measures.variants):
             _spread(line[-1], measures.variants[measures.variants["model"] == model], rows[model], place == 0)

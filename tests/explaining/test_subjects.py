@@ -52,6 +52,14 @@ def test_head_of_a_wrapped_model_is_found(wrap: Callable[[Any], Any]) -> None:
     torch.testing.assert_close(found.scores, expected.scores)
 
 
+def test_pair_of_model_and_tokenizer_is_taken() -> None:
+    model, words = load_model()
+    found, expected = captum_vz.explain((model, words), SENTENCE), captum_vz.explain(model, SENTENCE, tokenizer=words)
+    assert torch.equal(found.scores, expected.scores)
+    with pytest.raises(ArgumentError, match="the model is of type tuple: pass the name of a folder"):
+        captum_vz.explain((model, words, 1), SENTENCE)
+
+
 def test_tokens_that_a_model_adds_are_refused() -> None:
     peft = pytest.importorskip("peft")
     model, words = load_model("causal")

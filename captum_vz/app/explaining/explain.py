@@ -88,8 +88,8 @@ def explain(
     by cross-attention.
 
     Args:
-        model: The name of a folder, or of an embedded model; a model of transformers; a pipeline of transformers; or a
-            SentenceTransformer.
+        model: The name of a folder, or of an embedded model; a model of transformers; a pair of it and its tokenizer,
+            as :func:`~captum_vz.testbed.load_model` returns it; a pipeline of transformers; or a SentenceTransformer.
         text: The text. A question, for a model that answers. For models of images and of sound an image of Pillow, an
             array, or the path of a file (sound: WAV).
         text_pair: A second text: the text of the answer, the other sentence of a pair. A list of answers for multiple

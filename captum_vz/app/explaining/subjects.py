@@ -31,8 +31,8 @@ from captum_vz.study.examples.text import models_inside
 from captum_vz.study.methods import encoder_of
 
 TAKEN = (
-    "pass the name of a folder, a model of transformers with tokenizer=, a pipeline of transformers, or a "
-    "SentenceTransformer"
+    "pass the name of a folder, a model of transformers with tokenizer=, both as a pair, a pipeline of transformers, "
+    "or a SentenceTransformer"
 )
 
 
@@ -77,7 +77,8 @@ def subject_of(
     """The model that a user passes, with what makes its inputs.
 
     Args:
-        given: The name of a model or its folder, a model, a pipeline, or a SentenceTransformer.
+        given: The name of a model or its folder, a model, a model and its tokenizer, a pipeline, or a
+            SentenceTransformer.
         tokenizer: The tokenizer of a model, or the processor of its images or sound.
         task: The task whose head is loaded from a folder. None: the head of the checkpoint.
         hub: Whether the Hugging Face hub may be asked for a name.
@@ -86,6 +87,8 @@ def subject_of(
     Raises:
         ArgumentError: It is something else, the tokenizer is missing, or there is no such stack.
     """
+    if isinstance(given, tuple) and len(given) == 2 and tokenizer is None:
+        given, tokenizer = given
     if isinstance(given, (str, Path)):
         model, tokenizer = load_with_head(str(given), hub, task)
         return _of_model(model, tokenizer, stack=stack)

@@ -93,7 +93,7 @@ def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = ""
     """
     models = variants["model"].unique().tolist()
     width = max(COLUMN, _NAMES + 0.45 + _RANK * variants["variant"].nunique())
-    height = 0.6 + length_of(titles.values()) + ROW * variants["method"].nunique()
+    height = 0.6 + length_of(titles.values()) + max(0.5, ROW * variants["method"].nunique())
     panels = stacked([height] * len(models), width)
     for panel, model in zip(panels, models, strict=True):
         rows = variants[variants["model"] == model]

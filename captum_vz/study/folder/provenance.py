@@ -18,6 +18,7 @@ from matplotlib.figure import FigureBase
 from captum_vz import __version__
 from captum_vz._files import write_whole
 from captum_vz.study.folder.storage import LOCK, MANIFEST, read_settings
+from captum_vz.visualization.pictures.description import root_figure
 from captum_vz.visualization.pictures.provenance import add_provenance, weights_fingerprint
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
@@ -145,7 +146,10 @@ def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
         f"study of {counts} sentences, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
     width = int(figure.get_figwidth() * 72 / (0.52 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
-    foot = "\n".join(textwrap.wrap("; ".join(parts), width))
+    wrapped = textwrap.wrap("; ".join(parts), width)
+    foot, whole_figure = "\n".join(wrapped), root_figure(figure)
+    # The foot has room of its own, so that it does not take that of the axes.
+    whole_figure.set_figheight(whole_figure.get_figheight() + 1.25 * _FOOT_SIZE / 72 * len(wrapped))
     label = figure.supxlabel(foot, x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")
     label.set_parse_math(False)
     more: dict[str, str] = {}
