@@ -33,6 +33,14 @@ def test_images_of_other_kinds_are_the_same_image(given: Any, same: Any) -> None
     torch.testing.assert_close(found.scores, expected.scores)
 
 
+def test_processor_that_does_not_rescale_takes_fractions() -> None:
+    model, processor = image_classifier()
+    expected = captum_vz.explain(model, PIXELS, tokenizer=processor)
+    processor.do_rescale = False
+    found = captum_vz.explain(model, PIXELS.astype(np.float32) / 255, tokenizer=processor)
+    torch.testing.assert_close(found.scores, expected.scores)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

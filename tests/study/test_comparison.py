@@ -429,3 +429,10 @@ def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
         without = model(torch.cat([ids[:, :2], ids[:, 3:]], dim=1)).logits[0, -1].double().softmax(-1)
     answer = int(clean.argmax())
     assert falls[2].item() == pytest.approx((clean[answer] - without[answer]).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("target", ["are", None])
+def test_foil_that_is_explained_is_refused(target: str | None, shipped: Shipped) -> None:
+    """The model predicts "are", which is explained without a target."""
+    with pytest.raises(ArgumentError, match=r"foil is .*Pass another foil"):
+        compare(*shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")

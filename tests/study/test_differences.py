@@ -9,7 +9,7 @@ import torch
 from captum_vz.metrics import compare_pairs
 from captum_vz.paper import reproduce
 from captum_vz.study import Example, Study, run_study
-from captum_vz.study.figures.differences import _hundredths
+from captum_vz.study.figures.tables import _hundredths
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

@@ -157,6 +157,11 @@ def test_figures_show_the_numbers(found: Reproduction) -> None:
     above, below = found.plot("probing").axes
     assert list(above.lines[0].get_ydata()) == pytest.approx(found.probing["compression"].tolist())
     assert sorted(points(below)) == sorted(found.correlation["statistic"])
+    named = replace(found, title="a name of the data")
+    for what in ("faithfulness", "probing", "variants", "page"):
+        figure = named.plot(what)
+        titles = [part.get_suptitle() for part in (figure, *figure.subfigs)]
+        assert "a name of the data" in " ".join(titles).replace("\n", " "), what
     by_layer, _ = found.plot("cue_ap").axes
     assert by_layer.get_ylabel() == "cue alignment, average precision"
 

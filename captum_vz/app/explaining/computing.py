@@ -27,7 +27,7 @@ from captum_vz.app.explaining.windows import Cut, Piece
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Method, rollout_of
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring.batches import Batch, gate_scores
 from captum_vz.study.scoring.given import checked_rows, named_method
 
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
@@ -144,7 +144,7 @@ class Run:
             )
 
     def _of_gates(self, question: Question, place: int) -> Tensor:
-        """The row of a method of Captum on value gates. Random numbers have the seed 0."""
+        """The row of a method of Captum on value gates."""
         self._check_output(question)
         method, subject, member, read = self.chosen.method, self.subject, self.groups, question.reader(place)
         if member is None:
@@ -157,11 +157,7 @@ class Run:
             output = gated.forward(gates.gather(1, member.expand(len(gates), -1)), self.piece.inputs)
             return read(output)
 
-        with torch.random.fork_rng(), torch.enable_grad():
-            torch.manual_seed(0)
-            gates = torch.ones(1, int(member.max()) + 1, device=subject.device)
-            scores: Tensor = method.on_gates(explained).attribute(gates, **method.options)
-        return scores.detach().gather(1, member)[0]
+        return gate_scores(method.on_gates(explained), member, **method.options).gather(1, member)[0]
 
     def _check_output(self, question: Question) -> None:
         if not question.field:

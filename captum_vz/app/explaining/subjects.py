@@ -174,7 +174,12 @@ def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
     """
     processor: Any = subject.processor
     if subject.task == IMAGE:
-        read, rate, expected = _image(given), None, "an image of Pillow, an array (height, width, 3), or a file"
+        rescales = bool(getattr(processor, "do_rescale", True))
+        read, rate, expected = (
+            _image(given, rescales),
+            None,
+            "an image of Pillow, an array (height, width, 3), or a file",
+        )
     else:
         rate = getattr(processor, "sampling_rate", None)
         read, expected = _sound(given, rate), "an array (samples,), or a WAV file"
@@ -203,8 +208,8 @@ def check_runs(subject: Subject, inputs: Mapping[str, Tensor]) -> Any:
         ) from error
 
 
-def _image(given: Any) -> Any:
-    """An image of three channels."""
+def _image(given: Any, rescales: bool) -> Any:
+    """An image of three channels, from 0 to 255 for a processor that rescales it."""
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(given, Image.Image):
@@ -224,8 +229,8 @@ def _image(given: Any) -> Any:
     pixels = np.asarray(given)
     if pixels.ndim not in (2, 3) or not pixels.size:
         raise ArgumentError(f"the image has the shape {pixels.shape}: pass one image, (height, width, channels).")
-    if np.issubdtype(pixels.dtype, np.floating) and pixels.min() >= 0 and pixels.max() <= 1:
-        pixels = (255 * pixels).round().astype(np.uint8)  # processors divide by 255
+    if rescales and np.issubdtype(pixels.dtype, np.floating) and pixels.min() >= 0 and pixels.max() <= 1:
+        pixels = (255 * pixels).round().astype(np.uint8)
     return np.stack([pixels] * 3, -1) if pixels.ndim == 2 else pixels
 
 

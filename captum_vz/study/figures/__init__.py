@@ -1,6 +1,5 @@
 """The figures of a study."""
 
-from captum_vz.study.figures.differences import draw_differences
 from captum_vz.study.figures.sanity import draw_sanity
 from captum_vz.study.figures.style import (
     COLUMN,
@@ -27,6 +26,7 @@ from captum_vz.study.figures.style import (
 from captum_vz.study.figures.summary import draw_layers, draw_summary, name_layers
 from captum_vz.study.figures.tables import (
     draw_agreement,
+    draw_differences,
     draw_groups,
     draw_variants,
     group_columns,

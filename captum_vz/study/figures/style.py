@@ -20,6 +20,7 @@ from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import root_figure
 from captum_vz.visualization.pictures.parts.picture import Picture
+from captum_vz.visualization.pictures.parts.style import luminance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,16 +116,10 @@ def method_mark(method: str) -> str:
 def label_color(method: str) -> tuple[float, float, float]:
     """The colour of a method for text on white: the same hue, as dark as small letters need."""
     color = to_rgb(method_color(method))
-    while 1.05 / (_luminance(color) + 0.05) < _CONTRAST:
+    while 1.05 / (luminance(color) + 0.05) < _CONTRAST:
         red, green, blue = color
         color = (0.95 * red, 0.95 * green, 0.95 * blue)
     return color
-
-
-def _luminance(color: tuple[float, float, float]) -> float:
-    """The relative luminance of a colour in sRGB, as WCAG 2 defines it."""
-    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in color)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def mark_of(method: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of numbers as figures: means by paradigm and label, ranks in variants, and the agreement of methods."""
+"""Tables of numbers as figures: means of groups, ranks in variants, agreement and differences of methods."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-
-#: The width of a column with two decimals, with a rank, and of the names beside it, in inches.
+# In inches: the width of a column of means, of a column of ranks, and of the methods' names.
 _CELL: Final = 0.26
 _RANK: Final = 0.15
 _NAMES: Final = 1.15
-#: Numbers in the cells, in points.
+# The size of the numbers in the cells, in points.
 _SMALL: Final = 6
 _CENTRED: Final[Mapping[str, Any]] = {"ha": "center", "va": "center", "fontsize": _SMALL}
 
@@ -156,6 +155,74 @@ def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
         sentence = f"{model}, {len(own)} methods. {most['one']} and {most['other']} agree most: {most['mean']:.2f}."
         set_content(panel, Content(sentence, shown, partial(_tuples, rows, shown)))
     return whole_figure(panels)
+
+
+def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Figure:
+    """Draws the mean difference of each pair of methods, row minus column, for each model.
+
+    A pair that does not differ is grey, with an equals sign.
+
+    Args:
+        differences: As :attr:`Study.differences` has it.
+        metric: One of its metrics.
+        data: The name of the data, for the titles.
+
+    Raises:
+        ValueError: There is no such metric, or there are no pairs.
+    """
+    drawn = differences[differences["metric"] == metric]
+    if drawn.empty:
+        known = ", ".join(map(repr, differences["metric"].unique()))
+        raise ValueError(f"metric is {metric!r}: pass one of {known}, of a study with two methods.")
+    models = drawn["model"].unique().tolist()
+    count = len(set(drawn["one"]) | set(drawn["other"]))
+    panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count] * len(models))
+    for panel, model in zip(panels, models, strict=True):
+        _matrix(panel, drawn[drawn["model"] == model], panel_title(str(model), data, metric_title(metric)))
+    return whole_figure(panels)
+
+
+def _matrix(panel: Axes, rows: DataFrame, title: str) -> None:
+    names = in_order([*rows["one"], *rows["other"]])
+    gaps = np.full((len(names), len(names)), np.nan)
+    tied = np.zeros_like(gaps, dtype=bool)
+    for row in rows.itertuples():
+        one, other = names.index(str(row.one)), names.index(str(row.other))
+        gaps[one, other], gaps[other, one] = row.mean, -row.mean
+        tied[one, other] = tied[other, one] = row.tied
+    shown = np.where(tied, np.nan, gaps)
+    limit = float(np.nanmax(np.abs(shown))) if np.isfinite(shown).any() else 1.0
+    panel.set_facecolor("0.9")
+    panel.imshow(shown, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
+    for (row, column), gap in np.ndenumerate(gaps):
+        if row == column or gap != gap:
+            continue
+        dark = not tied[row, column] and abs(gap) > 0.6 * limit
+        text = "=" if tied[row, column] else _hundredths(gap)
+        panel.text(column, row, text, color="w" if dark else "k", **_CENTRED)
+    _name_axes(panel, names, names)
+    few, most = int(rows["examples"].min()), int(rows["examples"].max())
+    write_title(
+        panel,
+        f"{title}, {_range(few, most)} sentences\nrow minus column, in hundredths; =: no difference (Holm)",
+    )
+    ties = int(rows["tied"].sum())
+    columns = ("one", "other", "mean", "low", "high", "p", "examples", "tied")
+    sentence = f"{title}: {ties} of {len(rows)} pairs of methods do not differ."
+    set_content(panel, Content(sentence, columns, partial(_tuples, rows, columns)))
+
+
+def _hundredths(gap: float) -> str:
+    """A difference as a cell shows it: "12", or ".4" if it is below a hundredth.
+
+    >>> _hundredths(0.123), _hundredths(-0.004), _hundredths(-1.2)
+    ('12', '-.4', '-120')
+    """
+    return f"{100 * gap:.0f}" if abs(gap) >= 0.01 else f"{100 * gap:.1f}".replace("0.", ".")
+
+
+def _range(few: int, most: int) -> str:
+    return f"{most:,}" if few == most else f"{few:,} to {most:,}"
 
 
 def group_columns(rows: DataFrame) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_vz import ALTILogit, LayerAttentionGradient, TokenAttribution, ValueGates, ValueZeroingEffect
 from captum_vz.attr import LayerMaps, MapAggregation, MapRun
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 
 #: A class of layer maps, or a function with its options, called with the model and the layers.
@@ -133,11 +133,26 @@ def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
         of_target, of_foil = (logits[(range(len(logits)), *one.T)] for one in pairs.unbind(1))
         return of_target if foil is None else of_target - of_foil
 
+    options["additional_forward_args"] = (member, pairs, *named.values())
+    return [normalize_rows(gate_scores(kind(logit), member, **options).abs()).gather(1, member)]
+
+
+def gate_scores(method: Any, member: Tensor, **options: Any) -> Tensor:
+    """The scores of a Captum method's object for gates that are all 1. Random numbers have the seed 0.
+
+    Args:
+        method: The object, of a function whose first argument holds the gates.
+        member: The gate of each token, `(examples, tokens)`.
+        options: Further arguments of its `attribute`.
+
+    Returns:
+        `(examples, gates)`.
+    """
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
-        gates = torch.ones(len(ids), int(member.max()) + 1, device=ids.device)
-        options["additional_forward_args"] = (member, pairs, *named.values())
-        return [normalize_rows(kind(logit).attribute(gates, **options).detach().abs()).gather(1, member)]
+        gates = torch.ones(len(member), int(member.max()) + 1, device=member.device)
+        scores: Tensor = method.attribute(gates, **options)
+    return scores.detach()
 
 
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
@@ -154,6 +169,7 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
 
     Raises:
         UnsupportedLayerError: The model returns no logits.
+        ArgumentError: A foil is the explained class.
     """
     with torch.no_grad():
         logits = getattr(batch.model(**batch.inputs), "logits", None)
@@ -166,6 +182,11 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
     if targets is None:
         targets = [int(row[place].argmax()) for row, place in zip(logits, places, strict=True)]
     foils = batch.foils
+    for target, foil in zip(targets, foils or (), strict=foils is not None):
+        if target == foil:
+            raise ArgumentError(
+                f"foil is class {foil}, which is what is explained: all scores would be 0. Pass another foil."
+            )
     return _indices(places, targets), None if foils is None else _indices(places, foils)
 
 

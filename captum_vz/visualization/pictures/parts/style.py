@@ -49,10 +49,15 @@ def quoted(token: str) -> str:
     return f"“{short}”" if short[:1].isalnum() else short
 
 
+def luminance(color: Any) -> float:
+    """The relative luminance of a colour, from 0 to 1, as WCAG 2 defines it."""
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def ink_on(color: Any) -> str:
     """Black or white, whichever has the larger contrast (WCAG 2) on a background colour."""
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
-    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    light = luminance(color)
     return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
 
 
