@@ -49,7 +49,7 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
     """
     drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
     models = drawn["model"].unique().tolist()
-    height = 0.65 + max(0.5, ROW * drawn["method"].nunique())
+    height = 0.75 + max(0.5, ROW * drawn["method"].nunique())
     panels = stacked([height] * (len(models) - 1) + [height + 0.45])
     for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]

@@ -59,8 +59,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
     models = drawn["model"].unique().tolist()
     rows = ROW * drawn["method"].nunique()
-    above_height, below_height = max(1.4, rows + 0.1), max(0.4, rows)
-    panels = stacked([above_height + 0.75, below_height + 0.7] * len(models))
+    above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)
+    panels = stacked([above_height + 0.75, below_height + 0.8] * len(models))
     ends = []
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
@@ -87,7 +87,7 @@ def _draw_last(panel: Axes, rows: DataFrame, metric: str) -> str:
     single = rows["method"].map(is_single_layer)
     draw_points(panel, pd.concat([rows[single], rows[~single]]))
     panel.axhline(single.sum() - 0.5, color="black", linewidth=0.6)
-    return "above the line: truth of this layer; below: of all layers"
+    return "line: the truth of this layer above, of all layers below"
 
 
 def _content(rows: DataFrame, model: str, title: str) -> Content:

@@ -145,7 +145,7 @@ def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
         *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
         f"study of {counts} sentences, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
-    width = int(figure.get_figwidth() * 72 / (0.52 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
+    width = int(figure.get_figwidth() * 72 / (0.55 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
     wrapped = textwrap.wrap("; ".join(parts), width)
     foot, whole_figure = "\n".join(wrapped), root_figure(figure)
     # The foot has room of its own, so that it does not take that of the axes.

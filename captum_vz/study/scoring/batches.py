@@ -184,9 +184,7 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
     foils = batch.foils
     for target, foil in zip(targets, foils or (), strict=foils is not None):
         if target == foil:
-            raise ArgumentError(
-                f"foil is class {foil}, which is what is explained: all scores would be 0. Pass another foil."
-            )
+            raise ArgumentError("foil is the class that is explained, so all scores would be 0: pass another foil.")
     return _indices(places, targets), None if foils is None else _indices(places, foils)
 
 
