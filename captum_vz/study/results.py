@@ -131,10 +131,11 @@ class Study:
         Raises:
             FileNotFoundError: The study is not finished.
         """
-        # The name of a model or a group may be "NA" or empty. Only numbers can be missing.
-        types = {"layer": "Int64", "group": str, "model": str}
+        # A name may be "NA", "0.5" or empty. Only numbers can be missing.
+        names = ["model", "method", "group", "metric"]
+        types = {"layer": "Int64", **dict.fromkeys(names, str)}
         summary = pd.read_csv(self._finished(SUMMARY), dtype=types, keep_default_na=False, na_values=[""])
-        return summary.fillna({"group": "", "model": ""})
+        return summary.fillna(dict.fromkeys(names, ""))
 
     @property
     def differences(self) -> DataFrame:
@@ -147,7 +148,8 @@ class Study:
         """
         missing = {"low": [""], "high": [""], "mean": [""]}
         path = self._finished(DIFFERENCES)
-        return pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=missing)
+        types = dict.fromkeys(["model", "metric", "one", "other"], str)
+        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing)
 
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""

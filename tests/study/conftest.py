@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from captum_vz.study import METHODS, METRICS, Example
@@ -32,6 +33,12 @@ def decoder() -> Decoder:
 @pytest.fixture(scope="session")
 def examples() -> list[Example]:
     return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are empty files, for tests of reports that look at no figure: to draw them takes longer than the rest."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write(b""))
 
 
 @pytest.fixture
