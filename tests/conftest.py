@@ -1,7 +1,10 @@
 """What every test shares: no network, no window, one thread, one seed, Ctrl-C as it is in a terminal."""
 
+import gc
 import os
 import signal
+from collections import defaultdict
+from zlib import crc32
 
 # Before transformers and matplotlib are imported: they read these once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,10 +19,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)  # the models are so small that handing out work costs more than doing it
 
 
+# Rooms whose tests are run for each of many models and methods, and how many cases of such a test are no sample yet.
+GRIDS = ["attr", "attr_norms", "captum", "engine", "engine_folded", "generation", "properties", "reference"]
+GRIDS += ["rehearsal", "sweep"]
+CASES = 6
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as exhaustive all cases of a test over a grid but a sample, which a checksum of their names draws."""
+    cases = defaultdict(list)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if item.path.parent.name in GRIDS and marks.isdisjoint({"all_cases", "exhaustive"}):
+            cases[item.nodeid.partition("[")[0], "slow" in marks].append(item)
+    for each in cases.values():
+        for item in sorted(each, key=lambda item: crc32(item.nodeid.encode()))[CASES:]:
+            item.add_marker("exhaustive")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of garbage collections, each of which would walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
 
 
 def pytest_report_header() -> str:
-    return "fast tests: a quarter of an hour on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
+    return "fast tests: ten minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"

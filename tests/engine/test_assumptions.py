@@ -18,6 +18,8 @@ from tests.engine.blocks import sequences, zeroed_in_its_batch, zeroed_one_by_on
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 
+pytestmark = pytest.mark.all_cases  # each is another layer
+
 # What no replay can reproduce. All other layers have a map.
 RANDOM = {"noise of torch", "noise of Python", "noise of numpy", "noise of its own", "dropout in eval mode"}
 OF_ALL_CALLS = {"scaled by the number of calls"}

@@ -38,6 +38,8 @@ from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroi
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
+pytestmark = pytest.mark.all_cases  # each is another layer
+
 
 @pytest.mark.parametrize(("batch", "tokens"), sampled([(1, 6), (2, 6), (1, 20), (2, 20)], (2, 6)))
 @pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, Ahead, CausalMean])

@@ -24,6 +24,8 @@ from tests.engine.odd_blocks import BLOCKS, SLOW_BLOCKS, Decorated, Extended, In
 from tests.engine.odd_torch import LAYERS, SLOW_LAYERS
 from tests.engine.odd_windows import FAMILIES, ONE_STAGE, SWIN, WINDOWS, Run, build, image, runs
 
+pytestmark = pytest.mark.all_cases  # each is another layer
+
 FAST = ATTENTIONS | BLOCKS | LAYERS | WINDOWS
 SLOW = SLOW_BLOCKS | SLOW_LAYERS
 

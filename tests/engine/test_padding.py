@@ -31,6 +31,8 @@ from tests.engine.odd import by_call
 from tests.engine.parameters import quick
 from tests.reference.case import randomize
 
+pytestmark = pytest.mark.all_cases  # each is another layer
+
 TOKENS = 5
 PLACE = torch.arange(TOKENS)
 BACK = PLACE[:, None] - PLACE  # how far a source lies before its target

@@ -23,6 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from captum_vz import ValueZeroing
 from tests.engine.blocks import direction
 from tests.engine.compare import assert_same
+from tests.engine.parameters import sampled
 from tests.reference.families import FAMILIES
 
 SIZE: dict[str, Any] = {
@@ -168,7 +169,7 @@ def tensors_of(output: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("kind", sampled(["bert", "llama"], "llama"))
 def test_output_is_that_of_flex_attention(kind: str) -> None:
     """On a CPU, flex attention is compiled, and computes no float64."""
     model, layers = loaded(kind, "flex_attention", torch.float32)

@@ -15,6 +15,8 @@ from tests.engine.blocks import HEADS, WIDTH, SelfAttention, block_of, sequences
 from tests.engine.compare import assert_same
 from tests.engine.manual_attention import Annotated, Einsum, InBlock, NanoGPT, ViT, Windows, manual, twin
 
+pytestmark = pytest.mark.all_cases  # each is another layer
+
 
 def last_third(projected: Tensor) -> Tensor:
     return projected[..., 2 * WIDTH :]

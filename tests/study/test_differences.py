@@ -62,7 +62,7 @@ def test_single_method_has_no_pairs(shipped: Shipped, examples: list[Example], t
     assert "do not differ" not in str(one)
 
 
-def test_report_tells_ties(shipped: Shipped, examples: list[Example], tmp_path: Path) -> None:
+def test_report_tells_ties(shipped: Shipped, examples: list[Example], tmp_path: Path, undrawn: None) -> None:
     found = reproduce({"agreement": shipped}, examples, tmp_path / "out", METHODS, resamples=50, quiet=True)
     ties = found.differences.query("metric == 'cue_dot'")["tied"].sum()
     assert f"- cue_dot: {ties} of 6 pairs do not differ" in str(found)

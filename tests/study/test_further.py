@@ -168,7 +168,9 @@ def test_evenly_spaced() -> None:
     assert evenly(items, 20) == items
 
 
-def test_paper_with_less_tells_all_of_its_folder(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+def test_paper_with_less_tells_all_of_its_folder(
+    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None
+) -> None:
     def made(count: int, methods: list[str]) -> Reproduction:
         return reproduce({"agreement": shipped}, sentences[:count], tmp_path, methods, resamples=50, quiet=True)
 

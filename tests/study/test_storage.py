@@ -228,7 +228,7 @@ def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path) -> None:
+def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path, undrawn: None) -> None:
     models = dict.fromkeys(["..", "a/b", "a-b"], load_model)
     found = reproduce(models, examples[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -136,7 +136,7 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roberta", "generator"])
 def test_the_papers_evaluations_run(
-    kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     command = ["paper", "--generated", "12", "--model", folders[kind], "--output", str(tmp_path / "out")]
     assert main([*command, "--methods", "value-zeroing", "value-zeroing-rollout", "random"]) == 0

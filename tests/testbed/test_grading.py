@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from captum_vz.cli import main
 from captum_vz.testbed.lab import grade_notebook
 from tests.command import refused
+from tests.engine.parameters import sampled
 
 IMPORT = "from captum_vz.testbed import check"
 
@@ -90,7 +91,7 @@ def test_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["while True: pass", "import os\nos._exit(1)"], ids=["endless", "dies"])
+@pytest.mark.parametrize("source", sampled(["while True: pass", "import os\nos._exit(1)"], "import os\nos._exit(1)"))
 def test_notebook_that_does_not_end(tmp_path: Path, source: str) -> None:
     checks = [check_cell(f"check.value({number}, 1, name='one')", id=f"c{number}") for number in (1, 2)]
     grade = grade_notebook(written(tmp_path / "one.ipynb", checks[0], source, checks[1]), seconds=60)
