@@ -293,7 +293,7 @@ def _page(found: Table, truth: Truth | None, view: View) -> str:
         )
         heads.insert(1, "blanking out")
         for row, fall in zip(rows, truth.falls.tolist(), strict=True):
-            row.insert(1, _fall(fall))
+            row.insert(1, _fall(fall).strip())
         rows.append([AGREES, "", *map(_two, found.agreement.values())])
         if any(one == one for one in found.kendall.values()):
             rows.append(["Kendall's tau", "", *map(_two, found.kendall.values())])
