@@ -217,6 +217,18 @@ def test_truth_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [fall for fall in shown if fall[0] in "+-"] == [f"{fall:+.3f}" for fall in falls if fall is not None]
 
 
+def test_rises_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without some token a probability rises, so that "falls" alone would be false."""
+    text = "the pictures of some hat [MASK] small."
+    asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
+    assert main([*asked, "--json"]) == 0
+    falls = [fall for fall in json.loads(capsys.readouterr().out)["falls"] if fall is not None]
+    assert max(falls, key=abs) < 0 < max(falls)
+    assert main(asked) == 0
+    said = "the probability of are rather than were changes most (+ it falls, - it rises) without: "
+    assert said in capsys.readouterr().out
+
+
 def test_picture_has_the_row_of_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
     for options, shown in (((), False), (("--truth",), True)):
         assert compared(capsys, "--output", "methods.svg", *options).endswith("picture: methods.svg\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -16,9 +16,13 @@ from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import PreparedText, max_tokens, predicts_next, prepare_text, word_id
 from captum_vz.study.methods import METHODS, check_methods
+from captum_vz.testbed.lexicon import other_number
+from captum_vz.testbed.model import EMBEDDED
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
+
+CLEAR: Final = 0.9  # the probability of an answer without a rival
 
 
 def depth_of(loaded: Loaded) -> int:
@@ -190,12 +194,31 @@ def blanked_out(
     return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)
 
 
-def rivals(text: str, loaded: Loaded, token: str | None, option: str = "") -> list[tuple[str, float]]:
-    """All words of the vocabulary with their probabilities at the explained token, the likeliest first.
+def choose_foil(text: str, name: str, loaded: Loaded, token: str | None, option: str = "") -> tuple[str | None, str]:
+    """A foil for the embedded model of this name, whose question is known, and a sentence about it.
+
+    For other models the foil is None, and the sentence says which answers compete. It is empty if none do.
 
     Raises:
         ArgumentError: There is no such token.
     """
+    words = _answers(text, loaded, token, option)
+    (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
+    asked = f"{option}foil" if option else "Foil"  # the name of the field
+    if name in EMBEDDED:
+        forms = other_number(first)
+        foil = next((word for word, _ in words if word in forms), None)
+        if foil is not None:
+            question = f"why {first} and not {foil}, its likeliest form of the other number?"
+            return foil, f"{question} {asked} asks for another word"
+    if share >= CLEAR:
+        return None, ""
+    rivals = f"{first} {share:.2f} competes with {second} {other:.2f}"
+    return None, f"{rivals}: {asked} {second} asks why {first} and not {second}"
+
+
+def _answers(text: str, loaded: Loaded, token: str | None, option: str) -> list[tuple[str, float]]:
+    """All words of the vocabulary with their probabilities at the explained token, the likeliest first."""
     model, tokenizer, _ = loaded
     try:
         prepared = prepare_text(model, tokenizer, text, token)

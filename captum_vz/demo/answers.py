@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.checks import blanked_out, check_room
+from captum_vz.app.checks import blanked_out, check_room, choose_foil
 from captum_vz.app.checks import remarks as remarks_on
 from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
@@ -98,6 +98,7 @@ class Answers:
         other: str | None = "",
         residual: str = "0.5",
         file: str | None = None,
+        foil: str | None = "",
     ) -> Iterator[tuple[Any, ...]]:
         """What :meth:`explain` returns: first without pictures and files, which take longer, then with them.
 
@@ -113,15 +114,16 @@ class Answers:
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
             residual: A name of :data:`RESIDUALS`, for rollouts.
             file: The image or the sound that is explained, for a model that takes one in the place of a text.
+            foil: The label or word whose score is subtracted; empty: that of :func:`choose_foil`, with `truth`.
         """
         remarks: list[Any] = []
         wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual, file
-        answer = self._explain(*wanted, remarks)
+        answer = self._explain(*wanted, foil or "", remarks)
         try:
             # Not around a yield: other code runs there, whose warnings are its own.
             with warnings.catch_warnings():
                 warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda *told, **_: remarks.append(_Told(*told[:2]))
+                warnings.showwarning = lambda *told, **_: remarks.append(warnings.WarningMessage(*told))
                 first = next(answer)
             yield first
             yield from answer
@@ -152,6 +154,7 @@ class Answers:
         against: str,
         residual: str,
         file: str | None,
+        foil: str,
         remarks: list[Any],
     ) -> Iterator[tuple[Any, ...]]:
         if not methods or len(methods) > MOST_METHODS:
@@ -165,8 +168,12 @@ class Answers:
         other: Any = pair.strip() or None
         if other is not None and subject.task == CHOICE:
             other = [line.strip() for line in other.splitlines() if line.strip()]
+        chosen, chosen_foil, chosen_token = (one.strip() or None for one in (target, foil, token))
+        loaded, why = Loaded(subject.model, subject.tokenizer, subject.layers), ""
+        if truth and chosen is None and chosen_foil is None:
+            chosen_foil, why = choose_foil(text, model, loaded, chosen_token)
         place = -1 if layer is None else int(layer)
-        wish = Wish(token=token.strip() or None, layer=place, target=target.strip() or None, distances=True)
+        wish = Wish(token=chosen_token, layer=place, target=chosen, foil=chosen_foil, distances=True)
         wish = replace(wish, residual=RESIDUALS[residual])
         found, refused = _explained(subject, explained, other, methods, wish)
         names = [one.method for one in found]
@@ -193,13 +200,13 @@ class Answers:
         where = "" if first.token is None else f", position {first.token}"
         told = [f"Explained: {first.name}{where}.", *refused]
         if truth:
-            loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
-            blanked = blanked_out(text, loaded, token.strip() or None, target.strip() or None)
+            blanked = blanked_out(text, loaded, chosen_token, chosen, chosen_foil)
             comparison = replace(comparison, truth=blanked.shares)
             heads.insert(1, "blanking out")
             for row, share in zip(rows, blanked.shares.tolist(), strict=True):
-                row.insert(1, share)
-            told.append(f"Blanking out: the share of the fall of P({blanked.answer}) without each token.")
+                row.insert(1, share if share == share else "")
+            told.append(f"Blanking out: each token's share of what changes the probability of {blanked.answer}.")
+            told += [f"{_sentence(why)}."] if why else []
         shares = table(caption, heads, rows, marked=marked)
         yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
@@ -366,13 +373,6 @@ def _over_image(subject: Subject, file: Path, found: Sequence[Explanation]) -> F
     """The first row of each method, over the image as the model sees it."""
     rows = {", ".join(filter(None, (one.method, one.scope))): one.scores for one in found}
     return draw_image(rows, read_input(subject, file)["pixel_values"], found[0].rows[0].token, scale="panel")
-
-
-class _Told(NamedTuple):
-    """A warning."""
-
-    message: Any
-    category: type[Warning]
 
 
 def _refusal(error: BaseException) -> str:

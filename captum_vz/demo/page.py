@@ -142,10 +142,10 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, wanted, place, number = examples[index]
-        return sentence, name, list(wanted), place, number, "", "", "", None, *_nothing(CHANGED)
+        return sentence, name, list(wanted), place, number, "", "", "", None, "", *_nothing(CHANGED)
 
-    pair, target, _, other, _, file = others[4:]
-    chosen = [text, model, methods, token, layer, pair, target, other, file]
+    pair, target, _, other, _, file, foil = others[4:]
+    chosen = [text, model, methods, token, layer, pair, target, other, file, foil]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
     _forget([text, *others], outputs, _nothing(CHANGED))
@@ -179,6 +179,12 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             max_length=64,
             elem_id="target",
         )
+        foil = gr.Textbox(
+            label="Foil",
+            info="Explain the target rather than this label or word.",
+            max_length=64,
+            elem_id="foil",
+        )
     with gr.Row():
         other = gr.Textbox(
             label="Compare with another text",
@@ -203,7 +209,7 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             height=120,
             elem_id="file",
         )
-    return [model, methods, token, layer, pair, target, truth, other, residual, file]
+    return [model, methods, token, layer, pair, target, truth, other, residual, file, foil]
 
 
 def _nothing(line: str) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ from captum_vz.visualization import View, view
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.labels import write_plain_labels
 from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, shortened
+from captum_vz.visualization.pictures.parts.scales import make_scale, set_ticks
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, shortened
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -194,7 +195,8 @@ class GenerationAttribution:
     def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False) -> Figure:
         """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
 
-        Long prompts are drawn in several rows of panels. The share of the prompt stands at the right of each row.
+        Colours of shares are by the square root. Long prompts are drawn in several rows of panels. The share of the
+        prompt stands at the right of each row.
 
         Args:
             layer: The layer, negative ones from the end.
@@ -337,9 +339,8 @@ def _draw(
     if not sources:
         raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
     labels, steps = [shortened(label) for label in sources], [shortened(label) for label in generated]
-    signed = bool((columns < 0).any())
-    highest = float(columns.abs().max()) or 1.0
-    colors, lowest = (SIGNED_COLORS, -highest) if signed else (COLORS, 0.0)
+    scale = make_scale([columns], None, None)
+    signed = scale.signed
     panels = math.ceil(len(labels) / MOST_COLUMNS)
     width = math.ceil(len(labels) / panels)
     shares = None if signed else [f"{value:.2f}" for value in share.tolist()]
@@ -353,12 +354,13 @@ def _draw(
         shown = torch.full((len(steps), width), float("nan"), dtype=torch.float64)
         part = columns[:, start : start + width]
         shown[:, : part.shape[1]] = part
-        image = panel.imshow(shown.numpy(), cmap=colors, vmin=lowest, vmax=highest, aspect="auto")
+        image = panel.imshow(shown.numpy(), cmap=scale.colors, norm=scale.shared, aspect="auto")
         _label(panel, labels[start : start + width], steps, shares if index == 0 else None)
         if start < split < start + part.shape[1]:
             panel.axvline(split - start - 0.5, color="black", linewidth=0.8)
     bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / inches[1]), anchor=(0, 1), aspect=15, pad=0.02)
     bar.set_label("score" if signed else "share of the row", fontsize=FONT_SIZE)
+    set_ticks(bar, scale, 5 if inches[1] > 1.8 else 3)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
     figure.suptitle(title, fontsize=FONT_SIZE + 2)

@@ -128,6 +128,16 @@ def test_truth_is_a_switch(answers: Answers) -> None:
     shares = blanked_out(asked[0], loaded, None, "are").shares.tolist()
     row = blanked[3].split("2 pictures")[1].split("</td>")[0]
     assert row.endswith(f">{shares[2]:.3f}")
+    assert "nan" not in blanked[3]  # tokens that are not blanked out
+
+
+def test_truth_has_the_foil_of_the_command(answers: Answers) -> None:
+    """What is blanked out is compared with the form of the other number, unless something else is asked for."""
+    asked = "the pictures of some hat [MASK] scaring marcus.", "agreement", ["value-zeroing"], "", -1
+    chosen, named, other = (answers.explain(*asked, truth=True, foil=foil) for foil in ("", "is", "were"))
+    assert chosen[3] == named[3] != other[3]
+    assert "Why are and not is, its likeliest form of the other number?" in chosen[0]
+    assert "likeliest form" not in named[0] and "are rather than were" in other[0]
 
 
 def test_two_texts_have_two_views(answers: Answers) -> None:

@@ -353,6 +353,12 @@ def test_signed_scores_have_a_scale_around_zero() -> None:
     assert image.norm.vmin == -image.norm.vmax < 0
 
 
+def test_small_shares_are_seen() -> None:
+    """As in the pictures of maps, half of the colours are for the lowest quarter of the shares."""
+    norm = found_by().plot().axes[0].images[0].norm
+    assert float(norm(norm.vmax / 4)) == pytest.approx(0.5)
+
+
 def test_picture_of_60_tokens_is_legible() -> None:
     """Captum's picture of 60 prompt tokens is 78 inches wide."""
     llama, words = case_of("llama").model, tokenizer_of_words()

@@ -79,6 +79,14 @@ def test_texts_of_a_column_are_inside(tokens: int, layers: int) -> None:
     assert_inside(figure)
 
 
+def test_short_titles_stay_in_one_line() -> None:
+    given = maps(11, 4)
+    given["rollout, residual 0.5"] = given.pop("rollout")
+    *layers, rollout, _ = (panel.get_title() for panel in draw_maps(given, sentence(11), size=COLUMN).axes)
+    assert layers == [f"layer {place}" for place in range(4)]
+    assert rollout.startswith("rollout, residual\n0.5 (to ")
+
+
 @pytest.mark.parametrize("size", [PAGE, COLUMN])
 @pytest.mark.parametrize("tokens", [1, 5, 11, 60, 250])
 def test_texts_of_rows_are_inside(tokens: int, size: tuple[float, float]) -> None:

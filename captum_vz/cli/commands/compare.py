@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.checks import blanked_out, compared, load_for_text, rivals
+from captum_vz.app.checks import blanked_out, choose_foil, compared, load_for_text
 from captum_vz.app.explaining.explain import explain_subject
 from captum_vz.app.explaining.explanation import explanation_view
 from captum_vz.app.explaining.subjects import subject_of_loaded
@@ -42,15 +42,13 @@ from captum_vz.cli.output import (
 )
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
 from captum_vz.study.comparison import family_of
-from captum_vz.testbed.lexicon import other_number
-from captum_vz.testbed.model import EMBEDDED
 from captum_vz.visualization import View
 from captum_vz.visualization.terminal import bar, columns_of, printable
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
 
-STRONGEST, AGREES, CLEAR = 3, "agrees", 0.9  # tokens in a line; the probability of an answer without a rival
+STRONGEST, AGREES = 3, "agrees"  # tokens in a line
 WIDEST = 80  # columns of a line
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
 EXAMPLES: Final = (
@@ -109,7 +107,9 @@ def run(options: argparse.Namespace) -> None:
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
-    told = _foil(options, loaded) if options.truth else ""
+    told = ""
+    if options.truth and options.foil is None and options.target is None:
+        options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
     truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
 
@@ -171,23 +171,6 @@ def _truth(options: argparse.Namespace, loaded: Loaded) -> Truth:
 def _layer(found: Table) -> int | None:
     """The layer that was asked for; None if no method has layers."""
     return found.layer if any(METHODS[name].layered for name in found.scores) else None
-
-
-def _foil(options: argparse.Namespace, loaded: Loaded) -> str:
-    """Choose the foil of the embedded models, whose question is known; else say which answers compete."""
-    if options.foil is not None or options.target is not None:
-        return ""
-    words = rivals(options.text, loaded, options.token, "--")
-    (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
-    if options.model in EMBEDDED:
-        forms = other_number(first)
-        foil = next((word for word, _ in words if word in forms), None)
-        if foil is not None:
-            options.foil = foil
-            return f"why {first} and not {foil}, its likeliest form of the other number? --foil asks for another word"
-    if share >= CLEAR:
-        return ""
-    return f"{first} {share:.2f} competes with {second} {other:.2f}: --foil {second} asks why {first} and not {second}"
 
 
 def _print(found: Table) -> None:
@@ -281,7 +264,8 @@ def _strongest(found: Table, truth: Truth) -> str:
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
     named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
-    changes = f"falls most without: {named}" if named else "changes without no token"
+    how = "falls most" if all(falls[i] > -0.005 for i in order) else "changes most (+ it falls, - it rises)"
+    changes = f"{how} without: {named}" if named else "changes without no token"
     return f"blanking out: the probability of {truth.answer} {changes}"
 
 
@@ -309,7 +293,7 @@ def _page(found: Table, truth: Truth | None, view: View) -> str:
         )
         heads.insert(1, "blanking out")
         for row, fall in zip(rows, truth.falls.tolist(), strict=True):
-            row.insert(1, _fall(fall))
+            row.insert(1, _fall(fall).strip())
         rows.append([AGREES, "", *map(_two, found.agreement.values())])
         if any(one == one for one in found.kendall.values()):
             rows.append(["Kendall's tau", "", *map(_two, found.kendall.values())])

@@ -111,10 +111,10 @@ def draw_maps(
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> layers = find_layers(model)
     >>> maps = {f"layer {i}": scores for i, scores in enumerate(ValueZeroing(model, layers).attribute(inputs))}
-    >>> maps["rollout"] = ValueZeroingRollout(model, layers).attribute(inputs)
+    >>> maps["rollout, residual 0.5"] = ValueZeroingRollout(model, layers, residual=0.5).attribute(inputs)
     >>> figure = draw_maps(maps, inputs.tokens(), token=6, label="share of the row", vmax=1)
     >>> [panel.get_title() for panel in figure.axes[:5]]
-    ['layer 0', 'layer 1', 'layer 2', 'layer 3', 'rollout']
+    ['layer 0', 'layer 1', 'layer 2', 'layer 3', 'rollout, residual 0.5']
     """
     target_figure(ax, fig)
     if columns is not None and columns < 1:

@@ -151,12 +151,13 @@ def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
 
 
 def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
-    """Titles that are no wider than a panel, and their font. If they do not fit, they have two lines, or are cut."""
+    """Titles that are no wider than a panel, and their font. One that does not fit has two lines, or is cut."""
     font = largest_font(titles, width, FONT_SIZE + 1.5)
     if max(text_width(title, font) for title in titles) <= width:
         return list(titles), font
     broken = [_in_two_lines(title) for title in titles]
     font = largest_font(broken, width, SMALLEST_FONT + 1)
+    broken = [one if text_width(one, font) <= width else two for one, two in zip(titles, broken, strict=True)]
     return ["\n".join(_cut(line, width, font) for line in title.split("\n")) for title in broken], font
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, FuncNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
@@ -144,7 +145,19 @@ def add_colorbar(
     """
     look = {"extend": scale.extend, "orientation": "horizontal" if flat else "vertical"}
     bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
-    count = 5 if length > (1.6 if flat else 1.2) else 3
+    set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
+    if flat:
+        bar.set_label(_in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
+    else:
+        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+        bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
+    set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
+    bar.outline.set_linewidth(0.5)
+
+
+def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
+    """Write about `count` round numbers on the colour bar of a scale."""
     if not isinstance(scale.shared, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
@@ -154,14 +167,6 @@ def add_colorbar(
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
-    if flat:
-        bar.set_label(_in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
-    else:
-        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
-        bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
-    set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
-    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
-    bar.outline.set_linewidth(0.5)
 
 
 def _norm(end: float, signed: bool, scale: str) -> Normalize:
