@@ -166,6 +166,13 @@ def reproduce(
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     differences = pd.concat([study.differences for study in studies], ignore_index=True)
     repeat = dict.fromkeys(line for study in studies for line in study.repeat)
+    # The controls have other sentences. What else they need is said already.
+    repeat |= dict.fromkeys(
+        f"Sentences of the controls{line.removeprefix('Sentences')}"
+        for _, _, study in checked
+        for line in study.repeat
+        if line.startswith("Sentences")
+    )
     order = list(dict.fromkeys(line.split()[0] for line in repeat))  # the lines of all models of one kind together
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),

@@ -18,6 +18,7 @@ from captum_vz.study.figures import (
     draw_layers,
     draw_points,
     in_order,
+    label_ends,
     last_layers,
     name_layers,
     new_figure,
@@ -49,8 +50,7 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
     """
     drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
     models = drawn["model"].unique().tolist()
-    height = 0.75 + max(0.5, ROW * drawn["method"].nunique())
-    panels = stacked([height] * (len(models) - 1) + [height + 0.45])
+    panels = stacked([1.2 + max(0.5, ROW * drawn["method"].nunique())], models=len(models))
     for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
         last = last_layers(of_model)
@@ -66,15 +66,13 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
                 "zorder": 3,
             }
             panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
+            foot: Any = panel.figure
+            foot.legend(loc="outside lower center", fontsize=FONT - 0.5, frameon=False)
         panel.axvline(0, color="black", linewidth=0.6)
         count = f"{int(of_model['examples'].max()):,} sentences"
         write_title(panel, panel_title(str(model), data, count, f"{LAST_LAYER} (hollow: all layers)"))
         panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT)
     share_limits(panels, "x")
-    named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    if named:
-        foot: Any = panels[-1].figure
-        foot.legend(named.values(), named.keys(), loc="outside lower center", fontsize=FONT - 0.5, frameon=False)
     return whole_figure(panels)
 
 
@@ -88,7 +86,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
     """
     models = probing["model"].unique().tolist()
     rows_height = max(0.5, ROW * correlation["method"].nunique())
-    panels = stacked([2.1, rows_height + 0.7] * len(models))
+    panels = stacked([2.1, rows_height + 0.7], models=len(models))
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         rows = probing[probing["model"] == model]
         above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")
@@ -113,6 +111,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         below.axvline(0, color="black", linewidth=0.6)
         below.set_xlabel(f"Spearman over {rows['layer'].nunique()} layers", fontsize=FONT)
         write_title(below, panel_title(str(model), data, "cue alignment (dot product) and compression"))
+    share_limits(panels[::2], "y")
     return whole_figure(panels)
 
 
@@ -172,7 +171,8 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
     """Draws all evaluations on one page: a row for each model, a column for each measure, a line for each method.
 
     Points have the intervals of the tables. The last column has the lowest and the highest rank of a method in the
-    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer.
+    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer,
+    of methods with layers.
 
     Args:
         measures: The tables.
@@ -183,8 +183,11 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
     count = len(columns) + bool(len(measures.variants))
     rows = {model: in_order(measures.summary[measures.summary["model"] == model]["method"]) for model in models}
     heights = [max(0.5, ROW * len(rows[model])) + 0.3 for model in models]
-    figure = new_figure(sum(heights) + 0.75 + 1.9, PAGE)
-    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, 1.9])  # typed as a single one
+    layered = measures.summary[(measures.summary["metric"] == "cue_ap") & measures.summary["layer"].notna()]
+    layered = layered[layered["group"] == "all"]
+    lines_height = max(1.3, 1.05 * ROW * layered["method"].nunique())
+    figure = new_figure(sum(heights) + lines_height + 1.25, PAGE)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, lines_height + 0.5])  # typed as one
     above, below = parts
     grid = above.subplots(len(models), count, squeeze=False, sharex="col", height_ratios=heights)
     for place, (line, model) in enumerate(zip(grid, models, strict=True)):
@@ -202,9 +205,10 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
         f"last layer, {level}intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
     )
     above.suptitle(panel_title(data, told), fontsize=FONT + 0.5).set_parse_math(False)
-    layered = measures.summary[(measures.summary["metric"] == "cue_ap") & (measures.summary["group"] == "all")]
-    for panel, model in zip(below.subplots(1, len(models), squeeze=False, sharey=True)[0], models, strict=True):
-        draw_layers(panel, layered[layered["model"] == model])
+    panels = list(below.subplots(1, len(models), squeeze=False, sharey=True)[0])
+    ends = [draw_layers(panel, layered[layered["model"] == model]) for panel, model in zip(panels, models, strict=True)]
+    for panel, model, of_panel in zip(panels, models, ends, strict=True):
+        label_ends(panel, of_panel, lines_height)
         panel.set_title(f"{model}, by layer", fontsize=FONT).set_parse_math(False)
         panel.set_ylabel("cue alignment, average precision" if model == models[0] else "", fontsize=FONT)
     return figure

@@ -45,6 +45,11 @@ def test_tables_equal_their_parts(found: Reproduction) -> None:
 
 def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> None:
     assert [line.split()[0] for line in found.repeat][:3] == ["Versions:", "Model", "Model"]
+    counts = [line.partition(": ")[::2] for line in found.repeat if line.startswith("Sentences")]
+    assert [(who, told.split()[0]) for who, told in counts] == [
+        ("Sentences", "6,"),
+        ("Sentences of the controls", f"{CONTROLS},"),
+    ]
     report = (folder / "report.md").read_text("utf-8")
     assert report == f"{found}\n"
     lines = [[cell.strip() for cell in x.split("|")[1:-1]] for x in report.splitlines() if x.startswith("| ")]

@@ -63,15 +63,28 @@ def new_figure(height: float, width: float = COLUMN) -> Figure:
     return Picture(figsize=(width, height), dpi=200, layout="constrained")
 
 
-def stacked(heights: Sequence[float], width: float = COLUMN) -> list[Axes]:
-    """Axes below each other in a new figure, each in a subfigure of its own, so that no names narrow another's axes.
+def stacked(heights: Sequence[float], width: float = COLUMN, models: int = 1) -> list[Axes]:
+    """Axes below each other for each model, in a new figure, whose height would else soon be more than a page's.
+
+    Two models stand side by side, the next two below them. Axes have subfigures of their own, so that no names narrow
+    another's axes.
 
     Args:
-        heights: The heights of the axes with their names and titles, in inches.
-        width: The width of the figure in inches.
+        heights: The heights of the axes of a model with their names and titles, in inches.
+        width: The width of a model's axes in inches.
+        models: The number of models.
+
+    Returns:
+        The axes of the first model, then those of the second, and so on.
     """
-    parts: Any = new_figure(sum(heights), width).subfigures(len(heights), 1, squeeze=False, height_ratios=heights)
-    return [part.subplots() for part in parts[:, 0]]
+    across = min(models, 2)
+    down = -(-models // across)
+    figure: Any = new_figure(down * sum(heights), across * width)
+    found = []
+    for cell in figure.subfigures(down, across, squeeze=False).flat[:models]:
+        parts = cell.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)
+        found += [part.subplots() for part in parts[:, 0]]
+    return found
 
 
 def whole_figure(panels: Sequence[Axes]) -> Figure:
@@ -226,6 +239,8 @@ def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float]], height: flo
         ends: For each method the place where its line ends.
         height: The height of the axes in inches.
     """
+    if not ends:
+        return
     low, high = panel.get_ylim()
     gap = 1.15 * FONT / 72 / height * (high - low)
     heights = [height for _, height in ends.values()]

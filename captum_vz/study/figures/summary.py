@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
-    """Draws one metric in a column of print: for each model the methods by layer, and below it in their last layer.
+    """Draws one metric, each model in a column of print: the methods by layer, and below it in their last layer.
 
     Methods have the same colour, mark and place in all figures. Bars and bands are the intervals of the summary.
     Filled marks show a single layer. Hollow marks show methods that join all layers up to this one, whose lines are
@@ -49,7 +49,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
         data: The name of the data, for the titles.
 
     Returns:
-        A matplotlib figure, 3.3 inches wide.
+        A matplotlib figure, 3.3 inches wide; of several models, twice as wide.
 
     Raises:
         ValueError: The summary has no such metric.
@@ -60,7 +60,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     models = drawn["model"].unique().tolist()
     rows = ROW * drawn["method"].nunique()
     above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)
-    panels = stacked([above_height + 0.75, below_height + 0.8] * len(models))
+    panels = stacked([above_height + 0.75, below_height + 0.8], models=len(models))
     ends = []
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
