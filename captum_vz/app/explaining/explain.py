@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from captum_vz import find_layers
 from captum_vz.app.checks import check_layer, depth_of, remarks
 from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed, position
-from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
+from captum_vz.app.explaining.encoding import encode, fixed_tokens, second_text
 from captum_vz.app.explaining.explanation import Explanation
 from captum_vz.app.explaining.subjects import Subject, check_runs, read_input, source_names, subject_of
 from captum_vz.app.explaining.tasks import (
@@ -28,13 +28,11 @@ from captum_vz.app.explaining.tasks import (
     OF_SOUND,
     SENTENCE,
     SEQ2SEQ,
-    SEQUENCE,
     SPEECH,
     TOKENS,
     Asked,
     Predictions,
     Question,
-    label_number,
     questions,
 )
 from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
@@ -43,7 +41,7 @@ from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
-from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
+from captum_vz.study.examples.text import PreparedText, content_specials, label_number, max_tokens, prepare_text
 
 #: The tensors of an output that tasks read.
 FIELDS: Final = ("logits", "start_logits", "end_logits")
@@ -179,8 +177,6 @@ def _text(
     read = TokenText.of(subject.tokenizer, ids)
     prepared = _prepared(subject, encoding, token, read, wish.option)
     size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids), wish.option)
-    if token is None and subject.task in (SEQUENCE, CHOICE):
-        prepared = replace(prepared, token=read_token(subject, ids), is_mask=False)
     told = token if subject.task in BY_MAPS else str(prepared.token)
     loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
     for remark in remarks(text, loaded, prepared, None if told is None else str(told), wish.option):

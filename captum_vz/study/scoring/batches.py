@@ -172,10 +172,13 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
         ArgumentError: A foil is the explained class.
     """
     with torch.no_grad():
-        logits = getattr(batch.model(**batch.inputs), "logits", None)
+        output = batch.model(**batch.inputs)
+    logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        answers = hasattr(output, "start_logits")
         raise UnsupportedLayerError(
-            f"{type(batch.model).__name__} gives no logits, but the method explains a logit. Pass a model with a head."
+            f"{type(batch.model).__name__} gives no logits, but the method explains a logit: "
+            f"{'use captum_vz.explain, which takes answers.' if answers else 'pass a model with a head.'}"
         )
     places: list[tuple[int, ...]] = [()] * len(logits) if logits.ndim == 2 else [(token,) for token in batch.token]
     targets = batch.targets
