@@ -6,7 +6,6 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-
 from typing import Any
 
 import torch

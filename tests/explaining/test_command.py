@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
     "window": (classifier, ["hat " * 90, "--window", "20", "5"], {"window": (20, 5)}),
     "largest window": (classifier, ["hat " * 90, "--window"], {"window": True}),
     "tagger": (tagger, [SENTENCE], {}),
+    "every word": (tagger, [SENTENCE, "--token", "*"], {"token": "*"}),
     "tagged word": (tagger, [SENTENCE, "--token", "hat"], {"token": "hat"}),
     "answer": (reader, [QUESTION, "--pair", TEXT], {"text_pair": TEXT}),
     "choice": (chooser, [QUESTION, "--pair", "marcus", "the hat"], {"text_pair": ["marcus", "the hat"]}),

@@ -106,6 +106,7 @@ class Asked:
         target: What the user wants to be explained: a label or a word.
         foil: What is subtracted.
         option: What stands before the names of options in messages.
+        every_word: Whether each word has a row, also those that the model does not label.
     """
 
     model: Any
@@ -123,6 +124,7 @@ class Asked:
     target: int | str | None = None
     foil: int | str | None = None
     option: str = ""
+    every_word: bool = False
 
     @cached_property
     def labels_of_classes(self) -> dict[int, str]:
@@ -234,12 +236,13 @@ def _probabilities(logits: Tensor, config: Any) -> Tensor:
 
 
 def _tokens(asked: Asked) -> tuple[Predictions, list[Question]]:
-    """One row for each labelled word: the label of its first token. Without labelled words, one for each word."""
+    """One row for each labelled word, the label of its first token. For every word if asked, or if none is labelled."""
     logits = asked.numbers["logits"]
     probabilities = logits.softmax(-1)
     firsts = [i for i, word in enumerate(asked.words) if not asked.special[i] and word not in asked.words[:i]]
     best = logits.argmax(-1).tolist()
-    chosen = [asked.token] if asked.chosen else [i for i in firsts if asked.label(best[i]) != "O"] or firsts
+    labelled = [] if asked.every_word else [i for i in firsts if asked.label(best[i]) != "O"]
+    chosen = [asked.token] if asked.chosen else labelled or firsts
     target, foil = asked.classes()
     rows, predictions = [], []
     for place in chosen:
