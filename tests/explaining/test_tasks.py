@@ -216,6 +216,8 @@ def test_words_are_zeroed_together() -> None:
     torch.testing.assert_close(found.scores, expected, **CLOSE)
     mapped = captum_vz.explain(model, text, tokenizer=words, method="value-zeroing-rollout", words=True)
     assert mapped.maps[0].shape == (7, 7)
+    word = captum_vz.explain(model, text, tokenizer=words, method="attention", token="wug", words=True).rows[0]
+    assert (word.name, word.token) == ("wug", 2)
     assert mapped.scores.sum().item() == pytest.approx(1, abs=1e-4)
     assert len(mapped.raw_tokens) == len(mapped.words) == len(mapped.special) == 7
 

@@ -41,6 +41,7 @@ from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study.scoring.batches import GateScores
+from captum_vz.testbed import load_model
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -290,6 +291,11 @@ def test_method_by_its_name(name: str) -> None:
         model, tokenizer, PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
     )
     torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
+
+
+def test_model_that_generates_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="BertForMaskedLM has no generate, so it continues no text: pass a causal"):
+        attribute_generation(*load_model(), "the hat")
 
 
 def test_default_is_the_rollout() -> None:
