@@ -14,7 +14,15 @@ from captum_vz.app.explaining.tasks import CHOICE, OF_IMAGES, OF_SOUND, task_of
 from captum_vz.app.models import Loaded, load
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
-from captum_vz.study.examples.text import PreparedText, max_tokens, predicts_next, prepare_text, word_id
+from captum_vz.study.examples.text import (
+    PreparedText,
+    class_labels,
+    class_number,
+    max_tokens,
+    predicts_next,
+    prepare_text,
+    reads_whole_text,
+)
 from captum_vz.study.methods import METHODS, check_methods
 from captum_vz.testbed.lexicon import other_number
 from captum_vz.testbed.model import EMBEDDED
@@ -94,7 +102,9 @@ def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
     if token is None and not masks:
-        why = "the last token of the text" if predicts_next(model) else "the text has no mask: its last token"
+        fills = not predicts_next(model) and not class_labels(model)
+        why = "the text has no mask: its last token" if fills else "the last token of the text"
+        why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
         found.append(f"{why} is explained, {option}token {prepared.token}.")
     return found
 
@@ -124,7 +134,7 @@ def compared(
         ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
     """
     model, tokenizer, layers = loaded
-    _check_words(tokenizer, target, foil, option)
+    _numbers(model, tokenizer, target, foil, option)
     try:
         names = check_methods(None if methods == "all" else methods)
         if any(METHODS[name].layered for name in names):
@@ -154,17 +164,15 @@ def _named(error: ValueError, option: str) -> ArgumentError:
     return ArgumentError(f"{option}{error}" if named else str(error))
 
 
-def _check_words(tokenizer: Any, target: str | None, foil: str | None, option: str) -> None:
-    for name, word in (("target", target), ("foil", foil)):
-        try:
-            if word is not None:
-                word_id(tokenizer, word)
-        except ValueError as error:
-            raise ArgumentError(
-                f"{option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
-            ) from error
-    if None not in (target, foil) and word_id(tokenizer, target or "") == word_id(tokenizer, foil or ""):
+def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any, option: str) -> list[list[int] | None]:
+    """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
+    found = [
+        None if wanted is None else [class_number(model, tokenizer, wanted, f"{option}{name}")]
+        for name, wanted in (("target", target), ("foil", foil))
+    ]
+    if found[0] is not None and found[0] == found[1]:
         raise ArgumentError(f"{option}foil is {foil!r}, which is the target: pass another foil.")
+    return found
 
 
 def blanked_out(
@@ -185,13 +193,12 @@ def blanked_out(
     from captum_vz.study.scoring.truth import blank_out_text
 
     model, tokenizer, _ = loaded
-    _check_words(tokenizer, target, foil, option)
+    targets, foils = _numbers(model, tokenizer, target, foil, option)
     try:
         prepared = prepare_text(model, tokenizer, text, token)
     except ValueError as error:
         raise _named(error, option) from error
-    target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
-    return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)
+    return blank_out_text(model, tokenizer, prepared, targets, foils)
 
 
 def choose_foil(text: str, name: str, loaded: Loaded, token: str | None, option: str = "") -> tuple[str | None, str]:
@@ -218,7 +225,7 @@ def choose_foil(text: str, name: str, loaded: Loaded, token: str | None, option:
 
 
 def _answers(text: str, loaded: Loaded, token: str | None, option: str) -> list[tuple[str, float]]:
-    """All words of the vocabulary with their probabilities at the explained token, the likeliest first."""
+    """All words of the vocabulary, or labels, with their probabilities at the explained token, the likeliest first."""
     model, tokenizer, _ = loaded
     try:
         prepared = prepare_text(model, tokenizer, text, token)
@@ -229,6 +236,6 @@ def _answers(text: str, loaded: Loaded, token: str | None, option: str) -> list[
     if not isinstance(logits, Tensor) or logits.ndim != 3:
         return []
     shares, ids = logits[0, prepared.token].float().softmax(-1).sort(descending=True)
-    return [
-        (tokenizer.decode([number]).strip(), share) for number, share in zip(ids.tolist(), shares.tolist(), strict=True)
-    ]
+    labels = class_labels(model)
+    names = [labels[number] if labels else tokenizer.decode([number]).strip() for number in ids.tolist()]
+    return list(zip(names, shares.tolist(), strict=True))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
 from captum_vz._private import tree_map
+from captum_vz.attr._base.captum import Described
 from captum_vz.attr._call.arguments import FeatureGroups, as_layers
 from captum_vz.attr._call.call import Call
 from captum_vz.attr._call.misuse import check_forward_func
@@ -25,7 +26,7 @@ from captum_vz.functional.interventions import Intervention, get_intervention
 MOST_KNOWN = 64
 
 
-class ValueGates:
+class ValueGates(Described):
     r"""A `forward_func` for *any* class of Captum: the model's output as a function of one gate for each source token.
 
     .. math:: f(g), \qquad c_i = \sum_j g_j \alpha_{ij} v_j
@@ -40,7 +41,8 @@ class ValueGates:
     - `FeatureAblation`: :class:`~captum_vz.ValueZeroingEffect`.
     - `ShapleyValues`, `ShapleyValueSampling`, `KernelShap`: Shapley values of tokens. They share the effect of all
       values, f(1) - f(0), and a redundant word gets its part.
-    - `IntegratedGradients`: the path from no values to all values. Scores sum to f(1) - f(0).
+    - `IntegratedGradients`: the path from no values to all values. Scores sum to f(1) - f(0) if f is continuous. It
+      is not with the intervention "knockout", which divides by the sum of what is left, nor if experts are chosen.
     - `Saliency`, `InputXGradient`: the slope at the model as it is.
 
     The values are those of the paper (`Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The
@@ -150,7 +152,9 @@ class ValueGates:
 
     def _output(self, gates: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Any:
         if not isinstance(gates, Tensor) or gates.dim() != 2 or gates.is_complex() or not gates.numel():
-            shown = tuple(gates.shape) if isinstance(gates, Tensor) else f"of type {type(gates).__name__}"
+            shown = f"{tuple(gates.shape)}" if isinstance(gates, Tensor) else f"of type {type(gates).__name__}"
+            if isinstance(gates, tuple):
+                shown += ", as DeepLift passes it, which explains modules only (take IntegratedGradients)"
             raise ArgumentError(f"gates is {shown}: pass one number for each source token, (batch, source tokens).")
         gates = gates if gates.is_floating_point() else gates.to(torch.get_default_dtype())
         call = Call.of(self.forward_func, args, kwargs, len(gates))

@@ -30,7 +30,10 @@ from captum_vz.generation.texts import FinishedText, device_of, finish_texts
 from captum_vz.generation.tokenizers import completed
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
+from captum_vz.study.scoring.batches import GateScores
 
+#: Methods that explain a logit with several runs of the model.
+OF_LOGIT = (ValueZeroingEffect, TokenAttribution, GateScores)
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
 
@@ -267,7 +270,7 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
     if isinstance(method, ALTILogit):
         positions = list(range(text.first, text.first + steps))
         return method.attribute(inputs, target=[(positions, list(text.generated))], **options)
-    if isinstance(method, (ValueZeroingEffect, TokenAttribution)):
+    if isinstance(method, OF_LOGIT):
         return method.attribute(inputs, target=(text.first + steps - 1, next_token), **options)
     if _explains_output(method):
         options = {"target": (text.first + steps - 1, next_token), **options}
@@ -279,7 +282,7 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
 
 def _in_one_pass(method: Any) -> bool:
     """Whether rows of the finished text equal rows of the text so far."""
-    several_runs = isinstance(method, (ValueZeroingEffect, TokenAttribution)) or _explains_output(method)
+    several_runs = isinstance(method, OF_LOGIT) or _explains_output(method)
     return not several_runs and not getattr(method, "per_receptive_field", False)
 
 
@@ -331,7 +334,7 @@ def _checked(method: Any, model: Any) -> Any:
             f"method returned a {type(method).__name__}: pass a class such as ValueZeroing, or a function of (model, "
             "layers) that returns such a method."
         )
-    known = (LayerMaps, MapAggregation, ModelFreeAttribution, ALTILogit, ValueZeroingEffect, TokenAttribution)
+    known = (LayerMaps, MapAggregation, ModelFreeAttribution, ALTILogit, *OF_LOGIT)
     if not isinstance(method, known):
         raise ArgumentError(
             f"{type(method).__name__} takes no token ids: pass the class, such as captum.attr.IntegratedGradients, or "
@@ -376,7 +379,7 @@ def _check_sources(kind: Any, attention: Any) -> None:
 
 
 def _names(method: Any, count: int) -> tuple[str, ...]:
-    if isinstance(method, (ALTILogit, ValueZeroingEffect, TokenAttribution)):
+    if isinstance(method, (ALTILogit, *OF_LOGIT)):
         return ("output",)
     if isinstance(method, MapAggregation):
         added = "" if method.residual is None else f", residual {method.residual}"

@@ -116,6 +116,11 @@ def _generate(
     options: dict[str, Any],
 ) -> tuple[list[FinishedText], bool]:
     """Let the model continue the prompts, padded on the left. The random state of torch does not change."""
+    if not callable(getattr(model, "generate", None)):
+        raise ArgumentError(
+            f"{type(model).__name__} has no generate, so it continues no text: pass a causal model, or a model with an "
+            "encoder and a decoder."
+        )
     taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
     if taken:
         raise ArgumentError(

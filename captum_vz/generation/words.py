@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,10 @@ class TokenText:
         pairs = by.items() if isinstance(by, dict) else enumerate(by) if isinstance(by, (list, tuple)) else None
         if pairs is None:
             raise ArgumentError(f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans (start, stop).")
-        sections = tuple((str(name), int(start), int(stop)) for name, (start, stop) in pairs)
+        try:
+            sections = tuple((str(name), operator.index(start), operator.index(stop)) for name, (start, stop) in pairs)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"by is {by!r}: pass spans as pairs of positions (start, stop).") from error
         return self._of_spans(sections), sections if isinstance(by, dict) else None
 
     def _of_spans(self, spans: Sequence[Section]) -> list[int]:

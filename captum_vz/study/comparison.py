@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.study.examples.text import prepare_text, word_id
+from captum_vz.study.examples.text import class_number, prepare_text
 from captum_vz.study.methods import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
@@ -65,14 +65,15 @@ def compare(
             :func:`~captum_vz.study.as_method`, or a mapping from names to these. None: the five of
             :data:`~captum_vz.study.COMPARED_METHODS`. "all": those of :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
             and of "all", methods that refuse this model are left out, and the table lists them with the reason.
-        target: The class whose logit is explained by the methods that explain the output. It is the id of a token of
-            the vocabulary, or this token as text. The logit is read at `token`. None: the model's prediction.
-        foil: The class whose logit is subtracted from the target's logit. None: none.
+        target: What is explained by the methods that explain the output: a word of the vocabulary or its id, or for a
+            model with a head for labels a label or its number. None: the model's prediction.
+        foil: The word or label whose logit is subtracted from the target's logit. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
             count from the end. Methods without layers ignore it.
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
-            None: the mask or, without a mask, the last token that is no special token.
+            Logits of words, and labels of tokens, are read there. None: the mask or, without a mask, the last token
+            that is no special token; for labels of the whole text the token that the head reads, such as `[CLS]`.
         truth: Whether to add what blanking out each token does to the prediction at `token`, and how far each method
             agrees with it. It needs the extra `study`, and one forward pass for each token. Without a `foil` it also
             counts which of two words fits better that are both right: pass one that differs in what you ask.
@@ -105,7 +106,10 @@ def compare(
     model = encoder_of(model)
     layers = find_layers(model) if layers is None else layers
     text = prepare_text(model, tokenizer, inputs, token)
-    targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
+    targets, foils = (
+        None if wanted is None else [class_number(model, tokenizer, wanted, name)]
+        for name, wanted in (("target", target), ("foil", foil))
+    )
     if targets is not None and targets == foils:
         raise ArgumentError(f"foil is {foil!r}, which is the target: all effects would be 0. Pass another foil.")
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)

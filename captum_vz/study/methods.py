@@ -33,6 +33,7 @@ from captum_vz._names import chosen_names
 from captum_vz.errors import ArgumentError
 from captum_vz.study.scoring.batches import (
     Batch,
+    GateScores,
     JoinedClass,
     MapsClass,
     alti_logit_rows,
@@ -165,7 +166,8 @@ def _gradient(title: str, kind: Any, reduce: Any = "sum", **options: Any) -> Met
 def _on_gates(title: str, kind: Any, **options: Any) -> Method:
     """A method of Captum on value gates."""
     rows = partial(gated_rows, kind, **options)
-    return Method(title, rows, explains_output=True, slow=True, on_gates=kind, options=options)
+    of_text = partial(GateScores, kind=kind)
+    return Method(title, rows, explains_output=True, slow=True, of_text=of_text, on_gates=kind, options=options)
 
 
 def baseline_method(title: str, kind: Any) -> Method:

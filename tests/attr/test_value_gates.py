@@ -14,6 +14,7 @@ import pytest
 import torch
 from captum.attr import (
     DataLoaderAttribution,
+    DeepLift,
     FeatureAblation,
     InputXGradient,
     IntegratedGradients,
@@ -594,6 +595,8 @@ def test_wrong_arguments() -> None:
     for wrong in (torch.ones(7), [1.0], None, torch.ones(3, 0)):
         with pytest.raises(ArgumentError, match="pass one number for each source token"):
             gated(wrong, case.inputs)
+    with pytest.raises(ArgumentError, match=r"DeepLift passes it, which explains modules only \(take Integrated"):
+        DeepLift(gated).attribute(gates, target=0, additional_forward_args=case.inputs)
     with pytest.raises(ArgumentError, match="inputs is None"):
         gated(gates)
     with pytest.raises(ArgumentError, match="pass one of 'zero', 'mean', 'knockout'"):

@@ -16,6 +16,7 @@ from captum_vz import (
     RandomAttribution,
     Rollout,
     TokenAttribution,
+    ValueGates,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
@@ -53,6 +54,11 @@ def far(one: Any, other: Any) -> Any:
             ValueZeroing(len, "encoder", values=torch.ones(2, 3)),
             "ValueZeroing(len, layer='encoder', values=Tensor(2, 3))",
         ),
+        (
+            ValueGates(MODEL, LAYERS[1], heads=[0], intervention="mean"),
+            "ValueGates(BertModel, layer=encoder.layer.1, heads=[0], intervention='mean')",
+        ),
+        (ValueGates(MODEL), "ValueGates(BertModel)"),
         (PositionAttribution(), "PositionAttribution()"),
         (RandomAttribution(causal=True), "RandomAttribution(causal=True)"),
         (

@@ -12,7 +12,7 @@ from PIL import Image
 
 import captum_vz
 from captum_vz.cli import main
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from tests.command import alone_in, refused
@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
     "window": (classifier, ["hat " * 90, "--window", "20", "5"], {"window": (20, 5)}),
     "largest window": (classifier, ["hat " * 90, "--window"], {"window": True}),
     "tagger": (tagger, [SENTENCE], {}),
+    "every word": (tagger, [SENTENCE, "--token", "*"], {"token": "*"}),
     "tagged word": (tagger, [SENTENCE, "--token", "hat"], {"token": "hat"}),
     "answer": (reader, [QUESTION, "--pair", TEXT], {"text_pair": TEXT}),
     "choice": (chooser, [QUESTION, "--pair", "marcus", "the hat"], {"text_pair": ["marcus", "the hat"]}),
@@ -122,6 +123,47 @@ def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], caps
         assert "--foil is 'is', which is the target: pass another" in told
     with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
         compare(*load_model(), "the hat [MASK] small.", target="is", foil="is")
+
+
+@pytest.mark.parametrize(("make", "token"), [(classifier, None), (tagger, "hat")])
+def test_compare_takes_labels(
+    make: Callable[[], Any],
+    token: str | None,
+    saved: Callable[[Any, Any], str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A label by its name or number, and its foil, as `explain` takes them; maps show the row of the same token."""
+    model = make()
+    name, place = saved(model, tokenizer()), [] if token is None else ["--token", token]
+    methods = ["value-zeroing-effect", "value-zeroing"]
+    for target, foil in (("person", "THING"), (2, None), (None, None)):
+        named = {"target": target, "foil": foil, "token": token}
+        more = [f"--{key}={value}" for key, value in named.items() if value is not None]
+        assert main(["compare", SENTENCE, "--model", name, "--methods", *methods, *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        effect = captum_vz.explain(name, SENTENCE, **named).scores.abs()
+        assert found["scores"][methods[0]] == pytest.approx((effect / effect.sum()).tolist(), abs=1e-6)
+        row = captum_vz.explain(name, SENTENCE, method=methods[1], token=token)
+        assert (found["scores"][methods[1]], found["token"]) == (
+            pytest.approx(row.scores.tolist(), abs=1e-6),
+            row.token,
+        )
+        table = compare(model, tokenizer(), SENTENCE, methods, target, foil=foil, token=token)
+        assert table.scores[methods[0]].tolist() == found["scores"][methods[0]]
+    wrong = "compare", SENTENCE, "--model", name, *place
+    assert "did you mean PERSON?): pass one of O, PERSON, THING" in refused(capsys, *wrong, "--target", "persom")
+    if token is None:
+        assert "has one label for the whole text" in refused(capsys, *wrong, "--truth")
+    else:
+        assert main([*wrong, "--target", "THING", "--foil", "O", "--truth"]) == 0
+        assert "the probability of THING rather than O falls" in capsys.readouterr().out
+
+
+def test_compare_of_a_reader_takes_no_label(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentError, match="target names a label or a word, but BertForQuestionAnswering predicts"):
+        compare(reader(), tokenizer(), SENTENCE, target="hat")
+    with pytest.raises(RefusedError, match=r"explain, which takes answers"):
+        compare(reader(), tokenizer(), SENTENCE, "value-zeroing-effect")
 
 
 @pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])

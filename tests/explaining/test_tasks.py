@@ -216,6 +216,8 @@ def test_words_are_zeroed_together() -> None:
     torch.testing.assert_close(found.scores, expected, **CLOSE)
     mapped = captum_vz.explain(model, text, tokenizer=words, method="value-zeroing-rollout", words=True)
     assert mapped.maps[0].shape == (7, 7)
+    word = captum_vz.explain(model, text, tokenizer=words, method="attention", token="wug", words=True).rows[0]
+    assert (word.name, word.token) == ("wug", 2)
     assert mapped.scores.sum().item() == pytest.approx(1, abs=1e-4)
     assert len(mapped.raw_tokens) == len(mapped.words) == len(mapped.special) == 7
 
@@ -344,6 +346,15 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
     assert [row.name for row in one.rows] == ["hat: THING"]
     of_pieces = captum_vz.explain(model, "the wug of some hat", tokenizer=words, token="wug")
     assert [(row.name.partition(":")[0], row.token) for row in of_pieces.rows] == [("wug", 2)]
+    # Asked for all words, those whose label is "O" have rows too; the others are as before.
+    every = captum_vz.explain(model, SENTENCE, tokenizer=words, token="*")
+    assert [row.token for row in every.rows] == list(range(1, len(best) - 1))
+    assert [said for said, _ in every.predictions] == [row.name for row in every.rows]
+    assert any(row.name.endswith(": O") for row in every.rows)
+    for row in found.rows:
+        assert torch.equal(next(one.scores for one in every.rows if one.token == row.token), row.scores)
+    with pytest.raises(ArgumentError, match=r"token '\*' is none of the tokens"):
+        captum_vz.explain("agreement", SENTENCE, token="*")
 
 
 def test_answer_has_a_start_and_an_end() -> None:
@@ -371,6 +382,12 @@ def test_answer_has_a_start_and_an_end() -> None:
         captum_vz.explain(model, question, tokenizer=words)
     part = captum_vz.explain(model, question, "the wug", tokenizer=words, target="ug")
     assert ([row.token for row in part.rows], part.predictions[0][0]) == ([7, 8], "ug")
+    assert [row.name for row in part.rows] == ["start: ##u", "end: ##g"]
+    by_words = captum_vz.explain(model, question, "the wug", tokenizer=words, target="ug", words=True)
+    assert [(row.name, by_words.tokens[row.token]) for row in by_words.rows] == [
+        ("start: wug", "wug"),
+        ("end: wug", "wug"),
+    ]
     with pytest.raises(ArgumentError, match="no token that an answer could begin with"):
         captum_vz.explain(model, question, " ", tokenizer=words)
     mapped = captum_vz.explain(model, question, text, tokenizer=words, method="attention", token=7)
@@ -499,6 +516,11 @@ def test_pipelines(tmp_path: Path) -> None:
             captum_vz.explain(made, SENTENCE).scores, captum_vz.explain(model, SENTENCE, tokenizer=words).scores
         )
     assert isinstance(made, TokenClassificationPipeline)
+    made = make("zero-shot-classification", model=classifier(label2id={"entailment": 1}), tokenizer=words)
+    with pytest.raises(ArgumentError, match="asks its model one question for each label: pass"):
+        captum_vz.explain(made, SENTENCE)
+    found = captum_vz.explain((made.model, made.tokenizer), SENTENCE, "the hat is small.", target=1)
+    assert found.rows[0].scores.shape == (len(found.tokens),)
     masked, words = load_model()
     text = "the hat [MASK] small."
     of_masked = captum_vz.explain(make("fill-mask", model=masked, tokenizer=words), text)

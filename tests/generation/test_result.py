@@ -209,6 +209,8 @@ def test_sections_of_a_chat() -> None:
         ("lines", "by is 'lines'"),
         (3, "by is 3"),
         ([(0, 3), (2, 5)], "overlaps"),
+        ([[0, 1, 2]], "pairs of positions"),
+        ({"all": (0.5, 3)}, "pairs of positions"),
         ([(3, 3)], "0 <= start < stop <= 14"),
         ({"end": (3, 99)}, "The span end is"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import InputXGradient, Saliency
+from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
 
@@ -30,6 +30,7 @@ from captum_vz import (
     Rollout,
     TokenAttribution,
     UnsupportedLayerError,
+    ValueGates,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
@@ -39,6 +40,8 @@ from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import METHODS as REGISTRY
+from captum_vz.study.scoring.batches import GateScores
+from captum_vz.testbed import load_model
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -119,6 +122,25 @@ def test_effect_equals_the_class() -> None:
         inputs = inputs_of("gpt2", PROMPT, NEW[:step])
         expected = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=(-1, token))[0]
         torch.testing.assert_close(rows(found)[step, : len(expected), 0], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", next(iter(ENCODER_DECODER))])
+def test_gates(name: str) -> None:
+    """Ablation of gates is the effect, also of joint words. Shapley values sum to what all values change."""
+    found, effect = found_by(partial(GateScores, kind=FeatureAblation), name), found_by(ValueZeroingEffect, name)
+    torch.testing.assert_close(rows(found), rows(effect), **CLOSE)
+    groups = [(0, 2), (2, 3)]
+    torch.testing.assert_close(found.grouped(groups).scores, effect.grouped(groups).scores, **CLOSE)
+    model, cross = case_of(name).model, name in ENCODER_DECODER
+    gated = ValueGates(model, find_layers(model, "decoder" if cross else None), attention="cross" if cross else "self")
+    for method, options in (("value-zeroing-shapley", {"n_samples": 2}), ("value-zeroing-integrated", {})):
+        whole = attribute_generation(model, tokenizer_of_words(), PROMPT, method, generated=NEW, method_options=options)
+        assert whole.layers == ("output",)
+        for step, token in enumerate(NEW):
+            inputs = inputs_of(name, PROMPT, NEW[:step])
+            gates = torch.ones(inputs["input_ids"].shape)
+            change = gated(gates, inputs)[0, -1, token] - gated(0 * gates, inputs)[0, -1, token]
+            torch.testing.assert_close(rows(whole)[step, :, 0].sum().to(change), change, rtol=2e-2, atol=1e-2)
 
 
 def test_gradient_is_of_the_next_logit() -> None:
@@ -269,6 +291,11 @@ def test_method_by_its_name(name: str) -> None:
         model, tokenizer, PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
     )
     torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
+
+
+def test_model_that_generates_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="BertForMaskedLM has no generate, so it continues no text: pass a causal"):
+        attribute_generation(*load_model(), "the hat")
 
 
 def test_default_is_the_rollout() -> None:

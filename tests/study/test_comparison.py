@@ -225,7 +225,7 @@ def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
         ({"methods": []}, r"methods is \[\]: pass some of"),
         ({"token": "cat"}, "token 'cat' is none of the tokens"),
         ({"token": 11}, "token 11 is out of range: there are 11 tokens"),
-        ({"target": "exasperate"}, "'exasperate' is not a single token"),
+        ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
         ({"inputs": ""}, "the text is empty"),
         ({"inputs": ["one", "two"]}, "inputs is of type list: pass one text"),
         ({"inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),

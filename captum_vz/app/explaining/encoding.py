@@ -8,8 +8,6 @@ from typing import Any
 
 from transformers import BatchEncoding
 
-from captum_vz.app.explaining.subjects import Subject
-
 
 def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
     """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
@@ -71,15 +69,3 @@ def fixed_tokens(special: Sequence[bool], second: Sequence[bool]) -> list[bool]:
     if any(second):
         start = second.index(True)
     return [not start <= place < stop for place in range(count)]
-
-
-def read_token(subject: Subject, ids: Sequence[int]) -> int:
-    """The token that a head for classes reads: the last one of a causal model, else `[CLS]` or, without it, the first.
-
-    Encoder-decoders read their last token, the end of the text.
-    """
-    causal = any(getattr(module, "is_causal", False) is True for module in subject.layers[0].modules())
-    if causal or getattr(subject.model.config, "is_encoder_decoder", False):
-        return len(ids) - 1
-    number = getattr(subject.tokenizer, "cls_token_id", None)
-    return next((place for place, one in enumerate(ids) if one == number), 0)

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from captum_vz import find_layers
 from captum_vz.app.checks import check_layer, depth_of, remarks
 from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed, position
-from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
+from captum_vz.app.explaining.encoding import encode, fixed_tokens, second_text
 from captum_vz.app.explaining.explanation import Explanation
 from captum_vz.app.explaining.subjects import Subject, check_runs, read_input, source_names, subject_of
 from captum_vz.app.explaining.tasks import (
@@ -28,13 +28,11 @@ from captum_vz.app.explaining.tasks import (
     OF_SOUND,
     SENTENCE,
     SEQ2SEQ,
-    SEQUENCE,
     SPEECH,
     TOKENS,
     Asked,
     Predictions,
     Question,
-    label_number,
     questions,
 )
 from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
@@ -43,8 +41,10 @@ from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
-from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
+from captum_vz.study.examples.text import PreparedText, content_specials, label_number, max_tokens, prepare_text
 
+#: What a user passes as `token` for a row of each word.
+EVERY_WORD: Final = "*"
 #: The tensors of an output that tasks read.
 FIELDS: Final = ("logits", "start_logits", "end_logits")
 
@@ -102,7 +102,8 @@ def explain(
             `text_pair`, or an answer of multiple choice. None: what the model predicts.
         foil: The label or word whose logit is subtracted ("why target rather than foil?").
         token: The token that is explained, by its position, or as it or its word is written. None: see the table; for
-            classes, the token that the head reads, `[CLS]` or the last one.
+            classes, the token that the head reads, `[CLS]` or the last one. "*" for labels of tokens: every word, also
+            those whose label is "O".
         layer: The layer of methods with scores for each layer, negative ones from the end. None: the last one. With a
             layer, the default for labels is the effect of this layer's values alone.
         words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
@@ -174,13 +175,13 @@ def _text(
 ) -> Explanation:
     """A text, or two. `given` are the predictions and the question, if they do not follow from the output."""
     encoding = encode(subject.tokenizer, text, pair)
-    token = wish.token
+    every_word = subject.task == TOKENS and wish.token == EVERY_WORD
+    token = None if every_word else wish.token
     ids = encoding["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
     prepared = _prepared(subject, encoding, token, read, wish.option)
     size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids), wish.option)
-    if token is None and subject.task in (SEQUENCE, CHOICE):
-        prepared = replace(prepared, token=read_token(subject, ids), is_mask=False)
+    names = [read.word_texts[word] for word in read.words] if wish.words else list(prepared.tokens)
     told = token if subject.task in BY_MAPS else str(prepared.token)
     loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
     for remark in remarks(text, loaded, prepared, None if told is None else str(told), wish.option):
@@ -195,7 +196,7 @@ def _text(
             subject.tokenizer,
             _numbers(subject, pieces, len(ids)),
             ids,
-            prepared.tokens,
+            names,
             read.words,
             read.word_texts,
             special,
@@ -206,6 +207,7 @@ def _text(
             wish.target,
             wish.foil,
             wish.option,
+            every_word,
         )
         predictions, rows = questions(subject.task, asked)
     else:
@@ -218,7 +220,7 @@ def _text(
             "prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
         )
     if not wish.method.method.explains_output:  # the row is that of a token
-        found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
+        found.rows = [Row(names[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
     if words is not None:
         found = by_words(found, words)
     windows = pieces.windows if len(pieces.pieces) > 1 else []

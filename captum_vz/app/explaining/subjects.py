@@ -95,6 +95,11 @@ def subject_of(
     if task is not None:
         raise ArgumentError(f"task is {task!r}, which chooses the head of a folder: load the model with that head.")
     if _is_of(given, "transformers.pipelines"):
+        if given.task == "zero-shot-classification":
+            raise ArgumentError(
+                "a zero-shot pipeline asks its model one question for each label: pass (pipe.model, pipe.tokenizer), "
+                "and the question as text_pair, such as 'This example is about sport.'"
+            )
         made = given.image_processor or given.feature_extractor or tokenizer
         return _of_model(given.model, tokenizer or given.tokenizer, made, stack)
     if _is_of(given, "sentence_transformers"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import class_names, predicts_next, word_id
+from captum_vz.study.examples.text import class_names, class_number, label_names, label_number, predicts_next
 from captum_vz.visualization import readable_tokens
 
 SEQUENCE, TOKENS, ANSWER, CHOICE = (
@@ -108,6 +106,7 @@ class Asked:
         target: What the user wants to be explained: a label or a word.
         foil: What is subtracted.
         option: What stands before the names of options in messages.
+        every_word: Whether each word has a row, also those that the model does not label.
     """
 
     model: Any
@@ -125,13 +124,12 @@ class Asked:
     target: int | str | None = None
     foil: int | str | None = None
     option: str = ""
+    every_word: bool = False
 
     @cached_property
     def labels_of_classes(self) -> dict[int, str]:
-        """The names of the classes by their numbers. A name that occurs twice has its number behind it."""
-        names = {number: str(name) for number, name in self.model.config.id2label.items()}
-        counts = Counter(names.values())
-        return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
+        """The names of the classes by their numbers."""
+        return label_names(self.model.config)
 
     def label(self, number: int) -> str:
         """The name of a class."""
@@ -157,12 +155,8 @@ class Asked:
                 raise ArgumentError(
                     f"{self.option}{name} is {word}, but the model knows the words 0 to {size - 1}: pass one of them."
                 )
-            try:
-                found.append(None if word is None else word_id(self.tokenizer, word))
-            except ValueError as error:
-                raise ArgumentError(
-                    f"{self.option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
-                ) from error
+            argument = f"{self.option}{name}"
+            found.append(None if word is None else class_number(self.model, self.tokenizer, word, argument))
         return found[0], found[1]
 
     def contrast(self, target: int, foil: int | None, name: Callable[[int], str]) -> str:
@@ -180,33 +174,6 @@ class Asked:
 
 
 Predictions = list[tuple[str, float]]
-
-
-def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
-    """The number of a label that is given by its name, in any case, or by its number. A string is a name first.
-
-    >>> label_number("positive", {0: "NEGATIVE", 1: "POSITIVE"}, "target")
-    1
-    >>> [label_number(one, {0: "1 star", 1: "0"}, "target") for one in ("0", 0, "1")]
-    [1, 0, 1]
-    """
-    if isinstance(wanted, str):
-        for fold in (str, str.casefold):
-            found = [number for number, name in names.items() if fold(name) == fold(wanted)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise ArgumentError(
-                    f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
-                    f"{', '.join(map(str, found))}."
-                )
-    if str(wanted).isdecimal() and int(wanted) in names:
-        return int(wanted)
-    known = list(names.values())
-    close = difflib.get_close_matches(str(wanted), known, n=1, cutoff=0.5)
-    meant = f" (did you mean {close[0]}?)" if close else ""
-    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
-    raise ArgumentError(f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.")
 
 
 def task_of(model: Any) -> str:
@@ -269,12 +236,13 @@ def _probabilities(logits: Tensor, config: Any) -> Tensor:
 
 
 def _tokens(asked: Asked) -> tuple[Predictions, list[Question]]:
-    """One row for each labelled word: the label of its first token. Without labelled words, one for each word."""
+    """One row for each labelled word, the label of its first token. For every word if asked, or if none is labelled."""
     logits = asked.numbers["logits"]
     probabilities = logits.softmax(-1)
     firsts = [i for i, word in enumerate(asked.words) if not asked.special[i] and word not in asked.words[:i]]
     best = logits.argmax(-1).tolist()
-    chosen = [asked.token] if asked.chosen else [i for i in firsts if asked.label(best[i]) != "O"] or firsts
+    labelled = [] if asked.every_word else [i for i in firsts if asked.label(best[i]) != "O"]
+    chosen = [asked.token] if asked.chosen else labelled or firsts
     target, foil = asked.classes()
     rows, predictions = [], []
     for place in chosen:

@@ -56,6 +56,7 @@ EXAMPLES: Final = (
     'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
     'compare "the pictures of some hat" --model causal --target are --foil is --output methods.png',
     'compare "some hat [MASK] small." --layer 0 --html methods.html --json',
+    'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
 )
 
 
@@ -79,14 +80,17 @@ def add_compare(commands: Any) -> None:
         metavar="METHOD",
         help=f"of {', '.join(METHODS)}, or all: all except {slow()} (default: {', '.join(COMPARED_METHODS)})",
     )
-    sub.add_argument("--token", help="the token to explain (default: the mask, else the last token of the text)")
+    sub.add_argument(
+        "--token",
+        help="the token to explain (default: the mask, else the last token of the text; for labels of a text the token "
+        "that the head reads)",
+    )
     sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
     sub.add_argument(
         "--target",
-        metavar="WORD",
-        help="the word that methods of the model's output explain (default: the model's prediction)",
+        help="the word or label that methods of the model's output explain (default: the model's prediction)",
     )
-    sub.add_argument("--foil", metavar="WORD", help="explain the target rather than this word")
+    sub.add_argument("--foil", help="explain the target rather than this word or label")
     sub.add_argument(
         "--truth",
         action="store_true",

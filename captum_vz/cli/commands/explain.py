@@ -76,7 +76,8 @@ def add_explain(commands: Any) -> None:
     sub.add_argument(
         "--token",
         help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
-        "(default: the mask, else the last token of the text; for labels the token that the head reads)",
+        "(default: the mask, else the last token of the text; for labels the token that the head reads); '*' for every "
+        "word, of a model that labels words",
     )
     sub.add_argument("--target", help="the label, word or answer that is explained (default: the model's prediction)")
     sub.add_argument("--foil", help="the label or word whose score is subtracted: why the target, and not the foil?")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,8 @@ def prepare_text(
         tokenizer: Its tokenizer.
         text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
             one text, with tensors `(1, tokens)`.
-        token: The token to explain, see :func:`find_token`.
+        token: The token to explain, see :func:`find_token`. None: of a model with a head for the whole text, the token
+            that the head reads.
         any_length: Whether the text may be longer than the model takes.
 
     Raises:
@@ -88,10 +91,12 @@ def prepare_text(
             "pass the model's own tokenizer."
         )
     tokens = tuple(readable_tokens(tokenizer, numbers))
+    if token is None and reads_whole_text(model):
+        token, masks = read_token(model, tokenizer, numbers), []
     place = find_token(token, tokens, masks, special)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
-    return PreparedText(inputs, tokens, place, masks[place])
+    return PreparedText(inputs, tokens, place, bool(masks) and masks[place])
 
 
 def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool], special: Sequence[bool]) -> int:
@@ -202,3 +207,88 @@ def word_id(tokenizer: Any, word: int | str) -> int:
             number: int = ids[0]
             return number
     raise ArgumentError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")
+
+
+def reads_whole_text(model: Any) -> bool:
+    """Whether a model has a head that reads one token for the whole text: for its label, or to choose an answer."""
+    return any(name.endswith(("ForSequenceClassification", "ForMultipleChoice")) for name in class_names(model))
+
+
+def class_labels(model: Any) -> dict[int, str]:
+    """The labels of a text or of its tokens, by their numbers; nothing for any other model, such as one of words."""
+    if not any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in class_names(model)):
+        return {}
+    return label_names(next(one for one in models_inside(model) if hasattr(one, "config")).config)
+
+
+def label_names(config: Any) -> dict[int, str]:
+    """The labels of a configuration by their numbers. A name that occurs twice has its number behind it."""
+    names = {number: str(name) for number, name in config.id2label.items()}
+    counts = Counter(names.values())
+    return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
+
+
+def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -> int:
+    """The number of a label or, for a model of words, the id of a word. `argument` begins the messages.
+
+    Raises:
+        ArgumentError: There is no such label or word.
+    """
+    if labels := class_labels(model):
+        return label_number(wanted, labels, argument)
+    if any(name.endswith("ForQuestionAnswering") for name in class_names(model)):
+        raise ArgumentError(
+            f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and ends: "
+            "leave it out, or use captum_vz.explain."
+        )
+    known = getattr(model.config.get_text_config(), "vocab_size", None)
+    if isinstance(wanted, int) and known is not None and not 0 <= wanted < known:
+        raise ArgumentError(
+            f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them."
+        )
+    try:
+        return word_id(tokenizer, wanted)
+    except ValueError as error:
+        raise ArgumentError(
+            f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word."
+        ) from error
+
+
+def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
+    """The number of a label that is given by its name, in any case, or by its number. A string is a name first.
+
+    >>> label_number("positive", {0: "NEGATIVE", 1: "POSITIVE"}, "target")
+    1
+    >>> [label_number(one, {0: "1 star", 1: "0"}, "target") for one in ("0", 0, "1")]
+    [1, 0, 1]
+    """
+    if isinstance(wanted, str):
+        for fold in (str, str.casefold):
+            found = [number for number, name in names.items() if fold(name) == fold(wanted)]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ArgumentError(
+                    f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
+                    f"{', '.join(map(str, found))}."
+                )
+    if str(wanted).isdecimal() and int(wanted) in names:
+        return int(wanted)
+    known = list(names.values())
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(str(wanted).casefold(), folded, n=1, cutoff=0.5)
+    meant = f" (did you mean {folded[close[0]]}?)" if close else ""
+    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
+    raise ArgumentError(f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.")
+
+
+def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
+    """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
+
+    Encoder-decoders read their last token, the end of the text.
+    """
+    causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    if causal or getattr(model.config, "is_encoder_decoder", False):
+        return len(ids) - 1
+    number = getattr(tokenizer, "cls_token_id", None)
+    return next((place for place, one in enumerate(ids) if one == number), 0)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz import ALTILogit, LayerAttentionGradient, TokenAttribution, ValueGates, ValueZeroingEffect
 from captum_vz.attr import LayerMaps, MapAggregation, MapRun
+from captum_vz.attr._base.captum import Described
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 
@@ -155,6 +157,35 @@ def gate_scores(method: Any, member: Tensor, **options: Any) -> Tensor:
     return scores.detach()
 
 
+class GateScores(Described, Attribution):
+    """A class of Captum on :class:`~captum_vz.ValueGates`, for one logit of a text.
+
+    Args:
+        forward_func: The model.
+        layer: The layers whose values are gated.
+        kind: The class of Captum.
+        attention: "self", or "cross" for the attention of a decoder to its encoder.
+    """
+
+    def __init__(self, forward_func: Any, layer: Any, *, kind: Any, attention: str = "self") -> None:
+        """See the class for the arguments."""
+        super().__init__(forward_func)
+        self.layer, self.kind, self.attention = layer, kind, attention
+
+    def attribute(
+        self, inputs: Mapping[str, Tensor], target: tuple[int, int], feature_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """The scores of the tokens `input_ids` for the logit `(token, class)`, `(1, tokens)`, with their signs."""
+        gated, ids = ValueGates(self.forward_func, self.layer, attention=self.attention), inputs["input_ids"]
+        features = torch.arange(ids.shape[1], device=ids.device)[None] if feature_mask is None else feature_mask
+        member = features.unique(return_inverse=True)[1]  # the gate of each token
+
+        def logit(gates: Tensor) -> Tensor:
+            return gated(gates.gather(1, member.expand(len(gates), -1)), inputs)[:, target[0], target[1]]
+
+        return gate_scores(self.kind(logit), member, **options).gather(1, member)
+
+
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
     """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
     target, foil = explained_classes(batch)
@@ -172,10 +203,13 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
         ArgumentError: A foil is the explained class.
     """
     with torch.no_grad():
-        logits = getattr(batch.model(**batch.inputs), "logits", None)
+        output = batch.model(**batch.inputs)
+    logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        answers = hasattr(output, "start_logits")
         raise UnsupportedLayerError(
-            f"{type(batch.model).__name__} gives no logits, but the method explains a logit. Pass a model with a head."
+            f"{type(batch.model).__name__} gives no logits, but the method explains a logit: "
+            f"{'use captum_vz.explain, which takes answers.' if answers else 'pass a model with a head.'}"
         )
     places: list[tuple[int, ...]] = [()] * len(logits) if logits.ndim == 2 else [(token,) for token in batch.token]
     targets = batch.targets

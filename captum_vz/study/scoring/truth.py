@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-from captum_vz.study.examples.text import PreparedText, content_specials
+from captum_vz.study.examples.text import PreparedText, class_labels, content_specials, reads_whole_text
 from captum_vz.study.scoring.metrics import removal_of
 
 
@@ -44,7 +45,7 @@ def blank_out_text(
     mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used.
 
     Args:
-        model: A model with logits `(batch, tokens, vocabulary)`.
+        model: A model with logits `(batch, tokens, vocabulary)`, or `(batch, tokens, labels)`.
         tokenizer: Its tokenizer.
         text: The text, with the position at which the logits are read. This token is never replaced.
         target: The id of the answer y. None: the model's prediction.
@@ -62,6 +63,11 @@ def blank_out_text(
     >>> truth.answer, text.tokens[int(truth.shares.nan_to_num().argmax())]
     ('are rather than is', 'pictures')
     """
+    if reads_whole_text(model):
+        raise UnsupportedLayerError(
+            f"{type(model).__name__} has one label for the whole text: only words and labels of tokens are measured "
+            "by blanking out. Leave the truth out: value-zeroing-effect shows how far the label's logit falls."
+        )
     ids = text.inputs["input_ids"]
     blanks = content_specials(tokenizer)
     special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
@@ -79,5 +85,6 @@ def blank_out_text(
     without = prediction.probability(answer, torch.zeros_like(places), removed)
     falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
     falls[places] = prediction.probability(answer) - without
-    words = [tokenizer.decode([number]).strip() for number in (forms or answer.tolist())]
+    labels = class_labels(model)
+    words = [labels[one] if labels else tokenizer.decode([one]).strip() for one in forms or answer.tolist()]
     return Truth(" rather than ".join(words), falls)
