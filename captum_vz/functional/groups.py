@@ -133,7 +133,8 @@ def word_mask(encoding: Any) -> Tensor:
     if not hasattr(encoding, "word_ids"):
         return numbered(encoding)
     try:
-        rows = [encoding.word_ids(example) for example in range(len(encoding["input_ids"]))]
+        count = len(encoding.encodings or [None])  # the ids of one text may be without an axis of texts
+        rows = [encoding.word_ids(example) for example in range(count)]
         # The words of the second of two texts begin at 0 again.
         texts = [encoding.sequence_ids(example) for example in range(len(rows))]
     except ValueError as error:

@@ -11,6 +11,8 @@ import transformers
 from safetensors.torch import load_model as load_weights
 from transformers import PreTrainedTokenizerFast
 
+from captum_vz._names import meant
+
 if TYPE_CHECKING:
     from transformers import BertForMaskedLM, LlamaForCausalLM, RobertaPreLayerNormForMaskedLM
 
@@ -75,8 +77,9 @@ def load_model(
     folder = EMBEDDED.get(name) or Path(name)
     weights = folder / "model.safetensors"
     if not weights.is_file():
+        known = list(map(str, EMBEDDED))
         raise FileNotFoundError(
-            f"{weights} is missing: pass {', '.join(map(repr, EMBEDDED))} or a folder written by "
+            f"{weights} is missing{meant([name], known)}: pass {', '.join(map(repr, known))} or a folder written by "
             "captum_vz.testbed.train."
         )
     about = json.loads((folder / "config.json").read_text("utf-8"))

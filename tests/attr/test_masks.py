@@ -64,6 +64,7 @@ def test_words_of_two_texts_and_of_a_batch() -> None:
     assert word_mask(pair).tolist() == [[0, 1, 2, 3, 4, 5, 5, 5, 6]]  # "the" twice: two words
     batch = tokenizer(["the wug", "a hat is"], return_tensors="pt", padding=True)
     assert word_mask(batch).tolist() == [[0, 1, 2, 2, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert word_mask(tokenizer("the wug")).tolist() == [[0, 1, 2, 2, 2, 3]]  # lists, without an axis of texts
 
 
 @pytest.mark.parametrize("mask", [["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]])

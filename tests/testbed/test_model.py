@@ -110,10 +110,10 @@ def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
-    for wrong in (tmp_path, str(tmp_path), "agrement"):
+    for wrong, meant in ((tmp_path, ""), (str(tmp_path), ""), ("agrement", r" \(did you mean agreement\?\)")):
         with pytest.raises(
             FileNotFoundError,
-            match=r"model\.safetensors is missing: pass 'agreement', 'six-layers', 'pre-norm', 'causal' or a",
+            match=rf"model\.safetensors is missing{meant}: pass 'agreement', 'six-layers', 'pre-norm', 'causal' or a",
         ):
             load_model(wrong)
 
