@@ -146,6 +146,13 @@ def points(panel: Any) -> list[float]:
     return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
 
 
+def parts_of(figure: Any) -> Iterator[Any]:
+    """A figure, and all figures inside of it."""
+    yield figure
+    for part in figure.subfigs:
+        yield from parts_of(part)
+
+
 def test_figures_show_the_numbers(found: Reproduction) -> None:
     (panel,) = found.plot("faithfulness").axes
     names = [label.get_text() for label in panel.get_yticklabels()]
@@ -159,9 +166,8 @@ def test_figures_show_the_numbers(found: Reproduction) -> None:
     assert sorted(points(below)) == sorted(found.correlation["statistic"])
     named = replace(found, title="a name of the data")
     for what in ("faithfulness", "probing", "variants", "page"):
-        figure = named.plot(what)
-        titles = [part.get_suptitle() for part in (figure, *figure.subfigs)]
-        assert "a name of the data" in " ".join(titles).replace("\n", " "), what
+        titles = " ".join(part.get_suptitle() for part in parts_of(named.plot(what)))
+        assert "a name of the data" in titles.replace("\n", " "), what
     by_layer, _ = found.plot("cue_ap").axes
     assert by_layer.get_ylabel() == "cue alignment, average precision"
 

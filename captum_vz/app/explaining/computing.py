@@ -137,7 +137,7 @@ class Run:
         """Refuse methods that score the words of a text, if there is none."""
         method = self.chosen.method
         of_words = isinstance(method.of_text, partial) or method.of_text in (PositionAttribution, RandomAttribution)
-        if of_words and "input_ids" not in self.piece.inputs:
+        if of_words and method.on_gates is None and "input_ids" not in self.piece.inputs:
             raise UnsupportedLayerError(
                 f"{self.chosen.name} scores the tokens of a text, but {type(self.subject.model).__name__} reads none: "
                 f"choose another method, such as {EFFECT}."
