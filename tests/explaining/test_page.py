@@ -1,4 +1,4 @@
-"""Each line of the table "What people ask for" runs."""
+"""Each line of the table "What do people ask for?" runs."""
 
 import re
 import warnings
@@ -6,24 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from captum.attr import DataLoaderAttribution, FeatureAblation
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
+from captum_vz import ValueGates, ValueZeroingEffect
 from captum_vz.app.explaining.explanation import Explanation
 from tests.documents import ROOT
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
-PAGE = (ROOT / "tutorials" / "docs" / "explain.md").read_text("utf-8")
-LINES = re.findall(r"^\| [^|]+\? \| `(explain\(.*\))` \|$", PAGE, re.MULTILINE)
+PAGE = (ROOT / "tutorials" / "docs" / "faq.md").read_text("utf-8")
+LINES = re.findall(r"^\| [^|]+\? \| `(.*)` \|$", PAGE, re.MULTILINE)
 
 
 def test_table_has_its_lines() -> None:
-    assert len(LINES) == 15
+    assert len(LINES) == 16
     assert PAGE.count("\n| ") == len(LINES) + 1  # and the heads
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])
 def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"explain": captum_vz.explain, "text": SENTENCE, "tokenizer": tokenizer()}
@@ -51,3 +55,14 @@ def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.M
     assert found.view().html()
     assert found._repr_html_()
     assert len(found.to_pandas()) == len(found.tokens)
+
+
+def test_line_of_loaders_gives_the_effects() -> None:
+    (line,) = [line for line in LINES if not line.startswith("explain")]
+    model = classifier()
+    gated, ids = ValueGates(model), tokenizer()([SENTENCE] * 2, return_tensors="pt")["input_ids"]
+    loader = DataLoader(TensorDataset(torch.ones(ids.shape), ids))
+    names = {"DataLoaderAttribution": DataLoaderAttribution, "FeatureAblation": FeatureAblation, "loader": loader}
+    found = eval(line, names | {"score": lambda gates, ids: gated(gates, ids)[:, 1]})
+    expected = ValueZeroingEffect(model).attribute(ids, target=1)
+    torch.testing.assert_close(found[0].view_as(expected), expected, rtol=0, atol=1e-5)
