@@ -233,26 +233,6 @@ VALUE_PROJECTIONS = {
     "modeling_xlm.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
 }
 
-# Classes that compute inline, before transformers 5, what they hand to an attention function since.
-BEFORE_5 = {
-    BERT_LIKE: """
-        AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
-        BridgeTowerSelfAttention CamembertSelfAttention ClapAudioSelfAttention Data2VecTextSelfAttention
-        ElectraSelfAttention ErnieSelfAttention MobileBertSelfAttention RobertaPreLayerNormSelfAttention
-        RobertaSelfAttention RoCBertSelfAttention SegformerEfficientSelfAttention SwinSelfAttention
-        XLMRobertaSelfAttention XLMRobertaXLSelfAttention XmodSelfAttention
-    """,
-    BART_LIKE: """
-        RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
-        modeling_detr.DetrAttention
-    """,
-    ValueProjection("v", "n_heads"): """
-        LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
-    """,
-    ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
-}
-VALUE_PROJECTIONS |= {name: row for row, names in BEFORE_5.items() for name in names.split()}
-
 
 # Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
 _ROWS: WeakKeyDictionary[type, tuple[int, ValueProjection | None]] = WeakKeyDictionary()
