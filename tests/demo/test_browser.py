@@ -348,7 +348,8 @@ def test_image_of_a_model_of_images(visit: Visit, tmp_path: Path) -> None:
     assert "Explained: [CLS], position 0." in page.locator("#told [role=status]").inner_text()
     assert "patch 0,0" in visit.frame("view").locator("body").inner_text()
     page.get_by_role("tab", name="Methods").first.click()
-    assert page.locator("#methods-picture img").evaluate("one => one.naturalWidth") > 500
+    # The picture may load after the tab is shown.
+    page.wait_for_function("(document.querySelector('#methods-picture img')?.naturalWidth ?? 0) > 500")
 
 
 def test_hostile_text_is_text(visit: Visit) -> None:
