@@ -14,6 +14,13 @@ Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 Decoder = tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]
 
 
+def parts_of(figure: Any) -> Iterator[Any]:
+    """A figure, and all figures inside of it."""
+    yield figure
+    for part in figure.subfigs:
+        yield from parts_of(part)
+
+
 @pytest.fixture(scope="session")
 def shipped() -> Shipped:
     return load_model()

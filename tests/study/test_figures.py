@@ -30,6 +30,7 @@ from captum_vz.study.figures import (
     write_figure,
 )
 from captum_vz.study.scoring.metrics.registry import _joins
+from tests.study.conftest import parts_of
 
 # What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
 # severity 1.0.
@@ -170,7 +171,7 @@ def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> N
         assert name == "page" or figure.get_figheight() <= 9.7, name
         shown = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
         assert min(text.get_fontsize() for text in shown) >= 6, name
-        titles = [text.get_window_extent() for part in (figure, *figure.subfigs) for text in part.texts]
+        titles = [text.get_window_extent() for part in parts_of(figure) for text in part.texts]
         for box in (*titles, *filter(None, (panel.get_tightbbox() for panel in figure.axes))):
             assert box.x0 > -1, (name, box)
             assert box.y0 > -1, (name, box)

@@ -24,7 +24,7 @@ from captum_vz.study import Example, Study, encode
 from captum_vz.study.examples.encoding import pad
 from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization import read_provenance
-from tests.study.conftest import Shipped
+from tests.study.conftest import Shipped, parts_of
 
 METHODS = ["value-zeroing", "alti", "random"]
 
@@ -144,13 +144,6 @@ def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> Non
 def points(panel: Any) -> list[float]:
     """Where the methods' points stand."""
     return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
-
-
-def parts_of(figure: Any) -> Iterator[Any]:
-    """A figure, and all figures inside of it."""
-    yield figure
-    for part in figure.subfigs:
-        yield from parts_of(part)
 
 
 def test_figures_show_the_numbers(found: Reproduction) -> None:

@@ -27,7 +27,7 @@ from captum_vz.app.explaining.windows import Cut, Piece
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Method, rollout_of
-from captum_vz.study.scoring.batches import Batch, gate_scores
+from captum_vz.study.scoring.batches import Batch, token_gate_scores
 from captum_vz.study.scoring.given import checked_rows, named_method
 
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
@@ -146,18 +146,16 @@ class Run:
     def _of_gates(self, question: Question, place: int) -> Tensor:
         """The row of a method of Captum on value gates."""
         self._check_output(question)
-        method, subject, member, read = self.chosen.method, self.subject, self.groups, question.reader(place)
-        if member is None:
+        method, subject, features, read = self.chosen.method, self.subject, self.groups, question.reader(place)
+        if features is None:
             sources = self.batch.layer_rows(LayerAttention)[0].shape[1]
-            member = torch.arange(sources, device=subject.device)[None]
-        member = member.unique(return_inverse=True)[1]  # the gate of each token
+            features = torch.arange(sources, device=subject.device)[None]
         gated = ValueGates(subject.forward, subject.layers)
 
         def explained(gates: Tensor) -> Tensor:
-            output = gated.forward(gates.gather(1, member.expand(len(gates), -1)), self.piece.inputs)
-            return read(output)
+            return read(gated.forward(gates, self.piece.inputs))
 
-        return gate_scores(method.on_gates(explained), member, **method.options).gather(1, member)[0]
+        return token_gate_scores(method.on_gates, explained, features, **method.options)[0]
 
     def _check_output(self, question: Question) -> None:
         if not question.field:

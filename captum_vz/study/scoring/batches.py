@@ -157,6 +157,23 @@ def gate_scores(method: Any, member: Tensor, **options: Any) -> Tensor:
     return scores.detach()
 
 
+def token_gate_scores(kind: Any, run: Callable[[Tensor], Tensor], features: Tensor, **options: Any) -> Tensor:
+    """The scores of the tokens of one text, `(1, tokens)`, by a class of Captum. Those of a feature share a gate.
+
+    Args:
+        kind: The class of Captum.
+        run: Gates of tokens `(n, tokens)` -> the explained numbers `(n,)`.
+        features: The feature of each token, `(1, tokens)`.
+        options: Further arguments of `attribute`.
+    """
+    member = features.unique(return_inverse=True)[1]  # the gate of each token
+
+    def explained(gates: Tensor) -> Tensor:
+        return run(gates.gather(1, member.expand(len(gates), -1)))
+
+    return gate_scores(kind(explained), member, **options).gather(1, member)
+
+
 class GateScores(Described, Attribution):
     """A class of Captum on :class:`~captum_vz.ValueGates`, for one logit of a text.
 
@@ -178,12 +195,9 @@ class GateScores(Described, Attribution):
         """The scores of the tokens `input_ids` for the logit `(token, class)`, `(1, tokens)`, with their signs."""
         gated, ids = ValueGates(self.forward_func, self.layer, attention=self.attention), inputs["input_ids"]
         features = torch.arange(ids.shape[1], device=ids.device)[None] if feature_mask is None else feature_mask
-        member = features.unique(return_inverse=True)[1]  # the gate of each token
-
-        def logit(gates: Tensor) -> Tensor:
-            return gated(gates.gather(1, member.expand(len(gates), -1)), inputs)[:, target[0], target[1]]
-
-        return gate_scores(self.kind(logit), member, **options).gather(1, member)
+        return token_gate_scores(
+            self.kind, lambda gates: gated(gates, inputs)[:, target[0], target[1]], features, **options
+        )
 
 
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
