@@ -46,9 +46,10 @@ if TYPE_CHECKING:
         EvaluationBatch,
         Metric,
         Variant,
+        randomized_copies,
         register_metric,
     )
-    from captum_vz.study.scoring.sanity import randomized_copies, sanity_checks, sensitivity
+    from captum_vz.study.scoring.sanity import sanity_checks, sensitivity
     from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
@@ -108,7 +109,7 @@ _NEED_EXTRA = {
     "VARIANTS": "scoring.metrics",
     "Variant": "scoring.metrics",
     "activation_patching": "examples.patching",
-    "randomized_copies": "scoring.sanity",
+    "randomized_copies": "scoring.metrics",
     "register_metric": "scoring.metrics",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.study import Example, Scorer, randomized_copies, sanity_checks
+from captum_vz.study import Batch, Example, Scorer, randomized_copies, sanity_checks
 from captum_vz.study.figures import draw_sanity
 from tests.study.conftest import Shipped
 
@@ -82,3 +82,39 @@ def test_foreign_layers_refused() -> None:
         next(randomized_copies(nn.Sequential(nn.Linear(2, 2)), [nn.Linear(2, 2)]))
     with pytest.raises(ArgumentError, match="layers is empty"):
         next(randomized_copies(nn.Sequential(nn.Linear(2, 2)), []))
+
+
+@pytest.mark.parametrize(("metric", "count"), [("sanity", 4), ("sanity_last", 1)])
+def test_metric_of_a_study_equals_a_loop(shipped: Shipped, examples: list[Example], metric: str, count: int) -> None:
+    model, tokenizer = shipped
+    methods = ["value-zeroing", "attention-rollout", "position"]
+    found = Scorer(model, tokenizer, methods, metric, batch_size=3).score(examples)
+    changed = next(changed for number, changed, _ in randomized_copies(model, find_layers(model)) if number == count)
+    other = Scorer(changed, tokenizer, methods, "cue_dot").scores(examples)
+    for one, two in zip(found, other, strict=True):
+        expected = stats.spearmanr(one["scores"], two["scores"]).statistic
+        assert one[metric] == pytest.approx(expected, abs=1e-6)
+    unmoved = [row for row in found if row["method"] == "value-zeroing" and row["layer"] < 4 - count]
+    assert all(row[metric] == pytest.approx(1) for row in unmoved)  # layers below the random ones
+
+
+def test_metric_is_undefined_where_a_copy_has_no_scores(shipped: Shipped, examples: list[Example]) -> None:
+    """A method that has NaN for random layers, or refuses them."""
+    trained = shipped[0].bert.encoder.layer[0].attention.self.value.weight
+
+    def undefined(batch: Batch) -> Tensor:
+        own = batch.layers[0].attention.self.value.weight
+        shares = batch.inputs["attention_mask"].double() * torch.arange(1, batch.inputs["input_ids"].shape[1] + 1)
+        return shares if torch.equal(own, trained) else torch.full_like(shares, torch.nan)
+
+    def refused(batch: Batch) -> Tensor:
+        if not torch.equal(batch.layers[0].attention.self.value.weight, trained):
+            raise ValueError("not this one")
+        return batch.inputs["attention_mask"]
+
+    rows = Scorer(*shipped, [undefined, refused], "sanity").score(examples[:3])
+    assert all(np.isnan(row["sanity"]) for row in rows if row["method"] == "undefined")
+    reasons = [row["skipped"] for row in rows if row["skipped"]]
+    assert len(reasons) == 3
+    assert all("refused fails with a changed copy of the model" in reason for reason in reasons)
+    assert all("not this one" in reason for reason in reasons)

@@ -1,16 +1,18 @@
 """Sensitivity equals Captum's own metric, one sentence and one noise at a time."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from captum.metrics import sensitivity_max
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study import Example, Scorer, sensitivity
-from tests.study.conftest import Shipped
+from captum_vz.study import Example, Scorer, run_study, sensitivity
+from tests.study.conftest import Decoder, Shipped
 
 SAMPLES, RADIUS = 3, 0.2
 
@@ -73,3 +75,42 @@ def test_refusals(shipped: Shipped, examples: list[Example]) -> None:
     broken.bert.embeddings.word_embeddings = nn.Sequential(broken.bert.embeddings.word_embeddings)
     with pytest.raises(ArgumentError, match="word embeddings of BertForMaskedLM are Sequential"):
         sensitivity(broken, tokenizer, examples[:1], "position")
+
+
+def test_metric_of_a_study_equals_a_loop(shipped: Shipped, examples: list[Example], tmp_path: Path) -> None:
+    """All rows of a method with layers, of one that joins them, and of one that explains the output."""
+    model, tokenizer = shipped
+    methods = ["value-zeroing", "value-zeroing-rollout", "input-x-gradient"]
+    run_study({"m": shipped}, examples, tmp_path, methods, "cue_dot", quiet=True)
+    found = run_study({"m": shipped}, examples, tmp_path, methods, "sensitivity", quiet=True).rows()  # added later
+    clean = model.bert.embeddings.word_embeddings.weight.detach()
+    before = Scorer(model, tokenizer, methods, "cue_dot").scores(examples)
+    largest = np.zeros(len(before))
+    for number in range(10):
+        noise = torch.rand(clean.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64) * 2 - 1
+        moved = (clean.double() + 0.1 * clean.double().std(correction=0) * noise).to(clean.dtype)
+        after = Scorer(with_embeddings(model, moved), tokenizer, methods, "cue_dot").scores(examples)
+        steps = [
+            np.linalg.norm(np.subtract(two["scores"], one["scores"])) / np.linalg.norm(one["scores"])
+            for one, two in zip(before, after, strict=True)
+        ]
+        largest = np.maximum(largest, steps)
+    keys = ["method", "example", "layer"]
+    expected = {tuple(str(row[key]) for key in keys): step for row, step in zip(before, largest, strict=True)}
+    assert len(found) == len(before) == len(expected)
+    for row in found.to_dict("records"):
+        layer = "None" if row["layer"] != row["layer"] or row["layer"] is None else str(int(row["layer"]))
+        assert row["sensitivity"] == pytest.approx(expected[row["method"], row["example"], layer], abs=1e-5)
+
+
+def test_metric_costs_own_rows_only(decoder: Decoder) -> None:
+    """The word embeddings of a model that hides them are not known."""
+    model, tokenizer = decoder
+    hidden = copy.deepcopy(model)
+    hidden.transformer.wte = nn.Sequential(hidden.transformer.wte)
+    example = Example("one", ("the", "cat", "is"), target=2)
+    rows = Scorer(hidden, tokenizer, ["attention", "position"], "sensitivity").score([example])
+    reasons = [row["skipped"] for row in rows if row["skipped"]]
+    assert len(reasons) == 2
+    assert all("word embeddings of GPT2LMHeadModel are Sequential" in reason for reason in reasons)
+    assert all(row["sensitivity"] is None for row in rows)

@@ -156,19 +156,19 @@ class Worker:
         for place, missing in enumerate(work.missing):
             count = advance if place == 0 else None
             metrics = {name: self.plan.metrics[name] for name in missing.metrics}
+            methods = {name: self.plan.methods[name] for name in missing.methods}
             if missing.has_scores:
-                methods = {name: self.plan.methods[name] for name in missing.methods}
                 rows = self._scorer(methods, metrics).score(examples, count)
                 _, _, weights, maker = self.loaded
             else:
                 rows = [row for part in work.parts for row in self._stored(part, missing.methods)]
                 if any(metric.needs_model for metric in metrics.values()):
                     _, _, weights, maker = self.loaded
-                    skipped = self._scorer({}, metrics).measure(examples, rows)
+                    skipped = self._scorer(methods, metrics).measure(examples, rows)
                 else:
                     sizes = self.options["batch_size"], self.options["batch_tokens"]
                     how = self.options["content_only"], self.options["removal"]
-                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how)
+                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how, self._no_model)
                     by_id = {example.id: example for example in examples}
                     weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
                     maker = dict(work.parts[0].stamp.made_by)
@@ -181,7 +181,7 @@ class Worker:
 
     def _scorer(self, methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> Scorer:
         model, tokenizer, *_ = self.loaded
-        return Scorer(model, tokenizer, methods or None, metrics, **self.options)
+        return Scorer(model, tokenizer, methods, metrics, **self.options)
 
     def _stored(self, part: Part, methods: Sequence[str]) -> list[Row]:
         """The rows of scores of methods that a part holds."""

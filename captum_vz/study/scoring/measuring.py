@@ -12,7 +12,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches
 from captum_vz.study.examples.example import Example
-from captum_vz.study.scoring.metrics import EvaluationBatch, Metric
+from captum_vz.study.scoring.metrics import EvaluationBatch, Metric, stacked
 from captum_vz.study.scoring.rows import Row, reason_of, skipped_row
 
 
@@ -26,6 +26,7 @@ class Measurer:
         sizes: The most sentences in a batch, and the most tokens.
         content_only: Whether cue alignment is over the content tokens only.
         removal: The token in the place of a removed token.
+        score: See :class:`~captum_vz.study.EvaluationBatch`.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Measurer:
         sizes: tuple[int, int],
         content_only: bool,
         removal: str,
+        score: Callable[[str, Sequence[Example], Any], Sequence[Row]],
     ) -> None:
         self.metrics = metrics
         self.load = load
@@ -43,6 +45,7 @@ class Measurer:
         self.sizes = sizes
         self.content_only = content_only
         self.removal = removal
+        self.score = score
 
     def measure(self, examples: Mapping[str, Example], rows: Sequence[Row]) -> list[Row]:
         """Write the metrics into rows of scores.
@@ -100,10 +103,13 @@ class Measurer:
         ids = list(examples)
         first = [next(iter(rows[id].values()))[0] for id in ids]
         tokens = [one for id in ids if (one := encoded[id]) is not None]
-        batch = EvaluationBatch(list(examples.values()), first, tokens, self.load, self.content_only, self.removal)
+        how = self.content_only, self.removal, self.score
+        batch = EvaluationBatch(list(examples.values()), first, tokens, self.load, *how)
         for method in dict.fromkeys(method for id in ids for method in rows[id]):
             batch.method = method
-            scores = _stacked([rows[id].get(method, []) for id in ids], batch.attended)
+            # Equal scores, which are not read, stand for a missing example.
+            equal = batch.attended / batch.attended.sum(-1, keepdim=True)
+            scores = stacked([rows[id].get(method, []) for id in ids], equal)
             for name in names:
                 try:
                     values = _checked(name, self.metrics[name], batch, scores)
@@ -120,17 +126,6 @@ class Measurer:
                 for place, id in enumerate(ids):
                     for layer, row in enumerate(rows[id].get(method, [])):
                         row[name] = float(values[layer, place])
-
-
-def _stacked(rows: Sequence[Sequence[Row]], attended: Tensor) -> Tensor:
-    """Scores `(layers, batch, tokens)`. Equal scores, which are not read, stand for a missing example."""
-    layers = max(map(len, rows))
-    found = (attended / attended.sum(-1, keepdim=True)).double().expand(layers, -1, -1).clone()
-    for place, of_example in enumerate(rows):
-        for layer, row in enumerate(of_example):
-            found[layer, place] = 0
-            found[layer, place, : len(row["scores"])] = torch.tensor(row["scores"], dtype=torch.float64)
-    return found
 
 
 def _checked(name: str, metric: Metric, batch: EvaluationBatch, scores: Tensor) -> Tensor:

@@ -282,7 +282,22 @@ class Scorer:
     def _measurer(self) -> Measurer:
         loaded = (self.model, self.tokenizer)
         sizes = (self.batch_size, self.batch_tokens)
-        return Measurer(self.metrics, lambda: loaded, self.encode, sizes, self.content_only, self.removal)
+        how = self.content_only, self.removal, self._score_copy
+        return Measurer(self.metrics, lambda: loaded, self.encode, sizes, *how)
+
+    def _score_copy(self, method: str, examples: Sequence[Example], changed: Any) -> list[Row]:
+        """The rows of one method with a changed copy of the model."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        own = [changed.get_submodule(names[id(layer)]) for layer in self.layers]
+        return Scorer(
+            changed,
+            self.tokenizer,
+            {method: self.methods[method]},
+            "cue_dot",
+            batch_size=self.batch_size,
+            batch_tokens=self.batch_tokens,
+            layers=own,
+        ).scores(examples)
 
     def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:
         """The examples of each batch: of similar length, and either all with two forms or all without."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
 from captum_vz.study.examples.encoding import Encoded, pad
 from captum_vz.study.examples.example import Example
@@ -34,6 +35,7 @@ class EvaluationBatch:
         load: Gives the model and its tokenizer.
         content_only: Whether cue alignment is over the content tokens only.
         removal: The token in the place of a removed token, "unk" or "mask"; or "delete".
+        score: Gives rows of scores: of a method by its name, for examples, with a changed copy of the model.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class EvaluationBatch:
         load: Callable[[], tuple[Any, Any]],
         content_only: bool,
         removal: str,
+        score: Callable[[str, Sequence[Example], Any], Sequence[Row]],
     ) -> None:
         self.examples = examples
         self.encoded = encoded
@@ -53,6 +56,7 @@ class EvaluationBatch:
         self.kept: dict[Any, Any] = {}
         self._rows = rows
         self._load = load
+        self._score = score
         self._predictions: dict[str, Prediction] = {}
         self._effects: dict[tuple[str, str], Tensor] = {}
         self._bounds: dict[Any, Bounds] = {}
@@ -71,6 +75,21 @@ class EvaluationBatch:
     def inputs(self) -> dict[str, Tensor]:
         """The padded batch, on the model's device. Only for metrics that run the model."""
         return pad(self.tokenizer, self.encoded, self.model.device)
+
+    def rows_of(self, changed: Any) -> Tensor:
+        """The rows of the method for a changed copy of the model, `(rows, batch, tokens)`. NaN where there are none.
+
+        Raises:
+            ArgumentError: The method fails with this copy for all examples.
+        """
+        found: dict[str, list[Row]] = {example.id: [] for example in self.examples}
+        rows = self._score(self.method, self.examples, changed)
+        for row in rows:
+            if row["skipped"] is None:
+                found[row["example"]].append(row)
+        if not any(found.values()):
+            raise ArgumentError(f"{self.method} fails with a changed copy of the model: {rows[0]['skipped']}")
+        return stacked(list(found.values()), torch.full(self.attended.shape, torch.nan))
 
     @property
     def targets(self) -> list[int]:
@@ -142,6 +161,21 @@ class EvaluationBatch:
         if of not in self._bounds:
             self._bounds[of] = of(self.prediction)
         return self._bounds[of]
+
+
+def stacked(rows: Sequence[Sequence[Row]], missing: Tensor) -> Tensor:
+    """Scores `(rows, batch, tokens)` of rows for each example, in float64.
+
+    Args:
+        rows: The rows of each example.
+        missing: The scores of an example without rows, `(batch, tokens)`.
+    """
+    found = missing.double().expand(max(map(len, rows)), -1, -1).clone()
+    for place, of_example in enumerate(rows):
+        for number, row in enumerate(of_example):
+            found[number, place] = 0
+            found[number, place, : len(row["scores"])] = torch.tensor(row["scores"], dtype=torch.float64)
+    return found
 
 
 def check_removal(removal: str) -> None:

@@ -30,13 +30,14 @@ from captum_vz.metrics import (
     normalized,
     soft_comprehensiveness,
     soft_sufficiency,
+    spearman,
     sufficiency,
     sufficiency_bounds,
 )
 from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
 from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.metrics.batch import EvaluationBatch
-from captum_vz.study.scoring.metrics.variants import VARIANTS, blank_out_values
+from captum_vz.study.scoring.metrics.batch import EvaluationBatch, Over
+from captum_vz.study.scoring.metrics.copies import random_layers_values, sensitivity_values
 from captum_vz.study.scoring.rows import COLUMNS
 
 
@@ -144,6 +145,53 @@ def _patching(
     return Metric(title, values, needs_cue=True, needs_forms=True, runs_model=True, two_truths=True)
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One way to blank out tokens, and to read their effects.
+
+    Attributes:
+        removal: "unk", "mask" or "delete".
+        over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
+        by_size: Whether only the size of an effect counts, and not whether the probability falls or rises.
+    """
+
+    removal: str
+    over: Over = "forms"
+    by_size: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its metric."""
+        return f"blank_out_{self.removal}_{self.over}{'_size' if self.by_size else ''}"
+
+    def __str__(self) -> str:
+        """In words, such as "MASK, vocabulary, size"."""
+        how = "deletion" if self.removal == "delete" else self.removal.upper()
+        return f"{how}, {self.over}{', size' if self.by_size else ''}"
+
+    def values(self, batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        """Spearman's correlation of rows with the effects."""
+        return blank_out_values(batch, rows, batch.effects_of(self.removal, self.over), self.by_size)
+
+
+OVERS: Final[tuple[Over, ...]] = ("forms", "vocabulary")
+
+#: All ways to blank out tokens.
+VARIANTS: Final = tuple(
+    Variant(removal, over, by_size)
+    for removal in ("unk", "mask", "delete")
+    for over in OVERS
+    for by_size in (False, True)
+)
+
+
+def blank_out_values(batch: EvaluationBatch, rows: Tensor, effects: Tensor, by_size: bool = False) -> Tensor:
+    """Spearman's correlation of rows of scores with effects, over the content tokens, `(rows, batch)`."""
+    each, effects = len(rows), effects.abs() if by_size else effects
+    values = spearman(rows.flatten(0, 1), effects.repeat(each, 1), batch.content.repeat(each, 1))
+    return values.view(each, -1)
+
+
 #: All metrics by their names. To add a metric, add one row.
 METRICS: Final[dict[str, Metric]] = {
     "cue_dot": _cues("dot product", cue_dot_product),
@@ -170,6 +218,9 @@ METRICS: Final[dict[str, Metric]] = {
     "value_patching_top": _patching("largest of value patching found", Pair.values, largest_is_right),
     "activation_patching": _patching("overlap with activation patching", Pair.states, overlap),
     "activation_patching_top": _patching("largest of activation patching", Pair.states, largest_is_right),
+    "sensitivity": Metric("largest step under small noise (Captum)", sensitivity_values, runs_model=True),
+    "sanity": Metric("correlation with random layers", random_layers_values, runs_model=True),
+    "sanity_last": Metric("correlation, last layer random", partial(random_layers_values, count=1), runs_model=True),
 }
 
 #: The metrics of `metrics=None`.
