@@ -229,7 +229,8 @@ class ValueGates(Described):
 
     def _keeps_apart(self) -> bool:
         """Whether the examples of a batch cannot affect each other, so that they may share a run."""
-        return not isinstance(self.intervention, Intervention) and keeps_examples_apart(self.forward_func)
+        own = isinstance(self.intervention, Intervention) and self.intervention.reads_others
+        return not own and keeps_examples_apart(self.forward_func)
 
 
 def _run_alone(model: ModelGates, call: Call, gates: Tensor, places: Tensor, row: int) -> Any:

@@ -166,7 +166,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         dtype = max([clean.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
         numbers = ZeroedNumbers(model, forward_on, question, members, order, clean, dtype)
         title = f"{self.get_name()} attribution" if show_progress else None
-        if isinstance(self.intervention, Intervention) or not keeps_examples_apart(self.forward_func):
+        own = isinstance(self.intervention, Intervention) and self.intervention.reads_others
+        if own or not keeps_examples_apart(self.forward_func):
             effects = numbers.effects_alone(title)
         else:
             numbers.check_apart(question.read_each(output, range(batch), batch).detach())

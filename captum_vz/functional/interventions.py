@@ -31,7 +31,8 @@ class Intervention:
 
     #: Whether a target changes only if it gives weight to a zeroed source. If False, all targets are computed.
     needs_weight: bool = False
-    #: Whether the values of other sources count. If True, padding is left out, one example at a time.
+    #: Whether the values of other sources count. If True, padding is left out, one example at a time. If False,
+    #: examples may also share a run of the model.
     reads_others: bool = True
 
     def in_run(self, layer: int, run: int) -> Intervention:

@@ -165,6 +165,7 @@ class Prediction:
         self.batch_size = batch_size
         # The probabilities over the forms and over the vocabulary, for each answer, sentence and set of removed tokens.
         self._known: dict[bytes, tuple[float, float]] = {}
+        self._best: list[Tensor] = []  # at most one entry, shared with copies
 
     def among(self, over: Literal["forms", "vocabulary"]) -> Prediction:
         """The same with another `over`. Both know what the other has computed, so the model runs once."""
@@ -174,6 +175,8 @@ class Prediction:
 
     def best(self) -> Tensor:
         """The most likely form (or vocabulary entry) in the unchanged sentences, token ids `(batch,)`."""
+        if self._best:
+            return self._best[0].clone()
         answers = []
         for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
             if self.forms is None:
@@ -181,7 +184,8 @@ class Prediction:
             else:
                 forms = self.forms[examples]
                 answers.append(forms.gather(1, at_target.gather(1, forms).argmax(-1, keepdim=True))[:, 0])
-        return torch.cat(answers)
+        self._best.append(torch.cat(answers))
+        return self._best[0].clone()
 
     def probability(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:
         """The probability of an answer in sentences without some of their tokens.

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForSequenceClassification, MPNetConfig, MPNetModel
 
-from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz._engine import traced_replays
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import Intervention, rollout
@@ -24,6 +25,19 @@ class Doubled(Intervention):
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
         return torch.where(zeroed[..., None], 2 * values, values)
+
+
+class GateEffects(ValueGates):
+    """The effect of each source, by gates of 0."""
+
+    def attribute(self, inputs: dict[str, Tensor], target: int) -> Tensor:
+        gates = torch.ones(inputs["input_ids"].shape)
+        effects = [self(gates, **inputs)[:, target]]
+        for source in range(gates.shape[1]):
+            closed = gates.clone()
+            closed[:, source] = 0
+            effects.append(self(closed, **inputs)[:, target])
+        return torch.stack([effects[0] - one for one in effects[1:]], 1).detach()
 
 
 KINDS: dict[str, Any] = {"zero": "zero", "mean": "mean", "knockout": "knockout", "doubled": Doubled()}
@@ -193,6 +207,34 @@ def test_mean_effect_equals_hooks() -> None:
                     handle.remove()
             torch.testing.assert_close(found[example, source], clean - moved)
     assert not found[1, 3:].any()
+
+
+class Runs(TorchDispatchMode):
+    """Counts the runs of BERT by the tanh of its pooler: hooks would make it a model that the package does not know."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.tanh.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", [ValueZeroingEffect, GateEffects])
+def test_values_that_read_no_others_share_a_run(method: Any) -> None:
+    class OwnValues(Doubled):
+        reads_others = False
+
+    model, ids, mask = classifier()
+    found = []
+    for intervention in (Doubled(), OwnValues()):
+        effect = method(model, find_layers(model), intervention=intervention)
+        with Runs() as runs:
+            found.append(effect.attribute({"input_ids": ids, "attention_mask": mask}, target=2))
+        found.append(runs.count)
+    alone, many, shared, few = found
+    torch.testing.assert_close(shared, alone)
+    assert alone[0].abs().min() > 1e-6  # in float64
+    assert few < 0.7 * many
 
 
 def test_rollout_multiplies_these_maps() -> None:

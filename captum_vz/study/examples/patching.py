@@ -66,6 +66,8 @@ class OtherValues(Intervention):
         layers: The places of the layers whose values are changed. The other layers keep theirs.
     """
 
+    reads_others = False
+
     def __init__(self, values: Mapping[tuple[int, int], Tensor]) -> None:
         self.values = values
         self.layers = range(0)
@@ -76,6 +78,8 @@ class OtherValues(Intervention):
 
 
 class _TheseValues(Intervention):
+    reads_others = False
+
     def __init__(self, other: Tensor | None) -> None:
         self.other = other
 
