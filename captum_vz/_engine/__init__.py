@@ -17,8 +17,7 @@ from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
-from captum_vz._engine.structure.library import keeps_examples_apart
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
+from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection

@@ -25,7 +25,7 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
-from captum_vz._engine.structure.library import is_library_code
+from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.windows import Windows, find_windows
 from captum_vz._private import modules_of, tree_leaves
