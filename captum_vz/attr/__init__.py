@@ -1,8 +1,7 @@
 """Captum attribution classes, one class in each file."""
 
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.layer_maps import LayerMaps, MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation
-from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.target import Wanted
 from captum_vz.attr._logit_updates import LogitTerms

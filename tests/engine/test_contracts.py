@@ -15,7 +15,7 @@ from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, I
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
 from captum_vz._engine.replay.base import ZERO, ReplayProblem
 from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer, contexts_of_pairs
-from captum_vz._engine.structure.library import LayerTrust
+from captum_vz._engine.structure.modules import LayerTrust
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.taps.projection import BERT_LIKE

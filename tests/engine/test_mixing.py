@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.structure.library import LayerTrust
+from captum_vz._engine.structure.modules import LayerTrust
 from tests.engine.blocks import (
     WIDTH,
     Ahead,

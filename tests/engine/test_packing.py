@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import noise_like
-from captum_vz._engine.structure.library import is_library_code
+from captum_vz._engine.structure.modules import is_library_code
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -179,6 +180,10 @@ def test_runs_of_a_random_function() -> None:
     torch.manual_seed(3)
     assert_same(found, zeroed_one_by_one(block, x + torch.randn_like(x)))
     method = ValueZeroing(lambda x: block(x + random.random()) - block(x), block)
+    with pytest.raises(RefusedError, match=UNRELATED.format(2)):
+        method.attribute(x)
+    calls = count()
+    method = ValueZeroing(lambda x: block(x + next(calls)) - block(x), block)
     with pytest.raises(RefusedError, match="a second call gave it other numbers"):
         method.attribute(x)
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, replace_leaf
-from captum_vz._engine.capture.module_state import ModuleState
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, replace_leaf, tokens_in_caches
+from captum_vz._engine.capture.module_state import ModuleState, repeated
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
 from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
@@ -279,15 +279,14 @@ def given_states(
     runs: dict[AttentionHandler, tuple[int, int]] = {}
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-        leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
-        place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
-        filled = not given[index] and any(is_cache(x) and x.get_seq_length(place) for x in leaves)
-        if filled or is_replica(layer):
+        if is_replica(layer) or (not given[index] and tokens_in_caches(layer, (args, kwargs))):
             raise RefusedError(
                 f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
                 "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
             )
-        states = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1)
+        states = (
+            x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+        )
         handler = AttentionHandler()
         runs[handler] = index, len(given[index])
         given[index].append(next((x.clone() for x in states), None))
@@ -297,16 +296,13 @@ def given_states(
         found = alike_tensors(output)[which : which + 1] if runs.pop(handler) == changed else []
         return tree_map(partial(replace_leaf, found[0], nudged(found[0], 1.0)), output) if found else None
 
-    def run(changes: Changes) -> None:
-        changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
-        if torch.cuda.is_available():
-            changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    def call() -> None:
         torch.manual_seed(0)
-        with torch.no_grad(), layer_hooks(layers, begin, end):
+        with layer_hooks(layers, begin, end):
             forward()
 
     try:
-        undoing(run)
+        repeated(call)
     except LAYER_ERRORS as error:  # what runs after the changed run may fail
         if changed is None or is_out_of_memory(error):
             raise

@@ -202,6 +202,13 @@ def is_cache(value: Any) -> bool:
     return caches is not None and isinstance(value, caches.Cache)
 
 
+def tokens_in_caches(layer: nn.Module, arguments: Any) -> int:
+    """How many tokens the key-value caches among the arguments hold for a layer, or for an attention module."""
+    place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
+    caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
+    return max((int(cache.get_seq_length(place)) for cache in caches), default=0)
+
+
 HALF = (torch.float16, torch.bfloat16)
 Module = TypeVar("Module", bound=nn.Module)
 

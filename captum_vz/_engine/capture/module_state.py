@@ -10,9 +10,10 @@ import pickle
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
+from functools import partial
 from io import IOBase
 from itertools import filterfalse
 from operator import is_
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import version
-from captum_vz._engine.taps.changes import Changes
+from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, modules_of, own_buffers, own_parameters, tree_leaves
 from captum_vz.errors import RefusedError
 
@@ -158,6 +159,21 @@ def random_states() -> tuple[Any, ...]:
     states = [x.numpy().tobytes() for x in (torch.get_rng_state(), *devices)]
     of_numpy = tree_leaves(np.random.get_state(legacy=False))
     return *states, random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in of_numpy)
+
+
+def repeated(call: Callable[[], Any]) -> Any:
+    """What a call returns that runs the user's model once more. The generators are then as before."""
+
+    def run(changes: Changes) -> Any:
+        changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        changes.undo.append(partial(random.setstate, random.getstate()))
+        changes.undo.append(partial(np.random.set_state, np.random.get_state()))
+        if torch.cuda.is_initialized():
+            changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        with torch.no_grad():
+            return call()
+
+    return undoing(run)
 
 
 def _is_of_libraries(value: Any) -> bool:

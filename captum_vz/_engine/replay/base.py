@@ -16,7 +16,7 @@ from captum_vz._engine.numerics.tolerance import Readings
 from captum_vz.functional.interventions import Intervention, ZeroValue
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.library import LayerTrust
+    from captum_vz._engine.structure.modules import LayerTrust
     from captum_vz._engine.structure.site import AttentionSite
 
 

@@ -34,7 +34,7 @@ from captum_vz._engine.numerics.tensors import (
     is_changed,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
-from captum_vz._engine.structure.library import is_library_code
+from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
     SET_GRADIENTS,

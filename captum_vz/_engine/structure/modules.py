@@ -1,14 +1,141 @@
-"""Linear modules recognised by class, and norms recognised by probing: what each one computes."""
+"""What the modules of a layer are: whose code they run, and which of them are linear modules or norms.
+
+Linear modules are recognised by their class, norms by what they compute.
+
+A replay can reproduce the clean output and still be wrong for zeroed values: values may be permuted, the context may be
+clamped outside its clean range, positions may compete. Modules of torch and transformers do none of this, except for
+experts of limited capacity. Code from elsewhere may.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
+from captum_vz._engine.taps.handler import is_hooked
+from captum_vz._private import accelerate_hook, modules_of, own_parameters
+
+# Packages whose classes of modules, and whose functions, count as library code.
+CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
+FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+# Words in the names of classes whose tokens may compete for experts of limited capacity.
+COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LayerTrust:
+    """What need not be checked of a layer.
+
+    Attributes:
+        library: All code of the layer is torch's and transformers'.
+        independent: Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
+    """
+
+    library: bool
+    independent: bool
+
+    @classmethod
+    def of(cls, layer: LayerRecord) -> LayerTrust:
+        """The trust in a recorded layer."""
+        library = is_library_code(layer)
+        return cls(library, library and each_module_runs_once(layer))
+
+
+def each_module_runs_once(layer: LayerRecord) -> bool:
+    """Whether each module with parameters, except those of the attention, ran once and on all positions.
+
+    Experts do not: each runs on the positions that it is given. Their positions may compete.
+    """
+    batch, _, out, _ = layer.attentions[0].shape
+    inside = {id(module) for one in layer.attentions for module in modules_of(one.module)}
+    holders = [m for m in layer.modules if id(m) not in inside and own_parameters(m)]
+    matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
+    return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
+
+
+def is_library_code(layer: LayerRecord) -> bool:
+    """Whether all code of a layer is torch's and transformers', and no hook changes its output."""
+    return not layer.hooks and _are_of_libraries(layer.modules)
+
+
+def _are_of_libraries(modules: list[nn.Module]) -> bool:
+    """Whether all code of a module and its parts is, and no part has a hook."""
+    known = once_a_pass(_are_library_classes, frozenset(map(type, modules)))
+    return known and all(map(_holds_library_code, modules)) and not any(map(is_hooked, modules[1:]))
+
+
+def keeps_examples_apart(model: Any) -> bool:
+    """Whether the examples of a batch cannot affect each other: a model of transformers, in eval mode, no experts.
+
+    Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
+    """
+    model = model.module if type(model) is nn.DataParallel and not is_hooked(model) else model
+    if not type(model).__module__.startswith("transformers.") or is_hooked(model):
+        return False
+    modules = modules_of(model)
+    if not _are_of_libraries(modules):
+        return False
+    return not any(
+        module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
+        for module in modules
+    )
+
+
+def _are_library_classes(kinds: frozenset[type[nn.Module]]) -> bool:
+    return all(map(_is_library_class, kinds))
+
+
+def _is_library_class(kind: type[nn.Module]) -> bool:
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [x for one in classes for x in vars(one).values() if isinstance(x, FunctionType)]
+    from_library = all(f"{one.__module__}.".startswith(CLASSES) for one in classes)
+    return from_library and all(map(_is_library_function, functions))
+
+
+def _holds_library_code(module: nn.Module) -> bool:
+    """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
+    held = filter(callable, vars(module).copy().values())
+    functions = [x for x in held if not isinstance(x, (nn.Module, Tensor, type))]
+    hook = accelerate_hook(module)
+    hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
+    return (
+        all(map(_is_library_function, functions))
+        # Accelerate's own hooks move inputs and outputs. A module that it released keeps a forward of its own.
+        and all(type(one).__module__ == "accelerate.hooks" for one in hooks)
+        and ("forward" not in vars(module) or _unwrapped(module.forward) is _unwrapped(type(module).forward))
+    )
+
+
+def _is_library_function(function: Any) -> bool:
+    """Whether a function, and all that it wraps, is library code. A wrapper carries the name of what it wraps."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, BuiltinFunctionType):
+        return True
+    is_function = isinstance(function, FunctionType)
+    where = function.__globals__["__name__"] if is_function else type(function).__module__
+    wrapped = getattr(function, "__wrapped__", None)
+    known = f"{where}.".startswith(FUNCTIONS if is_function else CLASSES)
+    return known and (wrapped is None or _is_library_function(wrapped))
+
+
+def _unwrapped(function: Any) -> Any:
+    """What a function wraps. A pass in another thread may have put a cache of ours before the last argument."""
+    while isinstance(function, partial) and function.func.__module__.startswith("captum_vz._engine."):
+        function = function.args[-1]
+    function = inspect.unwrap(function)
+    return getattr(function, "__func__", function)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.interventions import AddToValues
-from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache, is_half, recorded_in_float32
+from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_half, recorded_in_float32, tokens_in_caches
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.attention import all_tokens, all_weights
 from captum_vz._engine.numerics.tensors import once_a_pass
@@ -25,10 +25,10 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
-from captum_vz._engine.structure.library import is_library_code
+from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.windows import Windows, find_windows
-from captum_vz._private import modules_of, tree_leaves
+from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
@@ -75,11 +75,10 @@ class AttentionSite:
     def dropped_sources(self) -> int:
         """How many tokens came before the first source, and are no longer in a key-value cache with a window."""
         own = self.shape.sources - self.layer.encoder_sources(self.attention)
-        place = getattr(self.attention.module, "layer_idx", None)
-        caches = filter(is_cache, tree_leaves((self.layer.args, self.layer.kwargs), is_leaf=is_cache))
-        if place is None or self.attention is not self.layer.attentions[0]:
+        module = self.attention.module
+        if getattr(module, "layer_idx", None) is None or self.attention is not self.layer.attentions[0]:
             return 0
-        return max((int(cache.get_seq_length(place)) - own for cache in caches), default=0)
+        return max(0, tokens_in_caches(module, (self.layer.args, self.layer.kwargs)) - own)
 
     def runner(self) -> LayerRunner:
         """Runs the layer again, with one vector a token."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_vz._engine.capture.forward_pass import check_no_dropout, layer_hooks
-from captum_vz._engine.capture.interventions import Intervene
+from captum_vz._engine.capture.forward_pass import check_no_dropout
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
+from captum_vz._engine.numerics.tensors import first_numbers
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.changes import Changes, undoing
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._engine.taps.projection import attach_to_named
-from captum_vz._engine.whole_model.replay import CleanCache, ModelReplay, RecordedRun, check_last_copy
+from captum_vz._engine.taps.handler import AttentionCall
+from captum_vz._engine.whole_model.replay import CleanCache, ModelReplay, RecordedRun, RunHandler, check_last_copy
 from captum_vz._private import is_replica
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention, values_after
@@ -88,59 +84,25 @@ class ModelGates(ModelReplay):
             ) from error
 
     def _run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None, checked: bool = False) -> Any:
-        shares = self._shares(gates)
-        finished: Counter[int] = Counter()
-        begun: Counter[tuple[int, torch.device]] = Counter()
+        def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
+            return _Gated(run, share, intervention, rows, self.seen if (run.index, run.number) == (0, 0) else None)
 
-        def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-            device = self._device_of(index, (args, kwargs))
-            number, begun[index, device] = begun[index, device], begun[index, device] + 1
-            of_run = next((one for one in self._runs[index, device] if one.number == number), None)
-            if of_run is None and self._all_runs:
-                raise CannotReplayError(f"layer {index} runs more than {number} times")
-            if of_run is None:
-                return AttentionHandler()
-            seen = self.seen if (of_run.index, of_run.number) == (0, 0) else None
-            return _Gated(of_run, shares[device], self.intervention.in_run(index, number), rows, seen)
-
-        def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
-            if not isinstance(handler, _Gated):
-                return
-            handler.check_called()
-            finished[handler.of_run.index] += 1
+        def check(handler: RunHandler, found: Tensor | None) -> None:
             if checked:
-                found = first_tensor(output)
-                found = None if found is None else handler.attention.batch_first(found)
                 check_last_copy(handler.of_run.output, found, 1)
 
-        def run(changes: Changes) -> Any:
-            attach_to_named(self.layers, self.given, changes)
-            with layer_hooks(self.layers, begin, end):
-                return forward()
-
-        output = undoing(run)
-        expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
-        if finished != expected:
-            raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
-        return output
+        return self.run_handled(forward, gates, handler, check)
 
 
-class _Gated(Intervene):
+class _Gated(RunHandler):
     """Scales the values of one run of a layer by `gates (n, in)`, in the heads that are selected."""
 
     def __init__(
         self, run: RecordedRun, gates: Tensor, intervention: Intervention, rows: Tensor | None, seen: Tensor | None
     ) -> None:
-        real = run.real if rows is None else run.real[rows.to(run.real.device)]
-        self.seen = seen if rows is None or seen is None else seen[rows.to(seen.device)]
-        if len(gates) != len(real) and intervention.reads_others and not real.all():
-            raise RefusedError(
-                f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
-                "of the batch, in which padding is unknown. Pass the module that DataParallel wraps."
-            )
         by_head = torch.where(run.heads[:, None], gates[:, None], 1)
-        super().__init__(run.attention, by_head, intervention, real if len(gates) == len(real) else None)
-        self.of_run = run
+        super().__init__(run, by_head, intervention, run.real if rows is None else run.real[rows.to(run.real.device)])
+        self.seen = seen if rows is None or seen is None else seen[rows.to(seen.device)]
         self.changed = run.heads[:, None] & ((by_head != 1) | by_head.requires_grad)
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:

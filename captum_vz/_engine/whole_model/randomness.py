@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from captum_vz._engine.capture.forward_pass import layer_hooks
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache
-from captum_vz._engine.capture.module_state import random_states
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches
+from captum_vz._engine.capture.module_state import random_states, repeated
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tolerance import is_reproduced
-from captum_vz._engine.taps.changes import Changes, undoing
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import is_replica, tree_leaves
 from captum_vz.errors import RefusedError
@@ -57,10 +55,8 @@ class DrawnInputs:
             return
         arguments = record.args, record.kwargs
         self._given[record.index, record.number] = _copied(arguments), random_states()
-        place = next((m.layer_idx for m in record.layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
-        caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
         own = next((x.shape[1] for x in record.states), 0)
-        self._filled |= record.number == 0 and any(int(one.get_seq_length(place)) > own for one in caches)
+        self._filled |= record.number == 0 and tokens_in_caches(record.layer, arguments) > own
 
     def check(self, forward: Callable[[], Any], layers: Sequence[nn.Module], output: Any = None) -> None:
         """Raise RefusedError if the inputs of the layers depend on random numbers. `forward` is called once more.
@@ -103,21 +99,6 @@ def _refuse(forward: Callable[[], Any], change: str) -> None:
         shown = f"{named} draws random numbers {'in train' if module.training else 'also in eval'} mode"
         remedy = f"Call model.eval() first. Or fix the numbers: {FIX}." if module.training else remedy
     raise RefusedError(f"{shown}, so each call of forward_func {change}. {remedy}")
-
-
-def repeated(call: Callable[[], Any]) -> Any:
-    """What a call returns that runs the user's model once more. The generators are then as before."""
-
-    def run(changes: Changes) -> Any:
-        changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
-        changes.undo.append(partial(random.setstate, random.getstate()))
-        changes.undo.append(partial(np.random.set_state, np.random.get_state()))
-        if torch.cuda.is_initialized():
-            changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-        with torch.no_grad():
-            return call()
-
-    return undoing(run)
 
 
 def _inputs_and_output(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> tuple[Given, Any]:

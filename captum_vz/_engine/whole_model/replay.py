@@ -280,8 +280,44 @@ class ModelReplay:
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None) -> Any:
         copies, batch = zeroed.shape[:2]
-        shares = self._shares(zeroed.flatten(0, 1))
         examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
+
+        def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
+            real = run.real if alone is None else run.real[alone : alone + 1]
+            return RunHandler(run, share[:, None] & run.heads[:, None], intervention, real)
+
+        def check(handler: RunHandler, found: Tensor | None) -> None:
+            if alone is not None and (found is None or len(found) != 1):
+                raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
+            # A replica's share need not end with a whole copy.
+            if alone is None and len(handler.zeroed) == copies * batch:
+                check_last_copy(handler.of_run.output, found, copies)
+
+        def answer(changes: Changes) -> None:
+            torch.set_grad_enabled(False)  # until the end of the pass, which puts it back
+            self._cache.answer(changes, copies, examples, self._answers_whole, alone)
+
+        output = self.run_handled(forward, zeroed.flatten(0, 1), handler, check, answer, alone is not None)
+        if alone is None:
+            check_last_copy(self._output, first_numbers(output), copies)
+        return output
+
+    def run_handled(
+        self,
+        forward: Callable[[], Any],
+        changed: Tensor,
+        handler: Callable[[RecordedRun, Tensor, Intervention], RunHandler],
+        check: Callable[[RunHandler, Tensor | None], None],
+        answer: Callable[[Changes], None] = lambda changes: None,
+        alone: bool = False,
+    ) -> Any:
+        """What `forward` returns while a `handler` changes values in each recorded run of a layer.
+
+        A handler is made for a run, of the share of `changed (n, in)` that its device has. `check` is given it, and the
+        output with examples first, when the layer returns. `answer` is called before `forward`. With `alone`, one
+        example runs, for which layers may run more often or less often. CannotReplayError: else they do.
+        """
+        shares = self._shares(changed)
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
 
@@ -289,40 +325,32 @@ class ModelReplay:
             device = self._device_of(index, (args, kwargs))
             number, begun[id(layer)] = begun[id(layer)], begun[id(layer)] + 1
             recorded = self._runs[index, device]
-            further = recorded[-1] if alone is not None and self._all_runs else None
+            further = recorded[-1] if alone and self._all_runs else None
             of_run = next((one for one in recorded if one.number == number), further)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
             if of_run is None:
                 return AttentionHandler()
-            return _InRun(of_run, shares[device], self.intervention.in_run(index, number), alone)
+            return handler(of_run, shares[device], self.intervention.in_run(index, number))
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
-            if not isinstance(handler, _InRun):
+            if not isinstance(handler, RunHandler):
                 return
             handler.check_called()
             found = first_tensor(output)
-            found = None if found is None else handler.attention.batch_first(found)
-            if alone is not None and (found is None or len(found) != 1):
-                raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
-            # A replica's share need not end with a whole copy.
-            if alone is None and len(handler.zeroed) == copies * batch:
-                check_last_copy(handler.of_run.output, found, copies)
+            check(handler, None if found is None else handler.attention.batch_first(found))
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
             attach_to_named(self.layers, self.given, changes)
-            with torch.no_grad(), layer_hooks(self.layers, begin, end):
-                self._cache.answer(changes, copies, examples, self._answers_whole, alone)
+            with layer_hooks(self.layers, begin, end):
+                answer(changes)
                 return forward()
 
         output = undoing(run)
-        if alone is not None:
-            return output
         expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
-        if finished != expected:
+        if finished != expected and not alone:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
-        check_last_copy(self._output, first_numbers(output), copies)
         return output
 
     def _device_of(self, index: int, arguments: Any) -> torch.device:
@@ -340,18 +368,17 @@ class ModelReplay:
         return {device: zeroed.to(device) for device in devices}
 
 
-class _InRun(Intervene):
-    """Changes values in one run of a layer on copies."""
+class RunHandler(Intervene):
+    """Changes values in one run of a layer, in examples that are the recorded ones, once or several times in a row."""
 
-    def __init__(self, run: RecordedRun, zeroed: Tensor, intervention: Intervention, alone: int | None) -> None:
-        real = run.real if alone is None else run.real[alone : alone + 1]
-        if len(zeroed) % len(real) and intervention.reads_others and not real.all():
+    def __init__(self, run: RecordedRun, changed: Tensor, intervention: Intervention, real: Tensor) -> None:
+        if len(changed) % len(real) and intervention.reads_others and not real.all():
             raise RefusedError(
                 f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
-                "of the copies, in which padding is unknown. Pass the module that DataParallel wraps."
+                "of the batch, in which padding is unknown. Pass the module that DataParallel wraps."
             )
-        real = real.repeat(max(1, len(zeroed) // len(real)), 1)
-        super().__init__(run.attention, zeroed[:, None, :] & run.heads[:, None], intervention, real)
+        real = real.repeat(max(1, len(changed) // len(real)), 1)
+        super().__init__(run.attention, changed, intervention, real)
         self.of_run = run
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz._private import TargetType, format_output, forward_pre_hooks
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._base.map_run import MapRun, mark_unreached
+from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz._private import TargetType
 from captum_vz.attr._base.captum import Described, logged
-from captum_vz.attr._base.map_run import MapRun
+from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers, token_input
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
