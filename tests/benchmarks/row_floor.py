@@ -1,7 +1,8 @@
-"""python -m tests.benchmarks.row_floor MODEL TOKENS: CPU time of a row in all layers, and its floor, in forward passes.
+"""python -m tests.benchmarks.row_floor MODEL TOKENS: CPU time of a row and of maps, in forward passes.
 
 The floor is a forward pass, and the products of the row's pairs with the matrices after the attention. Every pair needs
-these in each exact form but folding, which is dearer for one row. CPU time of one thread: other programs hardly matter.
+these in each exact form but folding, which is dearer for one row. Of all pairs of a map, the last matrix alone is
+the floor, and all three are what packed pairs need. CPU time of one thread: other programs hardly matter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from captum_vz import ValueZeroing
+from tests.benchmarks.contenders import floor
 from tests.benchmarks.models import SIZES, Size, build, token_ids
 
 ROUNDS = 9
@@ -49,10 +51,21 @@ def main(name: str, tokens: int) -> None:
     model = build(size, torch.float32, "cpu")
     layers, ids = size.layers(model), token_ids(tokens, "cpu")
     explain = ValueZeroing(model, layers)
-    runs = lambda: explain.attribute(ids, token=-1), lambda: model(ids), products(size, layers, tokens)
+    every = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
+    runs: list[Callable[[], object]] = [
+        lambda: model(ids),
+        lambda: explain.attribute(ids, token=-1),
+        products(size, layers, tokens),
+        lambda: explain.attribute(ids),
+        floor(size, len(layers), every, torch.float32, "cpu", 512),
+        products(size, layers, every),
+    ]
     rounds = [[cpu_seconds(run) for run in runs] for _ in range(ROUNDS)]
-    row, forward, pairs = map(min, zip(*rounds, strict=True))
-    print(f"{name}, {tokens} tokens: row {row / forward:.2f}, floor {1 + pairs / forward:.2f} forward passes")
+    forward, row, of_row, maps, of_maps, packed = map(min, zip(*rounds, strict=True))
+    print(
+        f"{name}, {tokens} tokens: row {row / forward:.2f}, floor {1 + of_row / forward:.2f} forward passes; maps "
+        f"{maps / forward:.2f}, floor {1 + of_maps / forward:.2f}, packed pairs {1 + packed / forward:.2f}"
+    )
 
 
 if __name__ == "__main__":

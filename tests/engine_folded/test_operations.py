@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 from captum_vz import ValueZeroing
 from captum_vz._engine import traced_replays
 from captum_vz._engine.numerics import budget
-from captum_vz._engine.replay.folded.replay import LEAST_SHARE, SAMPLED_TARGETS
+from captum_vz._engine.replay.folded.plan import LEAST_SHARE, SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
 from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows

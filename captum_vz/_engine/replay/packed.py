@@ -79,8 +79,7 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        masks = problem.site.source_mask, *problem.by_masks
-        asked = once_a_pass(PairSet, problem.targets, problem.members, *masks)
+        asked = _asked_pairs(problem)
         rows, count = problem.chunk_rows, once_a_pass(count_of, asked.possible)
         if not problem.trust.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
@@ -109,9 +108,24 @@ class PackedReplay:
         problem.readings.read()
         # Where too little was left of a context, its other sources are summed. Few layers have such pairs.
         for chunk, cancelled in again:
-            for which in (cancelled > 0).nonzero().flatten().split(rows):
-                part = asked.chunk(chunk.target[which], chunk.group[which])
-                yield run(part, contexts_of_pairs(problem, part.target, part.group))
+            yield from _exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
+
+
+def exact_chunks(problem: ReplayProblem, pairs: PackedPairs, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
+    """Outputs of some pairs, whose contexts are summed anew. Unlike `context_change`, this is exact for all of them."""
+    yield from _exact_chunks(problem, _ChunkRunner(problem, pairs), target, group)
+
+
+def _exact_chunks(problem: ReplayProblem, run: _ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
+    asked = _asked_pairs(problem)
+    for part in torch.stack([target, group]).split(problem.chunk_rows, dim=1):
+        if part.shape[1]:
+            yield run(asked.chunk(*part), contexts_of_pairs(problem, *part))
+
+
+def _asked_pairs(problem: ReplayProblem) -> PairSet:
+    masks = problem.site.source_mask, *problem.by_masks
+    return once_a_pass(PairSet, problem.targets, problem.members, *masks)
 
 
 def _note_positive(noted: list[T], what: T, number: float) -> None:

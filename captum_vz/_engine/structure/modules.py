@@ -168,6 +168,23 @@ class Norm:
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
 
+@dataclass(frozen=True)
+class NoNorm(Norm):
+    """What stands in the place of a norm where there is none: its `module` takes the residual stream itself."""
+
+    @classmethod
+    def before(cls, module: nn.Module, x: Tensor) -> NoNorm:
+        """The missing norm before a module that is given vectors like `x (..., d)`."""
+        one = x.new_ones(x.shape[-1])
+        return cls(module, one, torch.zeros_like(one), False, 0.0)
+
+    def direction(self, x: Tensor) -> Tensor:
+        return x
+
+    def scale(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x[..., :1])
+
+
 # Weights of other classes, which torchao quantises, hold no plain numbers.
 PLAIN = (Tensor, nn.Parameter)
 

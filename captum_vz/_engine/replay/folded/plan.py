@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
+from captum_vz._engine.replay.base import ReplayProblem
 
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.
 VECTORS = 1024
+# How many clean targets run to read a layer's structure.
+SAMPLED_TARGETS = 8
+# Share of the packed replay's products that folding must save: a margin, because sums may take longer than products.
+LEAST_SHARE = 0.1
+# How many times as many calls a norm of the attention's output takes. Measured: it pays from 32 tokens on at width 768.
+NORMED_CALLS = 4
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,62 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
         return active
     blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
     return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
+
+
+def pair_table(problem: ReplayProblem) -> PairTable:
+    targets, heads = problem.targets, problem.heads.nonzero().flatten()
+    neighbours = budget_of(problem.output.device).neighbours
+    active = fill_neighbours(problem.active, problem.members[targets.batch], neighbours)
+    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
+    return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
+
+
+def _sizes(problem: ReplayProblem) -> tuple[int, int, int]:
+    """How many numbers the first matrices of the feed-forward hold, its last one, and the attention's projection."""
+    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
+    last = max(sizes)  # a feed-forward has matrices of one size, and one of them is last
+    projection = problem.site.shape.heads * problem.site.attention.values.shape[-1] * problem.output.shape[-1]
+    return last * max(1, sizes.count(last) - 1), last, projection
+
+
+def most_saved(problem: ReplayProblem) -> float:
+    """What `products_saved` can be at most, from sizes alone: vectors and their sums are left out."""
+    rows = len(problem.targets) * (problem.members.shape[1] + 1)
+    firsts, last, projection = _sizes(problem)
+    return rows * (firsts + projection - LEAST_SHARE * (firsts + last + projection))
+
+
+def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
+    """How many products of numbers folding saves beyond the least share, and whether it should compose two matrices.
+
+    The packed replay multiplies each pair and each target with the attention's projection and the first matrices.
+    Folding multiplies each (source, head) vector, or the pairs of its group if they are fewer, and sums vectors for
+    each pair. To compose is to multiply the projection with the first matrices, once: a row for each feature of each
+    head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
+    """
+    width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
+    heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
+    firsts, last, projection = _sizes(problem)
+    counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
+    counts.index_add_(0, pairs.batch, pairs.active.to(counts))
+    vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
+    fewer = torch.minimum(vectors, counts)
+    sums = vectors * counts
+    numbers = counts.sum(), vectors.sum(), fewer.sum(), sums.sum(), sums[vectors <= counts].sum()
+    total, all_vectors, folded, all_sums, folded_sums = torch.stack(numbers).tolist()
+    saved = (total + targets) * (firsts + projection) - 2 * targets * projection
+    saved -= (min(targets, SAMPLED_TARGETS) + 2 + LEAST_SHARE * (total + targets)) * (firsts + last + projection)
+    saved -= all_vectors * depth * width + all_sums * width
+    composed = firsts * (heads * depth + all_vectors * depth / width + all_sums / width)
+    single = firsts * (folded + folded_sums / width)
+    return saved - min(composed, single), composed < single
+
+
+def output_goes_into_vectors(problem: ReplayProblem) -> bool:
+    """Whether a module without a matrix, which is a norm or a layer scale, takes the attention's output."""
+    layer, output = problem.site.layer, first_tensor(problem.site.attention.output)
+    takes = [m for m in layer.modules if id(m) in layer.module_io and layer.module_io[id(m)][0].value is output]
+    return any(0 < max((x.dim() for x in m.parameters()), default=0) < 2 for m in takes)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ first matrix W of the feed-forward and the norm n before it,
 
 where s is the norm's scale, g its linear part and beta its bias. So W_O and W multiply the vectors `f_h(j)`, one for
 each source and head. A pair costs a sum over heads, the activation and the last matrix. If the layer multiplies the
-attention's output by a layer scale, W multiplies `scale * f_h(j)`. All else is the layer's own code.
+attention's output by a layer scale, W multiplies `scale * f_h(j)`. If it norms this output, `FirstLinear` says what W
+multiplies, and pairs of which too little is left are replayed one by one. All else is the layer's own code.
 
 Nothing depends on this room: without it, `PackedReplay` gives the same maps.
 """
@@ -42,19 +43,25 @@ from captum_vz._engine.replay.folded.kernels import (
     Trace,
     add_sums,
 )
-from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, fill_neighbours, plan_chunks
-from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
-from captum_vz._engine.structure.modules import Norm, matrix
+from captum_vz._engine.replay.folded.plan import (
+    NORMED_CALLS,
+    SAMPLED_TARGETS,
+    PairChunk,
+    PairTable,
+    most_saved,
+    output_goes_into_vectors,
+    pair_table,
+    plan_chunks,
+    products_saved,
+)
+from captum_vz._engine.replay.packed import PackedPairs, exact_chunks, packed_pairs
+from captum_vz._engine.structure.modules import NoNorm, Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
     from captum_vz._engine.replay.folded.plan import SourceBlock
 
-# How many clean targets run to read a layer's structure.
-SAMPLED_TARGETS = 8
-# Share of the packed replay's products that folding must save: a margin, because sums may take longer than products.
-LEAST_SHARE = 0.1
 # In bfloat16, by how much the norm's scale may grow. In a LLaMA layer, 26 made 0.7 of the allowed error, 51 made 1.4.
 LEFT_IN_BFLOAT16 = 32
 
@@ -70,6 +77,8 @@ class FoldedLayer:
         scale: The layer scale, `(d,)`: by what the layer multiplies the attention's output. None: by 1.
         modules: Answers for the norm and the linear modules. None: no module depends on the attention's output, and
             the layer adds it to the rest.
+        share: The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
+            vectors, so nothing is taken from it.
         runner: Runs the layer with these answers.
         probes: What the packed replay returns for the last row of each chunk, `(chunk, d)`.
         probe_bounds: By how much the folded replay may differ from the probes, `(chunk,)`.
@@ -102,6 +111,7 @@ class FoldedLayer:
         self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])
         self.base = self.outputs
         self.scale: Tensor | None = None
+        self.share = 1 if problem.trust.library and not in_bfloat16 else -1
         self.modules: FoldedModules | None = None
         self.runner: PackedPairs | None = None
 
@@ -110,7 +120,9 @@ class FoldedLayer:
         lost = torch.stack([self._lost(block, chunk) for block, chunk in chunks])
         trace = Trace(packed)
         last = torch.stack([chunk.target[-1] for _, chunk in chunks])
-        structure = self._read(trace, contexts, last, lost)
+        structure = self._read(trace, contexts[last] + lost * self.share, contexts, last)
+        if structure.inner is not None and self.share < 0:
+            raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
         self._weight = structure.weight
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
         projection = self._weight.unflatten(0, (problem.site.shape.heads, -1))
@@ -120,12 +132,14 @@ class FoldedLayer:
         if structure.norm is not None:
             self.base = structure.projection(contexts)
             scale = structure.norm.scale(self._clean_input)
+            inner = None if structure.inner is None else (structure.inner, structure.inner.scale(self.base))
             if in_bfloat16:  # checked before much is multiplied: a decoder's first token sees nothing but itself
                 left = self._clean_input[last] - (lost @ self._weight) * (1 if self.scale is None else self.scale)
                 if (structure.norm.scale(left) > LEFT_IN_BFLOAT16 * scale[last]).any():
                     raise CannotReplayError(TOO_LITTLE_LEFT)
-            firsts = [self._first(structure.norm, scale, module, composed) for module in structure.firsts]
-            self.modules = FoldedModules(structure.norm, scale, firsts, [*map(self._later, structure.laters)])
+            firsts = [self._first(structure.norm, scale, inner, module, composed) for module in structure.firsts]
+            laters = [*map(self._later, structure.laters)]
+            self.modules = FoldedModules(structure.norm, scale, inner, firsts, laters)
             self.runner = self._runner(structure, self.modules)
         elif not problem.trust.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
@@ -145,13 +159,13 @@ class FoldedLayer:
         values = block.head_values(self._problem.site.attention.values, self._problem.site.shape.heads, members).sum(0)
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
-    def _read(self, trace: Trace, contexts: Tensor, last: Tensor, lost: Tensor) -> FeedForwardStructure:
-        """Run some clean targets and each chunk's last row, and read the structure from these runs."""
+    def _read(self, trace: Trace, known: Tensor, contexts: Tensor, last: Tensor) -> FeedForwardStructure:
+        """Run some clean targets and each chunk's last row, with `known` contexts, and read the structure from them."""
         pairs = self._pairs
         few = min(len(contexts), SAMPLED_TARGETS)
         clean = torch.linspace(len(contexts) - 1, 0, few, dtype=torch.float64, device=last.device).long()
         target = torch.cat([clean, last])
-        given = torch.cat([contexts[clean], contexts[last] - lost])
+        given = torch.cat([contexts[clean], known])
         structure: FeedForwardStructure | None = None
         outputs = []
         for part in torch.arange(len(target), device=target.device).split(self._problem.chunk_rows):
@@ -169,23 +183,31 @@ class FoldedLayer:
         """Check that the residual stream loses at each target what the projection makes of `lost`, times the scale.
 
         A layer may switch its attention off at some targets. Returns the stream, which the norm is given,
-        `(target, d)`. Without a norm, it is the output.
+        `(target, d)`. Without a norm, it is the output. Where the attention's output has a norm of its own, it is
+        checked there.
         """
         pairs, clean, run = self._pairs, self.outputs, trace.run
-        if structure.norm is not None:
-            clean = self._in_clean_pass(structure.norm.module, 0)
-            run = partial(trace.run_until, structure.norm.module)
+        first = structure.inner or structure.norm
+        if first is not None:
+            clean = self._in_clean_pass(first.module, 0)
+            run = partial(trace.run_until, first.module)
         less = contexts - lost
         parts = torch.arange(len(less), device=less.device).split(self._problem.chunk_rows)
         changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
         loss = lost @ structure.weight
         expected = clean - loss
-        if structure.norm is not None and not is_within(changed, expected, folded_bound(expected, clean)):
+        if (
+            structure.norm is not None
+            and structure.inner is None
+            and not is_within(changed, expected, folded_bound(expected, clean))
+        ):
             self.scale = self._layer_scale(structure, structure.norm)
             expected = clean - loss * self.scale
             check_against_changes((changed - expected).abs().amax(-1), (changed - clean).abs().amax(-1), clean)
         check_folded(changed, expected, folded_bound(expected, clean))
-        return clean
+        if structure.inner is None or structure.norm is None:
+            return clean
+        return self._in_clean_pass(structure.norm.module, 0)
 
     def _layer_scale(self, structure: FeedForwardStructure, norm: Norm) -> Tensor:
         """The norm's input where the layer's input is zero and the attention's output is one, `(d,)`."""
@@ -222,18 +244,25 @@ class FoldedLayer:
         value = attention.batch_first(recorded[place].value.reshape(*size, -1))
         return gather_rows(value, self._pairs.batch, self._pairs.out)
 
-    def _first(self, norm: Norm, scale: Tensor, module: nn.Module, composed: bool) -> FirstLinear:
+    def _first(
+        self, norm: Norm, scale: Tensor, inner: tuple[Norm, Tensor] | None, module: nn.Module, composed: bool
+    ) -> FirstLinear:
         weight, constant = matrix(module), module(norm.beta[None])
         assert weight is not None  # narrows the type: the structure names linear modules only
         base = (self._in_clean_pass(module, 1) - constant) / scale
+        of_attention = None
+        if inner is not None:
+            of_attention = norm.direction(inner[0].direction(self.base)) @ weight
+            base = base - inner[1] * of_attention
         weight = weight.to(self._dtype)
         both = None
         if composed:
             into_norm = self.projection if self.scale is None else self.projection * self.scale
+            into_norm = into_norm if inner is None else inner[0].direction(into_norm)
             directions = norm.direction(into_norm).to(self._dtype)  # (head, d_head, d)
             both = (directions @ weight).to(base.dtype)
         result = base.new_empty(self._longest, base.shape[1])
-        return FirstLinear(module, weight.T, both, base, constant, result)
+        return FirstLinear(module, weight.T, both, base, of_attention, constant, result)
 
     def _later(self, module: nn.Module) -> LaterLinear:
         weight = matrix(module)
@@ -247,7 +276,11 @@ class FoldedLayer:
 
     def _runner(self, structure: FeedForwardStructure, modules: FoldedModules) -> PackedPairs:
         """Runs the layer with the norm, the linear modules and the activations answered."""
-        forwards: dict[nn.Module, Callable[..., Tensor]] = {modules.norm.module: modules.normed}
+        forwards: dict[nn.Module, Callable[..., Tensor]] = {}
+        if structure.inner is not None:
+            forwards[structure.inner.module] = modules.inner_normed
+        if not isinstance(modules.norm, NoNorm):
+            forwards[modules.norm.module] = modules.normed
         forwards |= {first.module: partial(modules.first, number) for number, first in enumerate(modules.firsts)}
         forwards |= {later.module: partial(modules.later, number) for number, later in enumerate(modules.laters)}
         forwards |= {module: partial(modules.activated, activation) for module, activation in structure.activations}
@@ -272,12 +305,12 @@ class FoldedReplay:
             return False
         # In bfloat16 the later matrices cost little too, so twice as much is saved.
         enough = budget_of(problem.output.device).folding_calls / (4 if _in_bfloat16(problem) else 2)
-        most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
-        if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
+        enough *= NORMED_CALLS if output_goes_into_vectors(problem) else 1
+        if most_saved(problem) <= enough:
             return False
         if problem.site.attention.weights is None:
             return True  # it fails, with the reason
-        return _products_saved(problem, _pair_table(problem))[0] > enough
+        return products_saved(problem, pair_table(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
@@ -309,43 +342,6 @@ def _in_bfloat16(problem: ReplayProblem) -> bool:
     return problem.bfloat16_changes and has_fast_bfloat16(problem.output.device)
 
 
-def _pair_table(problem: ReplayProblem) -> PairTable:
-    targets, heads = problem.targets, problem.heads.nonzero().flatten()
-    neighbours = budget_of(problem.output.device).neighbours
-    active = fill_neighbours(problem.active, problem.members[targets.batch], neighbours)
-    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
-    return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
-
-
-def _products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
-    """How many products of numbers folding saves beyond the least share, and whether it should compose two matrices.
-
-    The packed replay multiplies each pair and each target with the attention's projection and the first matrices.
-    Folding multiplies each (source, head) vector, or the pairs of its group if they are fewer, and sums vectors for
-    each pair. To compose is to multiply the projection with the first matrices, once: a row for each feature of each
-    head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
-    """
-    width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
-    heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
-    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
-    last = max(sizes)
-    firsts = last * max(1, sizes.count(last) - 1)  # a feed-forward has matrices of one size, and one of them is last
-    counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
-    counts.index_add_(0, pairs.batch, pairs.active.to(counts))
-    vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
-    fewer = torch.minimum(vectors, counts)
-    sums = vectors * counts
-    numbers = counts.sum(), vectors.sum(), fewer.sum(), sums.sum(), sums[vectors <= counts].sum()
-    total, all_vectors, folded, all_sums, folded_sums = torch.stack(numbers).tolist()
-    projection = problem.site.shape.heads * depth * width
-    saved = (total + targets) * (firsts + projection) - 2 * targets * projection
-    saved -= (min(targets, SAMPLED_TARGETS) + 2 + LEAST_SHARE * (total + targets)) * (firsts + last + projection)
-    saved -= all_vectors * depth * width + all_sums * width
-    composed = firsts * (heads * depth + all_vectors * depth / width + all_sums / width)
-    single = firsts * (folded + folded_sums / width)
-    return saved - min(composed, single), composed < single
-
-
 def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     """All pairs, a chunk at a time. The next chunk overwrites the last one.
 
@@ -353,14 +349,15 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     """
     if problem.site.attention.weights is None:
         raise CannotReplayError("its attention weights cannot be read")
-    pairs = _pair_table(problem)
-    composed = _products_saved(problem, pairs)[1]
+    pairs = pair_table(problem)
+    composed = products_saved(problem, pairs)[1]
     blocks = plan_chunks(pairs, problem.chunk_rows, problem.max_groups, not composed)
     layer = FoldedLayer(
         problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
     )
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
+    cancelled = []
     for block in blocks:
         values = block.head_values(problem.site.attention.values, problem.site.shape.heads)[:, pairs.heads]
         vectors = (values.transpose(0, 1) @ layer.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
@@ -375,7 +372,12 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
             if pairs.active is not problem.active:  # neighbours ran along
                 kept = problem.active[target, group]
                 target, group, output = target[kept], group[kept], output[kept]
+            if layer.modules is not None and layer.modules.cancelled is not None:
+                which = layer.modules.cancelled if pairs.active is problem.active else layer.modules.cancelled[kept]
+                cancelled.append(torch.stack([target, group])[:, which])
             yield ReplayChunk(target, group, output, layer.outputs, target)
+    if cancelled:
+        yield from exact_chunks(problem, PackedPairs(problem.site), *torch.cat(cancelled, 1))
 
 
 def _run(layer: FoldedLayer, pairs: PairTable, chunk: PairChunk, vectors: Tensor) -> Tensor:
@@ -383,7 +385,7 @@ def _run(layer: FoldedLayer, pairs: PairTable, chunk: PairChunk, vectors: Tensor
     batch, out = (x.index_select(0, chunk.target) for x in (pairs.batch, pairs.out))
     members = gather_rows(pairs.members, batch, chunk.group).clamp_min(0)
     shares = gather_rows(pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
-    shares[chunk.pairs : -1], shares[-1] = 0, -1
+    shares[chunk.pairs : -1], shares[-1] = 0, layer.share
     changed = torch.index_select(layer.base, 0, chunk.target, out=layer.changed[: len(chunk.target)])
     for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
         add_sums(rows, share, vectors[span.vectors])
