@@ -228,6 +228,11 @@ def _function_of_user(name: Any) -> Callable[..., Any] | None:
     return None if str(getattr(code, "__module__", "transformers.")).startswith("transformers.") else function
 
 
+def _reads_our_name(module: nn.Module) -> bool:
+    """Whether the file of a module looks up functions. Before transformers 5, ModernBERT's has a table of its own."""
+    return _looks_up_eager() or hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
+
+
 def _config_of(module: nn.Module) -> Any:
     # To find that an attribute is missing takes a module long. Most modules are torch's, whose classes have no config.
     if type(module).__module__.startswith("torch.nn.modules."):
@@ -243,6 +248,8 @@ class TransformersTap:
         configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
         if configs:
             _register()
+            read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
+            configs = [config for config in configs if id(config) in read]
         for config in configs:
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
