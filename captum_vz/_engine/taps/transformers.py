@@ -229,8 +229,10 @@ def _function_of_user(name: Any) -> Callable[..., Any] | None:
 
 
 def _reads_our_name(module: nn.Module) -> bool:
-    """Whether the file of a module looks up functions. Before transformers 5, ModernBERT's has a table of its own."""
-    return _looks_up_eager() or hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
+    """Whether a module may look up our function. Before transformers 5, ModernBERT's file has a table of its own."""
+    file = type(module).__module__
+    of_users = not file.startswith("transformers.")
+    return of_users or _looks_up_eager() or hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS")
 
 
 def _config_of(module: nn.Module) -> Any:
