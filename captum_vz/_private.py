@@ -215,4 +215,15 @@ def batched(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         found = function(functorch._add_batch_dim(x, 0, level))
         return functorch._remove_batch_dim(found, level, len(x), 0)
     finally:  # one call, before which Python looks for no signal
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        _end_transforms(depth)
+
+
+def _end_in_two_calls(depth: int) -> None:
+    if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+        torch._C._functorch._vmap_decrement_nesting()
+
+
+# That of torch 2.6 ends one transform too many. Between two calls a signal may leave the transform open.
+_end_transforms = (
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth if torch.__version__ >= "2.13" else _end_in_two_calls
+)

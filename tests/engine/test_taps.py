@@ -18,6 +18,7 @@ from torch.overrides import _get_current_function_mode_stack
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
+from captum_vz._engine.taps.transformers import NAME, LoadedAlias
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
 from tests.engine.by_name import ByName
@@ -188,3 +189,14 @@ def test_taps_nest(example: Example) -> None:
             example.run()
     assert handler.count > count > 0
     assert example.state() == before
+
+
+def test_eager_is_looked_up_since_transformers_5() -> None:
+    """Before, a layer that reads "eager" computes its attention inline, where nothing of it is seen."""
+    name = LoadedAlias(NAME)
+    assert name == "eager"
+    name.looked_up = False
+    assert name == NAME
+    assert name != "eager"
+    name.loaded = "sdpa"
+    assert name == "sdpa"

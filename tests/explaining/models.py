@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -14,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
-    ViTImageProcessorPil,
     Wav2Vec2Config,
     Wav2Vec2FeatureExtractor,
     Wav2Vec2ForCTC,
@@ -23,6 +23,8 @@ from transformers import (
 
 from captum_vz.testbed import load_model
 
+# The one that needs no torchvision. Before transformers 5, it is the only one of this name.
+IMAGE_PROCESSOR = getattr(transformers, "ViTImageProcessorPil", transformers.ViTImageProcessor)
 SENTENCE = "the pictures of some hat are scaring marcus."
 NAMES = {0: "O", 1: "PERSON", 2: "THING"}
 
@@ -80,7 +82,7 @@ def image_classifier() -> tuple[Any, Any]:
         initializer_range=0.4,
         id2label=NAMES,
     )
-    return ViTForImageClassification(config).eval(), ViTImageProcessorPil(size={"height": 8, "width": 8})
+    return ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
 
 
 def sound_model(kind: Any) -> tuple[Any, Any]:

@@ -109,7 +109,7 @@ class Recorder(AttentionHandler):
         kept = record.keep_module_io and record.attentions and own_parameters(module) and not own_modules(module)
         if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             record.module_io[id(module)] = VersionedTensor(inputs[0]), VersionedTensor(output)
-        if id(module) in self._inline_values and not any(one.module is module for one in record.attentions):
+        if id(module) in self._inline_values and not self._is_recorded(module):
             self._record_inline(module, self._inline_values.pop(id(module)), output)
         elif record.attentions:
             self._follow_context(record.attentions[-1], module, inputs, output)
@@ -129,10 +129,14 @@ class Recorder(AttentionHandler):
         return self._copies[id(value), number][1]
 
     def finish(self, output: Any) -> None:
-        """Called when the layer returns. Records attention of the layer's own forward, whose values the user named."""
+        """Called when the layer returns. Records attention of the layer's own forward that no other tap has seen."""
         self.record.output = output
-        if projected := self._inline_values.pop(id(self.record.layer), None):
+        projected = self._inline_values.pop(id(self.record.layer), None)
+        if projected and (self.record.given is not None or not self._is_recorded(self.record.layer)):
             self._record_inline(self.record.layer, projected, output)
+
+    def _is_recorded(self, module: nn.Module) -> bool:
+        return any(one.module is module for one in self.record.attentions)
 
     def _follow_context(
         self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any

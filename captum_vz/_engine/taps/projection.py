@@ -6,6 +6,7 @@ zero them. The table of families has one row for each attention class. Masks are
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -233,6 +234,27 @@ VALUE_PROJECTIONS = {
     "modeling_xlm.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
 }
 
+# Classes that compute attention inline before transformers 5. Since then their forward looks up a function.
+BEFORE_5: dict[str, ValueProjection] = {}
+for _row, _names in {
+    BERT_LIKE: """
+        AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
+        BridgeTowerSelfAttention CamembertSelfAttention Data2VecTextSelfAttention ElectraSelfAttention
+        ErnieSelfAttention MobileBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
+        RoCBertSelfAttention SegformerEfficientSelfAttention SwinSelfAttention XLMRobertaSelfAttention
+        XLMRobertaXLSelfAttention XmodSelfAttention
+    """,
+    BART_LIKE: """
+        RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
+        modeling_detr.DetrAttention
+    """,
+    ValueProjection("v", "n_heads"): """
+        LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
+    """,
+    ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
+}.items():
+    BEFORE_5 |= dict.fromkeys(_names.split(), _row)
+
 
 # Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
 _ROWS: WeakKeyDictionary[type, tuple[int, ValueProjection | None]] = WeakKeyDictionary()
@@ -243,15 +265,18 @@ def family_of(module: nn.Module) -> ValueProjection | None:
     cls, length = type(module), len(VALUE_PROJECTIONS)
     found = _ROWS.get(cls)
     if found is None or found[0] != length:
-        found = _ROWS[cls] = length, _row_among(cls.__mro__)
+        found = _ROWS[cls] = length, _row_among(cls)
     return found[1]
 
 
-def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
+def _row_among(module_class: type[nn.Module]) -> ValueProjection | None:
     """Return the row of the first class that has one, or None."""
-    for cls in classes:
+    code = getattr(inspect.unwrap(module_class.forward), "__code__", None)
+    inline = "ALL_ATTENTION_FUNCTIONS" not in getattr(code, "co_names", ())
+    rows = BEFORE_5 | VALUE_PROJECTIONS if inline else VALUE_PROJECTIONS
+    for cls in module_class.__mro__:
         file = cls.__module__.rsplit(".", 1)[-1]
-        row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))
+        row = rows.get(f"{file}.{cls.__name__}", rows.get(cls.__name__))
         if row is not None:
             return row
     return None

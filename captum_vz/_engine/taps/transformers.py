@@ -41,12 +41,15 @@ class LoadedAlias(str):
 
     Some models ask for the name of their attention before they prepare its mask or its biases (DeepSeek's sparse
     attention, Falcon's ALiBi). They should do for our function what they do for the one that they were loaded with.
+    Before transformers 5, layers look up no function if their implementation is eager, so there our name is not equal
+    to that one.
     """
 
     loaded = "eager"
+    looked_up = True
 
     def __eq__(self, other: object) -> bool:
-        return other == self.loaded or str.__eq__(self, other)
+        return str.__eq__(self, other) or (other == self.loaded and (self.looked_up or other != "eager"))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -204,6 +207,13 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, _mask_function)
 
 
+def _looks_up_eager() -> bool:
+    """Whether layers ask transformers for their function whichever implementation is named."""
+    from transformers import AttentionInterface
+
+    return hasattr(AttentionInterface, "get_interface")
+
+
 def _function_of_user(name: Any) -> Callable[..., Any] | None:
     """The attention function of this name, if the user registered it.
 
@@ -216,6 +226,13 @@ def _function_of_user(name: Any) -> Callable[..., Any] | None:
     function = None if known else ALL_ATTENTION_FUNCTIONS.get(name)
     code = getattr(function, "func", function)
     return None if str(getattr(code, "__module__", "transformers.")).startswith("transformers.") else function
+
+
+def _reads_our_name(module: nn.Module) -> bool:
+    """Whether a module may look up our function. Before transformers 5, ModernBERT's file has a table of its own."""
+    file = type(module).__module__
+    of_users = not file.startswith("transformers.")
+    return of_users or _looks_up_eager() or hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS")
 
 
 def _config_of(module: nn.Module) -> Any:
@@ -233,7 +250,10 @@ class TransformersTap:
         configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
         if configs:
             _register()
+            read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
+            configs = [config for config in configs if id(config) in read]
         for config in configs:
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
+            name.looked_up = _looks_up_eager()
             changes.replace(config, ATTENTION_NAME, name)
