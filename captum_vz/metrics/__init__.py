@@ -14,7 +14,8 @@ do the scores find what the prediction needs?    `blank_out` with `spearman`; `c
 do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`; `agreement_matrix` of many
 does the representation hold the label?          `description_length`, `linear_probe`; `probing_correlation` with
                                                  cue alignment
-how certain is a mean?                           `summarize`; `macro_summary` of groups that count the same
+how certain is a mean?                           `summarize`, `summarize_many`; `macro_summary` of groups that count the
+                                                 same
 do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
@@ -44,7 +45,14 @@ from captum_vz.metrics.faithfulness import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.metrics.intervals import Correlation, Summary, macro_summary, probing_correlation, summarize
+from captum_vz.metrics.intervals import (
+    Correlation,
+    Summary,
+    macro_summary,
+    probing_correlation,
+    summarize,
+    summarize_many,
+)
 from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length, linear_probe
@@ -88,5 +96,6 @@ __all__ = [
     "sufficiency",
     "sufficiency_bounds",
     "summarize",
+    "summarize_many",
     "top_k_overlap",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_and_tokens, undefined
 from captum_vz.metrics.extra import study_extra
-from captum_vz.metrics.intervals import summarize
+from captum_vz.metrics.intervals import summarize_many
 
 with study_extra("captum_vz.metrics"):
     from scipy import stats
@@ -164,13 +164,13 @@ def agreement_matrix(
     >>> found.one, found.other, found.low <= found.mean <= found.high
     ('a', 'b', True)
     """
-    found = []
-    for one, other in combinations(scores, 2):
-        mean, _, low, high, examples, missing = summarize(
-            spearman(scores[one], scores[other], keep), confidence, resamples, seed
-        )
-        found.append(Agreement(one, other, mean, low, high, examples, missing))
-    return found
+    pairs = list(combinations(scores, 2))
+    values = [spearman(scores[one], scores[other], keep) for one, other in pairs]
+    found = summarize_many(values, confidence, resamples, seed)
+    return [
+        Agreement(*pair, its.mean, its.low, its.high, its.examples, its.undefined)
+        for pair, its in zip(pairs, found, strict=True)
+    ]
 
 
 def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

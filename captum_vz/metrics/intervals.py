@@ -89,6 +89,11 @@ def summarize_many(
 
     Raises:
         ArgumentError: See there.
+
+    >>> import torch
+    >>> one, other = summarize_many([torch.tensor([0.2, 0.4]), torch.tensor([0.5, 0.5])])
+    >>> other.mean, other.low, other.high
+    (0.5, 0.5, 0.5)
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]

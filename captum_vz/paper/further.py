@@ -16,7 +16,7 @@ from captum_vz.metrics import (
     comprehensiveness_bounds,
     macro_summary,
     sufficiency_bounds,
-    summarize,
+    summarize_many,
 )
 from captum_vz.study import METRICS, VARIANTS, EvaluationBatch, Example, Metric, Scorer, Study, Variant
 
@@ -107,7 +107,7 @@ def further_tables(
     """
     rows = _last_layers(study)
     methods = [method for method in study.settings["methods"] if method in set(rows["method"])]
-    of = partial(summarize, confidence=confidence, resamples=resamples)
+    of = partial(summarize_many, confidence=confidence, resamples=resamples)
     macro = partial(macro_summary, confidence=confidence, resamples=resamples)
     found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro)}
     if predicts:
@@ -173,10 +173,14 @@ def _bound(bounds: Any, end: str, batch: EvaluationBatch, rows: Tensor) -> Tenso
     return limit.expand(len(rows), -1)
 
 
-def _entry(values: Any, of: Callable[[Any], Any]) -> dict[str, Any]:
-    """Mean, interval and counts of one value for each example."""
-    found = of(values)._asdict()
-    return {name: found[name] for name in _SUMMARY}
+def _entries(named: Sequence[tuple[dict[str, str], Any]], of: Any, macro: Any = None) -> list[dict[str, Any]]:
+    """Means, intervals and counts of values for each example, and of lists of values by the mean of their means."""
+    pooled = iter(of([values for _, values in named if isinstance(values, Tensor)]))
+    entries = []
+    for where, values in named:
+        found = (next(pooled) if isinstance(values, Tensor) else macro(values))._asdict()
+        entries.append(where | {name: found[name] for name in _SUMMARY})
+    return entries
 
 
 def _tensor(values: Any) -> Tensor:
@@ -185,13 +189,12 @@ def _tensor(values: Any) -> Tensor:
 
 def _long(values: DataFrame, methods: Sequence[str], metrics: Sequence[str], column: str, of: Any) -> DataFrame:
     by_method = dict(list(values.groupby("method", sort=False)))
-    return pd.DataFrame(
-        [
-            {"method": method, column: metric} | _entry(_tensor(by_method[method][metric]), of)
-            for method in methods
-            for metric in metrics
-        ]
-    )
+    named = [
+        ({"method": method, column: metric}, _tensor(by_method[method][metric]))
+        for method in methods
+        for metric in metrics
+    ]
+    return pd.DataFrame(_entries(named, of))
 
 
 def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFrame:
@@ -199,16 +202,16 @@ def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFram
     table = _long(values, methods, REMOVING, "metric", of)
     once = values.drop_duplicates("example")
     bounds = [
-        {"method": f"{end} order", "metric": what} | _entry(_tensor(once[f"{what} {end}"]), of)
+        ({"method": f"{end} order", "metric": what}, _tensor(once[f"{what} {end}"]))
         for what in _BOUNDS
         for end in ("best", "worst")
     ]
-    return pd.concat([table, pd.DataFrame(bounds)], ignore_index=True)
+    return pd.concat([table, pd.DataFrame(_entries(bounds, of))], ignore_index=True)
 
 
 def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
     """Means by paradigm and by label, pooled, and the mean of the means, over the same groups for all methods."""
-    found = []
+    named: list[tuple[dict[str, str], Any]] = []
     keys = {column: sorted(rows[column].dropna().unique()) for column in ("group", "label")}
     for metric in (metric for metric in GROUPED if metric in rows):
         for method, some in rows.groupby("method", sort=False):
@@ -218,10 +221,10 @@ def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
                 # Without a value in one of the groups, there is no mean of the means: see macro_summary.
                 parts = {str(key): _tensor(some.loc[some[column] == key, metric]) for key in keys[column]}
                 where = {"method": method, "metric": metric, "by": by}
-                found += [where | {"group": key} | _entry(part, of) for key, part in parts.items()]
-                found.append(where | {"group": "all"} | _entry(_tensor(some[metric]), of))
-                found.append(where | {"group": "macro"} | _entry(list(parts.values()), macro))
-    return pd.DataFrame(found, columns=["method", "metric", "by", "group", *_SUMMARY])
+                named += [(where | {"group": key}, part) for key, part in parts.items()]
+                named.append((where | {"group": "all"}, _tensor(some[metric])))
+                named.append((where | {"group": "macro"}, list(parts.values())))
+    return pd.DataFrame(_entries(named, of, macro), columns=["method", "metric", "by", "group", *_SUMMARY])
 
 
 def _agreement(rows: DataFrame, methods: Sequence[str], confidence: float, resamples: int) -> DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from captum_vz.metrics import macro_summary, summarize
+from captum_vz.metrics import macro_summary, summarize_many
 from captum_vz.paper import Reproduction, reproduce
 from captum_vz.paper.further import REMOVING, _groups, evenly
 from captum_vz.study import VARIANTS, Example, Scorer, Study
@@ -82,7 +82,7 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     unlike = (last["group"] == out) & (last["method"] == "attention")
     rows = last[~unlike].copy()
     rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
-    found = _groups(rows, summarize, macro_summary)
+    found = _groups(rows, summarize_many, macro_summary)
     table = found.set_index(["metric", "method", "by", "group"])
     for method, count in (("attention", 0), ("random", 0)):
         assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
