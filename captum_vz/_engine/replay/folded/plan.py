@@ -65,21 +65,6 @@ def pair_table(problem: ReplayProblem) -> PairTable:
     return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
 
 
-def _sizes(problem: ReplayProblem) -> tuple[int, int, int]:
-    """How many numbers the first matrices of the feed-forward hold, its last one, and the attention's projection."""
-    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
-    last = max(sizes)  # a feed-forward has matrices of one size, and one of them is last
-    projection = problem.site.shape.heads * problem.site.attention.values.shape[-1] * problem.output.shape[-1]
-    return last * max(1, sizes.count(last) - 1), last, projection
-
-
-def most_saved(problem: ReplayProblem) -> float:
-    """What `products_saved` can be at most, from sizes alone: vectors and their sums are left out."""
-    rows = len(problem.targets) * (problem.members.shape[1] + 1)
-    firsts, last, projection = _sizes(problem)
-    return rows * (firsts + projection - LEAST_SHARE * (firsts + last + projection))
-
-
 def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
     """How many products of numbers folding saves beyond the least share, and whether it should compose two matrices.
 
@@ -90,7 +75,9 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
     heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
-    firsts, last, projection = _sizes(problem)
+    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
+    last = max(sizes)
+    firsts = last * max(1, sizes.count(last) - 1)  # a feed-forward has matrices of one size, and one of them is last
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
     counts.index_add_(0, pairs.batch, pairs.active.to(counts))
     vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
@@ -98,6 +85,7 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     sums = vectors * counts
     numbers = counts.sum(), vectors.sum(), fewer.sum(), sums.sum(), sums[vectors <= counts].sum()
     total, all_vectors, folded, all_sums, folded_sums = torch.stack(numbers).tolist()
+    projection = problem.site.shape.heads * depth * width
     saved = (total + targets) * (firsts + projection) - 2 * targets * projection
     saved -= (min(targets, SAMPLED_TARGETS) + 2 + LEAST_SHARE * (total + targets)) * (firsts + last + projection)
     saved -= all_vectors * depth * width + all_sums * width

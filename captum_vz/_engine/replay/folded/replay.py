@@ -48,7 +48,6 @@ from captum_vz._engine.replay.folded.plan import (
     SAMPLED_TARGETS,
     PairChunk,
     PairTable,
-    most_saved,
     output_goes_into_vectors,
     pair_table,
     plan_chunks,
@@ -305,9 +304,10 @@ class FoldedReplay:
             return False
         # In bfloat16 the later matrices cost little too, so twice as much is saved.
         enough = budget_of(problem.output.device).folding_calls / (4 if _in_bfloat16(problem) else 2)
-        enough *= NORMED_CALLS if output_goes_into_vectors(problem) else 1
-        if most_saved(problem) <= enough:
+        most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
+        if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
+        enough *= NORMED_CALLS if output_goes_into_vectors(problem) else 1
         if problem.site.attention.weights is None:
             return True  # it fails, with the reason
         return products_saved(problem, pair_table(problem))[0] > enough
