@@ -23,7 +23,6 @@ from captum_vz.study.figures import (
     name_layers,
     new_figure,
     panel_title,
-    ranks_of,
     share_limits,
     stacked,
     whole_figure,
@@ -230,7 +229,7 @@ def _points(panel: Axes, column: Column, methods: list[str], first: bool) -> Non
 
 def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -> None:
     """A line from the lowest to the highest rank of each method in the variants of blank-out."""
-    ranks = ranks_of(variants.pivot(index="method", columns="variant", values="mean").reindex(methods))
+    ranks = variants.pivot(index="method", columns="variant", values="rank").reindex(methods)
     spread: dict[str, Any] = {"mean": ranks.mean(axis=1), "low": ranks.min(axis=1), "high": ranks.max(axis=1)}
     draw_points(panel, pd.DataFrame(spread).reset_index(names="method"))
     _head(panel, f"rank in {ranks.shape[1]} variants\nof blank-out (1: best)" if first else "", variants)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from captum_vz.metrics import (
+    Difference,
     agreement_matrix,
+    compare_pairs,
     comprehensiveness_bounds,
     macro_summary,
     sufficiency_bounds,
@@ -54,17 +56,20 @@ class Further:
 
     Attributes:
         variants: Spearman's correlation with blank-out in each variant: ``model``, ``method``, ``variant`` (the name of
-            a metric), ``mean``, its interval, and the numbers of ``examples`` and ``undefined`` ones.
-        removing: The same for metrics that remove many sets of tokens, with ``metric`` in the place of ``variant``. The
-            methods "best order" and "worst order" are the bounds.
-        groups: The same with ``metric``, ``by`` ("paradigm" or "label"), and ``group``: one of them, "all" (the pooled
-            mean) or "macro" (the mean of the means; NaN for a method without a value in one of them).
+            a metric), ``mean``, its interval, the numbers of ``examples`` and ``undefined`` ones, and the ``rank``: one
+            more than the number of methods that are higher, sentence by sentence
+            (:func:`~captum_vz.metrics.compare_pairs`). Methods that do not differ are not told apart.
+        removing: The same for metrics that remove many sets of tokens, with ``metric`` in the place of ``variant`` and
+            without ranks. The methods "best order" and "worst order" are the bounds.
+        groups: As `variants`, with ``metric``, ``by`` ("paradigm" or "label"), and ``group``: one of them, "all" (the
+            pooled mean) or "macro" (the mean of the means, without a rank; NaN for a method without a value in one of
+            them).
         agreement: Spearman's correlation of the rows of two methods, ``one`` and ``other``.
     """
 
-    variants: DataFrame = field(default_factory=_empty("method", "variant", *_SUMMARY))
+    variants: DataFrame = field(default_factory=_empty("method", "variant", *_SUMMARY, "rank"))
     removing: DataFrame = field(default_factory=_empty("method", "metric", *_SUMMARY))
-    groups: DataFrame = field(default_factory=_empty("method", "metric", "by", "group", *_SUMMARY))
+    groups: DataFrame = field(default_factory=_empty("method", "metric", "by", "group", *_SUMMARY, "rank"))
     agreement: DataFrame = field(default_factory=_empty("one", "other", *_SUMMARY))
 
     @classmethod
@@ -109,7 +114,8 @@ def further_tables(
     methods = [method for method in study.settings["methods"] if method in set(rows["method"])]
     of = partial(summarize_many, confidence=confidence, resamples=resamples)
     macro = partial(macro_summary, confidence=confidence, resamples=resamples)
-    found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro)}
+    pairs = partial(compare_pairs, confidence=confidence, resamples=resamples)
+    found = {"agreement": _agreement(rows, methods, confidence, resamples), "groups": _groups(rows, of, macro, pairs)}
     if predicts:
         made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist()]
 
@@ -121,7 +127,10 @@ def further_tables(
             return study.keep(table, source, [*made_of, list(metrics)], made)
 
         variants = [one.name for one in possible_variants(source[1])]
-        found["variants"] = _long(kept("variants", variants, "unk", rows), methods, variants, "variant", of)
+        values = kept("variants", variants, "unk", rows)
+        ranks = {name: _ranks(values, name, pairs) for name in variants}
+        table = _long(values, methods, variants, "variant", of)
+        found["variants"] = table.assign(rank=[ranks[row.variant].get(row.method) for row in table.itertuples()])
         chosen = set(evenly([example.id for example in examples], MOST_SENTENCES))
         few = rows[rows["example"].isin(chosen)]
         metrics = {metric: METRICS[metric] for metric in REMOVING}
@@ -209,7 +218,17 @@ def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFram
     return pd.concat([table, pd.DataFrame(_entries(bounds, of))], ignore_index=True)
 
 
-def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
+def _ranks(values: DataFrame, metric: str, pairs: Callable[[Any], list[Difference]]) -> dict[str, int]:
+    """For each method one more than the number of methods whose values are higher, example by example."""
+    table = values.pivot(index="example", columns="method", values=metric).dropna(axis=1, how="all")
+    ranks = dict.fromkeys(map(str, table), 1)
+    for pair in pairs({str(method): _tensor(table[method]) for method in table}):
+        if not pair.tied:
+            ranks[pair.other if pair.mean > 0 else pair.one] += 1
+    return ranks
+
+
+def _groups(rows: DataFrame, of: Any, macro: Any, pairs: Any) -> DataFrame:
     """Means by paradigm and by label, pooled, and the mean of the means, over the same groups for all methods."""
     named: list[tuple[dict[str, str], Any]] = []
     keys = {column: sorted(rows[column].dropna().unique()) for column in ("group", "label")}
@@ -224,7 +243,15 @@ def _groups(rows: DataFrame, of: Any, macro: Any) -> DataFrame:
                 named += [(where | {"group": key}, part) for key, part in parts.items()]
                 named.append((where | {"group": "all"}, _tensor(some[metric])))
                 named.append((where | {"group": "macro"}, list(parts.values())))
-    return pd.DataFrame(_entries(named, of, macro), columns=["method", "metric", "by", "group", *_SUMMARY])
+    keyed = ["metric", "by", "group", "method"]
+    table = pd.DataFrame(_entries(named, of, macro), columns=["method", *keyed[:-1], *_SUMMARY])
+    ranks: dict[tuple[str, ...], int] = {}
+    for metric, by, group in table[keyed[:-1]].drop_duplicates().itertuples(index=False):
+        column = {"paradigm": "group", "label": "label"}[by]
+        some = rows if group == "all" else rows[rows[column].astype(str) == group]
+        if group != "macro":
+            ranks |= {(metric, by, group, method): rank for method, rank in _ranks(some, metric, pairs).items()}
+    return table.assign(rank=[ranks.get(key) for key in table[keyed].itertuples(index=False, name=None)])
 
 
 def _agreement(rows: DataFrame, methods: Sequence[str], confidence: float, resamples: int) -> DataFrame:

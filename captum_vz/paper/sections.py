@@ -103,20 +103,21 @@ def _variants(rows: DataFrame) -> list[str]:
             for method in methods
         ],
     )
-    winners = {means[one.name].idxmax() for one in shown if means[one.name].notna().any()}
+    winners = set(rows[rows["rank"] == 1]["method"])
     if not winners:  # no sentence has values
         return ["### Faithfulness in its variants: Spearman with blank-out", table]
-    ranks = means[[one.name for one in shown]].rank(ascending=False)
+    ranks = rows.pivot(index="method", columns="variant", values="rank")
     widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
     low, high = int(ranks.loc[widest].min()), int(ranks.loc[widest].max())
     text = (
         f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
         "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
-        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. Methods that see the forms are given what "
-        "the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
+        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. A rank is one more than the number of "
+        "methods that are higher, sentence by sentence, as in the paired comparisons. Methods that see the forms are "
+        "given what the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
     )
     result = (
-        f"The highest mean: {', '.join(sorted(map(str, winners)))}, depending on the variant. "
+        f"No method is higher, in one variant or more: {', '.join(sorted(map(str, winners)))}. "
         f"{widest} has the ranks {low} to {high}."
     )
     return ["### Faithfulness in its variants: Spearman with blank-out", text, table, result]
@@ -151,22 +152,22 @@ def _groups(rows: DataFrame) -> list[str]:
     """For each metric the means by paradigm and label, with ranks."""
     parts = [
         "### By paradigm and by label",
-        "Means, and in parentheses the rank in the column. *mean of N paradigms* counts each the same. A method "
-        "without values in one of them has none. Paradigms that no method could explain have no column and do "
-        "not count. "
-        "Intervals are in `groups.csv`.",
+        "Means, and in parentheses the rank: one more than the number of methods that are higher, sentence by "
+        "sentence, as in the paired comparisons. *mean of N paradigms* counts each the same, and has no ranks. A "
+        "method without values in one of them has none. Paradigms that no method could explain have no column and do "
+        "not count. Intervals are in `groups.csv`.",
     ]
     for metric, some in rows.groupby("metric", sort=False):
         columns = group_columns(some)
         means = some.pivot(index="method", columns=["by", "group"], values="mean")[columns]
-        ranks = means.rank(ascending=False, method="min")
+        ranks = some.pivot(index="method", columns=["by", "group"], values="rank")[columns]
         sizes = some.groupby(["by", "group"])["examples"].max()
         heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
         lines = [
             [
                 str(method),
                 *(
-                    "-" if mean != mean else f"{mean:.2f} ({int(rank)})"
+                    "-" if mean != mean else f"{mean:.2f}" if rank != rank else f"{mean:.2f} ({int(rank)})"
                     for mean, rank in zip(means.loc[method], ranks.loc[method], strict=True)
                 ),
             ]

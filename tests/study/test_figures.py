@@ -101,7 +101,8 @@ def tables() -> dict[str, pd.DataFrame]:
     def rows(keys: dict[str, list[Any]]) -> pd.DataFrame:
         index = pd.MultiIndex.from_product(keys.values(), names=keys.keys())
         mean = draw.uniform(-1, 1, len(index))
-        return pd.DataFrame(index=index).reset_index().assign(mean=mean, low=mean - 0.1, high=mean + 0.1, **numbers)
+        its = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "rank": draw.integers(1, 15, len(index))}
+        return pd.DataFrame(index=index).reset_index().assign(**its, **numbers)
 
     all_layers = {"model": models, "method": list(METHODS), "layer": list(range(24))}
     metrics = ["cue_ap", "cue_dot", "blank_out", "value_patching"]
@@ -234,8 +235,7 @@ def test_page_shows_the_tables(tables: dict[str, pd.DataFrame]) -> None:
             panel = page.axes[5 * row + column]
             points = [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
             assert points == pytest.approx([last[model, metric, method] for method in in_order(METHODS)])
-        ranks = tables["variants"].query("model == @model").pivot(index="method", columns="variant", values="mean")
-        ranks = ranks.rank(ascending=False)
+        ranks = tables["variants"].query("model == @model").pivot(index="method", columns="variant", values="rank")
         spread = page.axes[5 * row + 4]
         ends = [[end[0] for end in line.get_segments()[0]] for line in spread.collections]
         assert ends == [[ranks.loc[name].min(), ranks.loc[name].max()] for name in in_order(METHODS)]

@@ -1,5 +1,6 @@
 """What the report has beyond the paper: each table equals the metrics and means of the study, computed in loops."""
 
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from captum_vz.metrics import macro_summary, summarize_many
+from captum_vz.metrics import compare_pairs, macro_summary, summarize_many
 from captum_vz.paper import Reproduction, reproduce
 from captum_vz.paper.further import REMOVING, _groups, evenly
 from captum_vz.study import VARIANTS, Example, Scorer, Study
@@ -82,7 +83,7 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     unlike = (last["group"] == out) & (last["method"] == "attention")
     rows = last[~unlike].copy()
     rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
-    found = _groups(rows, summarize_many, macro_summary)
+    found = _groups(rows, summarize_many, macro_summary, compare_pairs)
     table = found.set_index(["metric", "method", "by", "group"])
     for method, count in (("attention", 0), ("random", 0)):
         assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
@@ -95,19 +96,46 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     assert f"mean of {len(effect)} paradigms" in heads
 
 
-def test_equal_means_are_framed_alike() -> None:
-    """Cells that show the same highest number: none is the best of its column."""
-    means = {"alti": (0.998, 0.3), "attention": (1.0, 0.5), "random": (0.1, np.nan)}
+def test_methods_that_none_exceeds_are_framed() -> None:
+    """Methods that do not differ share a frame, whatever their means. A column without ranks has none."""
+    ranks = {"alti": (1, np.nan), "attention": (1, np.nan), "random": (3, np.nan)}
     rows = [
-        {"model": "m", "method": method, "by": "paradigm", "group": group, "mean": mean, "low": mean, "high": mean}
-        for method, both in means.items()
-        for group, mean in zip(("one", "two"), both, strict=True)
+        {"model": "m", "method": method, "by": "paradigm", "group": group, "mean": 0.5 / place, "rank": rank}
+        for place, (method, both) in enumerate(ranks.items(), start=1)
+        for group, rank in zip(("one", "macro"), both, strict=True)
     ]
-    figure = draw_groups(pd.DataFrame(rows).assign(metric="cue_dot", examples=3, undefined=0), "cue_dot")
+    numbers = {"metric": "cue_dot", "examples": 3, "undefined": 0, "low": 0.0, "high": 1.0}
+    figure = draw_groups(pd.DataFrame(rows).assign(**numbers), "cue_dot")
     (panel,) = figure.axes
     framed = {(round(one.get_x() + 0.46), round(one.get_y() + 0.46)) for one in panel.patches}
-    assert framed == {(0, 0), (0, 1), (1, 0)}
+    assert framed == {(0, 0), (0, 1)}
     assert "attention and alti" in alt_text_of(figure)
+
+
+def test_ranks_count_the_methods_that_are_higher(found: Reproduction, last: pd.DataFrame) -> None:
+    """By Wilcoxon's test with Holm's correction, and the sign of the mean difference."""
+    table = found.further.variants
+    seen = set()
+    for name in (one.name for one in VARIANTS):
+        values = last.pivot(index="example", columns="method", values=name)
+        pairs = [(one, other, (values[one] - values[other]).dropna()) for one, other in combinations(METHODS, 2)]
+        tests = [stats.wilcoxon(gap, zero_method="zsplit").pvalue for _, _, gap in pairs]
+        order, corrected = np.argsort(tests), np.zeros(3)
+        corrected[order] = np.maximum.accumulate(np.minimum(1, np.sort(tests) * [3, 2, 1]))
+        expected = dict.fromkeys(METHODS, 1)
+        for (one, other, gap), p in zip(pairs, corrected, strict=True):
+            if p <= 0.05:
+                expected[other if gap.mean() > 0 else one] += 1
+        ranks = table[table["variant"] == name].set_index("method")["rank"].to_dict()
+        assert ranks == expected
+        seen |= set(ranks.values())
+    assert seen == {1, 2, 3}
+    groups = found.further.groups
+    assert groups[groups["group"] == "macro"]["rank"].isna().all()
+    pooled = groups[(groups["group"] == "all") & (groups["metric"] == "blank_out") & (groups["by"] == "label")]
+    assert pooled.set_index("method")["rank"].to_dict() == (
+        table[table["variant"] == "blank_out_unk_forms"].set_index("method")["rank"].to_dict()
+    )
 
 
 def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:
@@ -136,8 +164,8 @@ def test_report_has_the_tables(found: Reproduction) -> None:
 def test_figures_show_the_tables(found: Reproduction) -> None:
     (panel,) = found.plot("variants").axes
     shown = [text.get_text() for text in panel.texts]
-    means = found.further.variants.pivot(index="method", columns="variant", values="mean")
-    ranks = means[[one.name for one in VARIANTS]].rank(ascending=False).loc[in_order(METHODS)]
+    ranks = found.further.variants.pivot(index="method", columns="variant", values="rank")
+    ranks = ranks[[one.name for one in VARIANTS]].loc[in_order(METHODS)]
     assert shown[: ranks.size] == [f"{rank:.0f}" for rank in ranks.to_numpy().ravel()]
     for told, low, high in zip(shown[ranks.size :], ranks.min(axis=1), ranks.max(axis=1), strict=True):
         assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")

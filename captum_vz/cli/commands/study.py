@@ -37,6 +37,7 @@ METRICS: Final = (
     *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
     *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
     *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
+    *("sensitivity", "sanity", "sanity_last"),
 )
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 _PATHS = ("blimp", "jsonl", "output", "html", "plugin")

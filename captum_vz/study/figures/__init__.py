@@ -32,7 +32,6 @@ from captum_vz.study.figures.tables import (
     draw_variants,
     group_columns,
     group_title,
-    ranks_of,
 )
 
 __all__ = [
@@ -62,7 +61,6 @@ __all__ = [
     "name_methods",
     "new_figure",
     "panel_title",
-    "ranks_of",
     "share_limits",
     "stacked",
     "whole_figure",

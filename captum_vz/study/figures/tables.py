@@ -44,7 +44,8 @@ def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
     """Draws the mean of each method by paradigm and label, pooled, and as the mean of the means: a panel for a model.
 
     Args:
-        groups: ``model``, ``method``, ``metric``, ``by``, ``group``, ``mean``, ``low``, ``high`` and ``examples``.
+        groups: ``model``, ``method``, ``metric``, ``by``, ``group``, ``mean``, ``low``, ``high``, ``examples`` and
+            ``rank``.
         metric: One of its metrics.
         data: The name of the data, for the titles.
 
@@ -66,28 +67,28 @@ def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
         sizes = of_model.groupby(["by", "group"])["examples"].max()
         heads = [f"{group_title(group, columns[model])} ({sizes[by, group]:,})" for by, group in columns[model]]
         _grid(panel, means.to_numpy(), list(means.index), [in_two_lines(head) for head in heads])
-        about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: highest of a column"
+        about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: no method is higher"
         write_title(panel, about, width)
-        written = means.round(2)  # as the cells say it: what they show as equal is framed alike
-        highest = written == written.max()
+        ranks = of_model.pivot(index="method", columns=["by", "group"], values="rank")
+        highest = ranks.loc[means.index, columns[model]] == 1  # methods that do not differ are framed alike
         for place, column in np.argwhere(highest.to_numpy()):
             panel.add_patch(_frame(int(column), int(place)))
         names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")
-        filled = [k for k in range(len(heads)) if means.iloc[:, k].notna().any()]
+        filled = [k for k in range(len(heads)) if highest.iloc[:, k].any()]
         best = ", ".join(f"{heads[k]}: {' and '.join(means.index[highest.iloc[:, k]])}" for k in filled)
-        sentence = f"{model}, {metric_title(metric)}, the method with the highest mean: {best}."
+        sentence = f"{model}, {metric_title(metric)}, the methods that none exceeds: {best}."
         set_content(panel, Content(sentence, names, partial(_tuples, of_model, names)))
     return whole_figure(panels)
 
 
 def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = "") -> Figure:
-    """Draws the rank of each method in each variant of blank-out, 1 for the highest mean: for each model a panel.
+    """Draws the rank of each method in each variant of blank-out, 1 if none is higher: for each model a panel.
 
     A row of one colour is a method whose rank does not depend on the variant. The last column has its lowest and
     highest rank.
 
     Args:
-        variants: ``model``, ``method``, ``variant``, ``mean`` and ``examples``.
+        variants: ``model``, ``method``, ``variant``, ``mean``, ``examples`` and ``rank``.
         titles: The names of the variants in the figure, in the order in which they are drawn.
         data: The name of the data, for the titles.
     """
@@ -99,7 +100,7 @@ def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = ""
         rows = variants[variants["model"] == model]
         means = rows.pivot(index="method", columns="variant", values="mean").loc[in_order(rows["method"])]
         shown = [name for name in titles if name in means]
-        ranks = ranks_of(means[shown])
+        ranks = rows.pivot(index="method", columns="variant", values="rank").loc[means.index, shown]
         colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
         panel.imshow(colors, cmap=COLORS, vmin=-1.3 * len(ranks), vmax=-1, aspect="auto")
         for (row, column), rank in np.ndenumerate(ranks.to_numpy()):
@@ -112,18 +113,15 @@ def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = ""
                 panel.text(len(shown) - 0.3, row, told, fontsize=_SMALL, va="center")
         _name_axes(panel, list(means.index), [titles[name] for name in shown])
         count = int(rows["examples"].max())
-        about = f"{panel_title(model, data, f'{count:,} sentences')}\nrank by Spearman with blank-out (1: highest mean)"
+        about = (
+            f"{panel_title(model, data, f'{count:,} sentences')}\nrank by Spearman with blank-out (1: none is higher)"
+        )
         write_title(panel, about, width)
         names = ("method", "variant", "mean", "low", "high", "examples", "undefined")
-        firsts = ", ".join(f"{titles[name]}: {means[name].idxmax()}" for name in shown)
-        sentence = f"{model}, the method with the highest mean in each variant of blank-out: {firsts}."
+        firsts = ", ".join(f"{titles[name]}: {' and '.join(ranks.index[ranks[name] == 1])}" for name in shown)
+        sentence = f"{model}, the methods that none exceeds in each variant of blank-out: {firsts}."
         set_content(panel, Content(sentence, names, partial(_tuples, rows, names)))
     return whole_figure(panels)
-
-
-def ranks_of(means: DataFrame) -> DataFrame:
-    """The rank of each row in each column, 1 for the highest mean. Means that are equal have the same rank."""
-    return means.rank(ascending=False, method="min")
 
 
 def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
