@@ -112,7 +112,7 @@ class PackedReplay:
 
 
 def exact_chunks(problem: ReplayProblem, pairs: PackedPairs, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
-    """Outputs of some pairs, whose contexts are summed anew. Unlike `context_change`, this is exact for all of them."""
+    """Outputs of some pairs. The context of each is summed over the sources that are left."""
     yield from _exact_chunks(problem, _ChunkRunner(problem, pairs), target, group)
 
 
