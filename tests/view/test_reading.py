@@ -108,6 +108,20 @@ def test_click_on_a_layer_shows_it(opened: Open) -> None:
         assert_shows(page, scores, 5)
 
 
+@pytest.mark.parametrize("wide", [1280, 400])
+def test_click_counts_while_the_page_is_painted(wide: int, opened: Open) -> None:
+    """The pointer comes from a token. The page is painted anew between the press of the button and its release."""
+    page = opened(view(LAYERS, TOKENS, layer=1).html(), viewport={"width": wide, "height": 900})
+    layer(page, "layer 0").hover()
+    at_rest(page)
+    page.mouse.down()
+    page.evaluate("document.getElementById('texts').dispatchEvent(new PointerEvent('pointerleave'))")
+    at_rest(page)
+    page.mouse.up()
+    assert shown_layer(page) == "layer 0"
+    assert page.evaluate("document.activeElement.textContent").startswith("layer 0")
+
+
 def test_page_opens_on_a_layer_and_a_token(opened: Open) -> None:
     """Without an argument: the mask, else the last word, in the last layer, not in the rollout."""
     page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT).html())

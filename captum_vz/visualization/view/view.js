@@ -377,15 +377,17 @@ function paintStrip(view, strip, item) {
   strip.room ??= canvas.parentNode.clientWidth;
   const small = strip.room < 34 * columnCount + 70;
   names.className = small ? 'names' : '';
-  const kept = [...names.children];
-  names.replaceChildren(...maps.map((map, p) => {
+  // The buttons stay in the page: one that is taken out loses the focus, and a click that has begun on it.
+  while (names.children.length > maps.length) names.lastChild.remove();
+  while (names.children.length < maps.length) names.append(element('button'));
+  maps.forEach((map, p) => {
     const [best] = rows[p] ? strongest(rows[p]) : [];
     const value = best ? written(rows[p][best.column], map, true) : '';
     const name = ofHeads ? headOf(map) || 'all heads' : layerOf(map);
-    const button = kept[p] || element('button');
+    const button = names.children[p];
     button.replaceChildren(name, ...(best && small ? [' ', element('bdi', shortened(best.label)), ` ${value}`] : []));
-    return Object.assign(button, { ariaPressed: map === view.map, ariaLabel: best ? `${name} ${best.label} ${value}` : name });
-  }));
+    Object.assign(button, { ariaPressed: map === view.map, ariaLabel: best ? `${name} ${best.label} ${value}` : name });
+  });
   strip.named ??= names.offsetWidth;
   const wide = Math.max(60, strip.room - strip.named);
   const cell = Math.min(36, wide / columnCount);
