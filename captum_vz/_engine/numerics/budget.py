@@ -21,7 +21,8 @@ class Budget:
         neighbours: How many neighbouring groups of sources share their targets, so that one product serves them all. A
             CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
         folding_calls: What the folded replay costs besides its products, in operations that the device could do
-            meanwhile. These are some hundreds of calls, which read a layer's structure and check the result.
+            meanwhile, for each first matrix of the feed-forward. These are some hundreds of calls, which read a layer's
+            structure and check the result.
     """
 
     chunk_bytes: int
@@ -39,7 +40,7 @@ SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks wer
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 # By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
-BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=3.3e8)}
+BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=4.6e8)}
 OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
 
 

@@ -21,8 +21,8 @@ VECTORS = 1024
 SAMPLED_TARGETS = 8
 # Share of the packed replay's products that folding must save: a margin, because sums may take longer than products.
 LEAST_SHARE = 0.1
-# How many times as many calls a norm of the attention's output takes. Measured: it pays from 32 tokens on at width 768.
-NORMED_CALLS = 4
+# How many times as many calls a norm of the attention's output takes. Measured: it pays from 34 tokens on at width 768.
+NORMED_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
     heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
-    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
-    last = max(sizes)
-    firsts = last * max(1, sizes.count(last) - 1)  # a feed-forward has matrices of one size, and one of them is last
+    last, count = feed_forward(problem)
+    firsts = last * count
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
     counts.index_add_(0, pairs.batch, pairs.active.to(counts))
     vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
@@ -92,6 +91,13 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     composed = firsts * (heads * depth + all_vectors * depth / width + all_sums / width)
     single = firsts * (folded + folded_sums / width)
     return saved - min(composed, single), composed < single
+
+
+def feed_forward(problem: ReplayProblem) -> tuple[int, int]:
+    """The numbers in its last matrix, and how many first matrices it has: all are of one size, and one is last."""
+    sizes = [x.numel() for x in problem.site.layer.parameters if x.dim() == 2] or [1]
+    last = max(sizes)
+    return last, max(1, sizes.count(last) - 1)
 
 
 def output_goes_into_vectors(problem: ReplayProblem) -> bool:

@@ -48,6 +48,7 @@ from captum_vz._engine.replay.folded.plan import (
     SAMPLED_TARGETS,
     PairChunk,
     PairTable,
+    feed_forward,
     output_goes_into_vectors,
     pair_table,
     plan_chunks,
@@ -307,7 +308,7 @@ class FoldedReplay:
         most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
         if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
-        enough *= NORMED_CALLS if output_goes_into_vectors(problem) else 1
+        enough *= feed_forward(problem)[1] * (NORMED_CALLS if output_goes_into_vectors(problem) else 1)
         if problem.site.attention.weights is None:
             return True  # it fails, with the reason
         return products_saved(problem, pair_table(problem))[0] > enough
