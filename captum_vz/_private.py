@@ -6,8 +6,9 @@ A new version may rename them without notice. `tests/test_private.py` says what 
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import starmap, takewhile
 from typing import Any
 
 import torch
@@ -210,20 +211,13 @@ def batched(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     functorch = torch._C._functorch
     depth = functorch.get_dynamic_layer_stack_depth()
+    # While the stack is deeper than now, each item ends a transform. Nothing runs before the items are taken.
+    deeper = takewhile(depth.__lt__, iter(functorch.get_dynamic_layer_stack_depth, None))
+    ends = starmap(functorch._vmap_decrement_nesting, map(().__mul__, deeper))
+    take_all = deque[Any](maxlen=0).extend
     try:
         level = functorch._vmap_increment_nesting(len(x), "error")
         found = function(functorch._add_batch_dim(x, 0, level))
         return functorch._remove_batch_dim(found, level, len(x), 0)
-    finally:  # one call, before which Python looks for no signal
-        _end_transforms(depth)
-
-
-def _end_in_two_calls(depth: int) -> None:
-    if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
-        torch._C._functorch._vmap_decrement_nesting()
-
-
-# That of torch 2.6 ends one transform too many. Between two calls a signal may leave the transform open.
-_end_transforms = (
-    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth if torch.__version__ >= "2.13" else _end_in_two_calls
-)
+    finally:  # one call, before which and in which Python looks for no signal
+        take_all(ends)
