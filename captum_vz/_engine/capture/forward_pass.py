@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, replace_leaf, tokens_in_caches
 from captum_vz._engine.capture.module_state import ModuleState, repeated
@@ -28,12 +29,14 @@ from captum_vz._engine.taps.handler import (
     on_submodule_exit,
     output_hooks,
     thread_handler,
+    user_hooks,
 )
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
+    global_forward_hooks,
     is_replica,
     modules_of,
     sort_key_list,
@@ -81,8 +84,9 @@ def layer_hooks(
                 running[id(module)] = handler, current_handler(), []
                 thread_handler.set(handler)
 
+        # Also called as a hook of all modules, before the user's.
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if is_ours(module) and output_hooks(module):
+            if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in _tensors(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
@@ -120,6 +124,9 @@ def layer_hooks(
             first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
             others = partial(add_after, returned, prepend=True), partial(add_after, after, with_kwargs=True)
             changes.hook(partial(first, with_kwargs=True), *others)
+            if user_hooks(global_forward_hooks()):
+                changes.hook(partial(register_module_forward_hook, returned))
+                global_forward_hooks().move_to_end(next(reversed(global_forward_hooks())), last=False)
         yield
 
 
