@@ -160,11 +160,11 @@ class OneAtATime(Together):
 
 
 @torch.no_grad()
-def with_zeroed(model: Together, token: int, run: Callable[[], Tensor]) -> Tensor:
-    """What `run` gives while the value of one token is zero, by plain hooks."""
+def with_zeroed(model: Together, token: int, run: Callable[[], Tensor], layers: Any = None) -> Tensor:
+    """What `run` gives while the value of one token is zero, by plain hooks. `layers` is None: in `model.zeroed`."""
     handles = [
         block.attention.value.register_forward_hook(lambda _, args, v: v.index_fill(1, torch.tensor([token]), 0.0))
-        for block in model.zeroed
+        for block in layers or model.zeroed
     ]
     try:
         return run()
@@ -174,11 +174,11 @@ def with_zeroed(model: Together, token: int, run: Callable[[], Tensor]) -> Tenso
 
 
 @torch.no_grad()
-def naive(model: Together, x: Tensor) -> Tensor:
+def naive(model: Together, x: Tensor, layers: Any = None) -> Tensor:
     """The effect of each token on class 0, one example and one token at a time."""
     rows = []
     for one in x.split(1):
-        lost = [with_zeroed(model, token, lambda one=one: model(one)[:, 0]) for token in range(x.shape[1])]
+        lost = [with_zeroed(model, token, lambda one=one: model(one)[:, 0], layers) for token in range(x.shape[1])]
         rows.append(model(one)[:, :1] - torch.stack(lost, 1))
     return torch.cat(rows)
 
@@ -268,6 +268,23 @@ class Apart(Together):
 def test_harmless_reads(examples: int) -> None:
     model, x = Apart(), sentences(examples, 0)
     assert_same(ValueZeroingEffect(model, model.zeroed).attribute(x, 0), naive(model, x))
+
+
+class Placed(Apart):
+    """Adds vectors of places, which are as many as the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(TOKENS, WIDTH).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.places(torch.arange(x.shape[1])))
+
+
+def test_as_many_places_as_examples() -> None:
+    model, x = Placed(), sentences(TOKENS, 0)
+    for layers in (model.zeroed, [model.blocks[1]]):
+        assert_same(ValueZeroingEffect(model, layers).attribute(x, 0), naive(model, x, layers))
 
 
 def test_target_that_shares_a_scale() -> None:

@@ -291,6 +291,9 @@ class ModelReplay:
         def check(handler: RunHandler, found: Tensor | None) -> None:
             if alone is not None and (found is None or len(found) != 1):
                 raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
+            # What ran before the layers may have as many rows as there are examples, and not be theirs.
+            if alone is not None and self._answers_whole and not zeroed.any():
+                check_last_copy(handler.of_run.output[alone : alone + 1], found, 1)
             # A replica's share need not end with a whole copy.
             if alone is None and len(handler.zeroed) == copies * batch:
                 check_last_copy(handler.of_run.output, found, copies)
