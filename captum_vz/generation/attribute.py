@@ -26,7 +26,7 @@ from captum_vz.attr._call.misuse import check_class, check_function, is_captums,
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
 from captum_vz.generation.tokenizers import completed
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
@@ -114,6 +114,7 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
+    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     method, options = _named(method, method_options or {}, residual)
     ready = build_method(method, model, tokenizer)

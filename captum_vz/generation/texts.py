@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,22 @@ class FinishedText:
         return inputs
 
 
+def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
+    """What a tokenizer's output holds for the model beside ids and their mask, as arguments of `generate`."""
+    if not (isinstance(prompt, Mapping) and "input_ids" in prompt):
+        return {}
+    known = set(inspect.signature(model.forward).parameters) - {"input_ids", "attention_mask", "labels"}
+    found = {name: value for name, value in prompt.items() if name in known and value is not None}
+    types = found.get("token_type_ids")
+    if types is not None and hasattr(model.config, "type_vocab_size") and not _any_nonzero(types):
+        del found["token_type_ids"]  # what these models read if they are given none
+    return found
+
+
+def _any_nonzero(types: Any) -> bool:
+    return any(map(_any_nonzero, types)) if isinstance(types, (list, tuple)) else bool(torch.as_tensor(types).any())
+
+
 def finish_texts(
     model: Any, tokenizer: Any, prompts: list[Prompt], generated: Any, several: bool, seed: int | None, options: Any
 ) -> tuple[list[FinishedText], bool]:
@@ -71,6 +87,12 @@ def finish_texts(
         seed: The seed of sampling.
         options: The arguments of `generate`.
     """
+    taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
+    if taken:
+        raise ArgumentError(
+            f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
+            "alone. Leave it out, or pass a model that adds it itself."
+        )
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     start = _start(model, options) if both else ()
     rest = [prompt.rest for prompt in prompts]
@@ -120,12 +142,6 @@ def _generate(
         raise ArgumentError(
             f"{type(model).__name__} has no generate, so it continues no text: pass a causal model, or a model with an "
             "encoder and a decoder."
-        )
-    taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
-    if taken:
-        raise ArgumentError(
-            f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
-            "alone. Leave it out, or pass a model that adds it itself."
         )
     pad = _padding_id(model, tokenizer, options)
     rows, mask = _padded(prompts, pad, on_the_right=both)
