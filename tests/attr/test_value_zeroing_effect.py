@@ -141,6 +141,18 @@ def test_some_of_the_layers_together() -> None:
             assert_same(effect(case_of(name), chosen), naive_effect(case_of(name), chosen))
 
 
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
+def test_outputs_of_an_encoder_as_input(name: str) -> None:
+    """Tensors inside of an input are repeated as well."""
+    case = case_of(name)
+    encoder = {key: case.inputs[key] for key in ("input_ids", "attention_mask")}
+    encoded = case.model.get_encoder()(**encoder)
+    rest = {key: value for key, value in case.inputs.items() if key != "input_ids"}
+    method = ValueZeroingEffect(case.model, case.layers, attention="cross")
+    for outputs in (encoded, (encoded.last_hidden_state,)):
+        assert_same(method.attribute({**rest, "encoder_outputs": outputs}, read), effect(case, attention="cross"))
+
+
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
 @pytest.mark.parametrize("chosen", [1, slice(None)], ids=str)
 def test_cross_attention_sources_are_encoder_tokens(name: str, chosen: Any) -> None:
