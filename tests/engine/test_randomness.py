@@ -24,6 +24,7 @@ from captum_vz import (
     LayerAttention,
     LayerAttentionNorm,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
     find_layers,
 )
@@ -136,6 +137,34 @@ def test_numbers_that_are_fixed(name: str) -> None:
         ):
             found = ValueZeroing(forward, model.second).attribute(x)
         assert_same(found, expected)
+
+
+class Rarely(nn.Module):
+    """Leaves out a layer of its own in few calls, as LayerDrop does."""
+
+    def __init__(self, draw: Callable[[], Any], rate: float) -> None:
+        super().__init__()
+        self.block, self.layers, self.draw, self.rate = Block(), nn.ModuleList([Block()]), draw, rate
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.draw() >= self.rate:
+            x = self.block(x)
+        return self.layers[0](x)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(()), random.random, np.random.rand], ids=["torch", "Python", "numpy"]
+)
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
+def test_numbers_that_seldom_matter(method: Any, draw: Any, rate: float) -> None:
+    model, x = Rarely(draw, rate), sequences(2)
+    options = {"target": (1, 2)} if method is ValueZeroingEffect else {}
+    for seed in range(8):
+        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        with pytest.raises(RefusedError, match="draw"):
+            method(model, model.layers[0]).attribute(x, **options)
 
 
 def test_numbers_without_a_use() -> None:
