@@ -88,6 +88,7 @@ def run_clean(
     runs, padding = Runs(forward, layers, run), list[LeftPadding]()
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
+        runs.output = output
     notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")

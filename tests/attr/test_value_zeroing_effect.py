@@ -607,8 +607,12 @@ def test_function_that_runs_the_model_twice(run: int) -> None:
 
 
 class Chance(nn.Module):
+    def __init__(self, own: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.own = own
+
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * torch.randn_like(x)
+        return x + 0.1 * torch.randn(x.shape, dtype=x.dtype, generator=self.own)
 
 
 class Neighbours(nn.Module):
@@ -626,11 +630,18 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
     message = "examples of a batch affect each other"
     if isinstance(odd, Chance):
-        message = "the unchanged copy gave another output" if place == "behind" else "draws random numbers"
+        message = "draws random numbers"
     with pytest.raises(AssertionError, match=message):
         ValueZeroingEffect(model, list(blocks)).attribute(x, target=(2, 3))
     if place == "between" and isinstance(odd, Neighbours):  # what it gave is what the last layer gets
         assert ValueZeroingEffect(model, blocks[1]).attribute(x, target=(2, 3)).any()
+
+
+def test_generator_behind_the_layers_is_refused() -> None:
+    block = Block()
+    model, x = nn.Sequential(block, Chance(torch.Generator())), torch.randn(1, 5, BLOCK_WIDTH, dtype=torch.float64)
+    with pytest.raises(RefusedError, match="the unchanged copy gave another output"):
+        ValueZeroingEffect(model, block).attribute(x, target=(2, 3))
 
 
 def test_dropout_in_the_model_is_refused() -> None:

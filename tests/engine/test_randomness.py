@@ -140,26 +140,30 @@ def test_numbers_that_are_fixed(name: str) -> None:
 
 
 class Rarely(nn.Module):
-    """Leaves out a layer of its own in few calls, as LayerDrop does."""
+    """Leaves out a layer of its own in few calls, as LayerDrop does, before or after another layer."""
 
-    def __init__(self, draw: Callable[[], Any], rate: float) -> None:
+    def __init__(self, draw: Callable[[], Any], rate: float, before: bool) -> None:
         super().__init__()
         self.block, self.layers, self.draw, self.rate = Block(), nn.ModuleList([Block()]), draw, rate
+        self.before = before
         self.double().eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x if self.before else self.layers[0](x)
         if self.draw() >= self.rate:
             x = self.block(x)
-        return self.layers[0](x)
+        return self.layers[0](x) if self.before else x
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize(
     "draw", [lambda: torch.rand(()), random.random, np.random.rand], ids=["torch", "Python", "numpy"]
 )
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
-def test_numbers_that_seldom_matter(method: Any, draw: Any, rate: float) -> None:
-    model, x = Rarely(draw, rate), sequences(2)
+@pytest.mark.parametrize(
+    ("method", "before"), [(ValueZeroing, True), (ValueZeroingEffect, True), (ValueZeroingEffect, False)]
+)
+def test_numbers_that_seldom_matter(method: Any, before: bool, draw: Any, rate: float) -> None:
+    model, x = Rarely(draw, rate, before), sequences(2)
     options = {"target": (1, 2)} if method is ValueZeroingEffect else {}
     for seed in range(8):
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
