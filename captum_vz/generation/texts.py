@@ -30,12 +30,21 @@ class FinishedText:
         start: The tokens with which the decoder starts, in a model with an encoder. Otherwise empty.
         generated: The token ids of the continuation.
         encoder_decoder: Whether the model has an encoder.
+        short_positions: How many tokens a text has at most, up to which the model's positions do not depend on the
+            number of tokens. None: they never do.
     """
 
     prompt: Prompt
     start: tuple[int, ...]
     generated: tuple[int, ...]
     encoder_decoder: bool = False
+    short_positions: int | None = None
+
+    @property
+    def grows_alike(self) -> bool:
+        """Whether the tokens of the finished text have the positions that they have in the text so far."""
+        longest = max(len(self.prompt.ids), len(self.start)) + len(self.generated) - 1
+        return self.short_positions is None or longest <= self.short_positions
 
     @property
     def conditions(self) -> tuple[int, ...]:
@@ -123,7 +132,7 @@ def finish_texts(
             ids = _without_tail(model, ids, _padding_id(model, tokenizer, options), options)
         if not ids:
             raise ArgumentError(f"Prompt {index} has no new tokens: expected at least one. Pass a longer continuation.")
-        texts.append(FinishedText(prompt, start, ids, both))
+        texts.append(FinishedText(prompt, start, ids, both, _short_positions(model)))
     return texts, several
 
 
@@ -165,8 +174,23 @@ def _generate(
         new = _without_tail(model, new, pad, options) if len(found) > 1 else new
         if not new:
             raise ArgumentError(f"generate returned no new token for prompt {index // copies}: pass a longer length.")
-        texts.append(FinishedText(prompt, start, new, both))
+        texts.append(FinishedText(prompt, start, new, both, _short_positions(model)))
     return texts, several or copies > 1
+
+
+def _short_positions(model: Any) -> int | None:
+    """Up to which length rotary positions do not depend on it (dynamic NTK, LongRoPE). None: at any length."""
+    limits: list[int] = []
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if {"dynamic", "longrope"}.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else [kinds]):
+            continue
+        config = module.config
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        parts = [config.to_dict(), rope, *(one for one in rope.values() if isinstance(one, Mapping))]
+        named = ("max_position_embeddings", "original_max_position_embeddings")
+        limits += [part[name] for part in parts for name in named if part.get(name) is not None]
+    return min(limits, default=None)
 
 
 def _padded(prompts: list[Prompt], pad: int, on_the_right: bool) -> tuple[list[list[int]], list[list[int]]]:
