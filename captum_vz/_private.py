@@ -54,6 +54,7 @@ __all__ = [
     "function_modes",
     "global_forward_hooks",
     "global_forward_pre_hooks",
+    "in_transform",
     "is_replica",
     "is_transformed",
     "modules_of",
@@ -97,9 +98,14 @@ SOFTMAX = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softm
 COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default})
 
 
+def in_transform() -> bool:
+    """Whether the code runs under a transform of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_transformed() -> bool:
     """Whether the code runs under forward-mode gradients, or a transform of torch.func."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return forward_ad._current_level >= 0 or in_transform()
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

@@ -151,7 +151,7 @@ def test_transforms() -> None:
     seen = []
 
     def function(x: Tensor) -> Tensor:
-        seen.append(_private.is_transformed())
+        seen.append((_private.is_transformed(), _private.in_transform()))
         return x * 2
 
     function(torch.ones(2))
@@ -159,7 +159,7 @@ def test_transforms() -> None:
     torch.func.jvp(function, (torch.ones(2),), (torch.ones(2),))
     with torch.autograd.forward_ad.dual_level():
         function(torch.ones(2))
-    assert seen == [False, True, True, True]
+    assert seen == [(False, False), (True, True), (True, True), (True, False)]
 
 
 def test_builtin_attention(monkeypatch: pytest.MonkeyPatch) -> None:

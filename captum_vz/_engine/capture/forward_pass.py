@@ -37,6 +37,7 @@ from captum_vz._private import (
     accelerate_hook,
     forward_hooks,
     global_forward_hooks,
+    in_transform,
     is_replica,
     modules_of,
     sort_key_list,
@@ -226,6 +227,11 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
+        if in_transform():
+            raise UnsupportedLayerError(
+                f"forward_func runs the layer {type(layer).__name__} under a transform of torch.func (vmap, grad), "
+                "whose tensors hold no numbers of their own. Call the model on the batch itself."
+            )
         called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
         if not called.__module__.startswith(("torch.", "transformers.")):
             raise UnsupportedLayerError(
