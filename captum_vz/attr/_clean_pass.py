@@ -70,7 +70,8 @@ def run_clean(
         if site.windows is not None or site.is_reordered():
             raise UnsupportedLayerError(
                 f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                f"{name} cannot zero values. Use ValueZeroing for the maps of such layers."
+                f"{name} cannot zero values. Use ValueZeroing for the maps of such layers. If a part of the layer "
+                "projects its tokens in their order, name this part, such as values=layer.attn.to_v."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
         if not padding and begins_with_padding(site):
@@ -87,6 +88,7 @@ def run_clean(
     runs, padding = Runs(forward, layers, run), list[LeftPadding]()
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
+        runs.output = output
     notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")

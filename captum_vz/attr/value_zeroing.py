@@ -62,9 +62,10 @@ class ValueZeroing(LayerMaps):
         final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
             last layer of a pre-norm stack.
         values: Where the values are, for a layer that computes attention in its own code, without a function that the
-            package can read. A submodule or parameter of the layer, whose rows are the values `(batch, in, d)`. Or
-            `(part, select)`: `select` is given what the part returns, and returns the values in it, a view `(batch, in,
-            d)` or `(batch, in, head, d_head)`. Or a list of these, or a function that takes a layer and returns one.
+            package can read, or that calls such a function in parts or in another order. A submodule or parameter of
+            the layer, whose rows are the values `(batch, in, d)`. Or `(part, select)`: `select` is given what the part
+            returns, and returns the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. Or a list of
+            these, or a function that takes a layer and returns one.
         matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", the
             feed-forward multiplies the changes in bfloat16. On hardware with bfloat16 units, a map takes 0.7 to 0.9 of
             the time. On real weights, half of the scores above 0.001 change by less than 0.04 %, and the largest

@@ -26,7 +26,7 @@ from captum_vz.attr._call.misuse import check_class, check_function, is_captums,
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
 from captum_vz.generation.tokenizers import completed
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
@@ -65,7 +65,8 @@ def attribute_generation(
     Layer maps are computed for the n rows of generated tokens only. A rollout needs all rows of the layers, because
     each row of a layer is a mixture of rows of the layer before. Methods that explain a logit with several runs of the
     model (gradients, ValueZeroingEffect, LayerAttentionGradient), and methods with `per_receptive_field`, are called
-    for each new token.
+    for each new token. So are all methods if the model's positions depend on the length of the text (dynamic NTK,
+    LongRoPE), and the text is so long that they do.
 
     Args:
         model: A model of transformers with `generate`, in eval mode.
@@ -114,6 +115,7 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
+    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     method, options = _named(method, method_options or {}, residual)
     ready = build_method(method, model, tokenizer)
@@ -245,7 +247,7 @@ def rows_of(method: Any, text: FinishedText, device: Any, feature_mask: Tensor |
     """
     if feature_mask is not None:
         options["feature_mask"] = feature_mask.to(device)
-    if _in_one_pass(method):
+    if _in_one_pass(method, text):
         steps = len(text.generated)
         found = _called(method, text, device, steps, options)
         maps = found if isinstance(found, list) else [found]
@@ -268,22 +270,24 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
     inputs = text.inputs(device, steps)
     next_token = text.generated[steps - 1]
     if isinstance(method, ALTILogit):
-        positions = list(range(text.first, text.first + steps))
-        return method.attribute(inputs, target=[(positions, list(text.generated))], **options)
+        new = range(steps) if _in_one_pass(method, text) else range(steps - 1, steps)
+        target = [text.first + step for step in new], [text.generated[step] for step in new]
+        found = method.attribute(inputs, target=[target], **options)
+        return found if _in_one_pass(method, text) else found[:, 0]
     if isinstance(method, OF_LOGIT):
         return method.attribute(inputs, target=(text.first + steps - 1, next_token), **options)
     if _explains_output(method):
         options = {"target": (text.first + steps - 1, next_token), **options}
-    rows: Any = slice(text.first, text.first + steps) if _in_one_pass(method) else text.first + steps - 1
+    rows: Any = slice(text.first, text.first + steps) if _in_one_pass(method, text) else text.first + steps - 1
     if isinstance(method, MapAggregation):
         options = {"all_layers": True, **options}
     return method.attribute(inputs, token=rows, **options)
 
 
-def _in_one_pass(method: Any) -> bool:
+def _in_one_pass(method: Any, text: FinishedText) -> bool:
     """Whether rows of the finished text equal rows of the text so far."""
     several_runs = isinstance(method, OF_LOGIT) or _explains_output(method)
-    return not several_runs and not getattr(method, "per_receptive_field", False)
+    return text.grows_alike and not several_runs and not getattr(method, "per_receptive_field", False)
 
 
 def _explains_output(method: Any) -> bool:

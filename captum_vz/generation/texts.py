@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,21 @@ class FinishedText:
         start: The tokens with which the decoder starts, in a model with an encoder. Otherwise empty.
         generated: The token ids of the continuation.
         encoder_decoder: Whether the model has an encoder.
+        short_positions: How many tokens a text has at most, up to which the model's positions do not depend on the
+            number of tokens. None: they never do.
     """
 
     prompt: Prompt
     start: tuple[int, ...]
     generated: tuple[int, ...]
     encoder_decoder: bool = False
+    short_positions: int | None = None
+
+    @property
+    def grows_alike(self) -> bool:
+        """Whether the tokens of the finished text have the positions that they have in the text so far."""
+        longest = max(len(self.prompt.ids), len(self.start)) + len(self.generated) - 1
+        return self.short_positions is None or longest <= self.short_positions
 
     @property
     def conditions(self) -> tuple[int, ...]:
@@ -57,6 +66,22 @@ class FinishedText:
         return inputs
 
 
+def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
+    """What a tokenizer's output holds for the model beside ids and their mask, as arguments of `generate`."""
+    if not (isinstance(prompt, Mapping) and "input_ids" in prompt):
+        return {}
+    known = set(inspect.signature(model.forward).parameters) - {"input_ids", "attention_mask", "labels"}
+    found = {name: value for name, value in prompt.items() if name in known and value is not None}
+    types = found.get("token_type_ids")
+    if types is not None and hasattr(model.config, "type_vocab_size") and not _any_nonzero(types):
+        del found["token_type_ids"]  # what these models read if they are given none
+    return found
+
+
+def _any_nonzero(types: Any) -> bool:
+    return any(map(_any_nonzero, types)) if isinstance(types, (list, tuple)) else bool(torch.as_tensor(types).any())
+
+
 def finish_texts(
     model: Any, tokenizer: Any, prompts: list[Prompt], generated: Any, several: bool, seed: int | None, options: Any
 ) -> tuple[list[FinishedText], bool]:
@@ -71,6 +96,12 @@ def finish_texts(
         seed: The seed of sampling.
         options: The arguments of `generate`.
     """
+    taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
+    if taken:
+        raise ArgumentError(
+            f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
+            "alone. Leave it out, or pass a model that adds it itself."
+        )
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     start = _start(model, options) if both else ()
     rest = [prompt.rest for prompt in prompts]
@@ -101,7 +132,7 @@ def finish_texts(
             ids = _without_tail(model, ids, _padding_id(model, tokenizer, options), options)
         if not ids:
             raise ArgumentError(f"Prompt {index} has no new tokens: expected at least one. Pass a longer continuation.")
-        texts.append(FinishedText(prompt, start, ids, both))
+        texts.append(FinishedText(prompt, start, ids, both, _short_positions(model)))
     return texts, several
 
 
@@ -120,12 +151,6 @@ def _generate(
         raise ArgumentError(
             f"{type(model).__name__} has no generate, so it continues no text: pass a causal model, or a model with an "
             "encoder and a decoder."
-        )
-    taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
-    if taken:
-        raise ArgumentError(
-            f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
-            "alone. Leave it out, or pass a model that adds it itself."
         )
     pad = _padding_id(model, tokenizer, options)
     rows, mask = _padded(prompts, pad, on_the_right=both)
@@ -149,8 +174,23 @@ def _generate(
         new = _without_tail(model, new, pad, options) if len(found) > 1 else new
         if not new:
             raise ArgumentError(f"generate returned no new token for prompt {index // copies}: pass a longer length.")
-        texts.append(FinishedText(prompt, start, new, both))
+        texts.append(FinishedText(prompt, start, new, both, _short_positions(model)))
     return texts, several or copies > 1
+
+
+def _short_positions(model: Any) -> int | None:
+    """Up to which length rotary positions do not depend on it (dynamic NTK, LongRoPE). None: at any length."""
+    limits: list[int] = []
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if {"dynamic", "longrope"}.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else [kinds]):
+            continue
+        config = module.config
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        parts = [config.to_dict(), rope, *(one for one in rope.values() if isinstance(one, Mapping))]
+        named = ("max_position_embeddings", "original_max_position_embeddings")
+        limits += [part[name] for part in parts for name in named if part.get(name) is not None]
+    return min(limits, default=None)
 
 
 def _padded(prompts: list[Prompt], pad: int, on_the_right: bool) -> tuple[list[list[int]], list[list[int]]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz._engine import keeps_examples_apart
@@ -160,11 +160,11 @@ class OneAtATime(Together):
 
 
 @torch.no_grad()
-def with_zeroed(model: Together, token: int, run: Callable[[], Tensor]) -> Tensor:
-    """What `run` gives while the value of one token is zero, by plain hooks."""
+def with_zeroed(model: Together, token: int, run: Callable[[], Tensor], layers: Any = None) -> Tensor:
+    """What `run` gives while the value of one token is zero, by plain hooks. `layers` is None: in `model.zeroed`."""
     handles = [
         block.attention.value.register_forward_hook(lambda _, args, v: v.index_fill(1, torch.tensor([token]), 0.0))
-        for block in model.zeroed
+        for block in layers or model.zeroed
     ]
     try:
         return run()
@@ -174,11 +174,11 @@ def with_zeroed(model: Together, token: int, run: Callable[[], Tensor]) -> Tenso
 
 
 @torch.no_grad()
-def naive(model: Together, x: Tensor) -> Tensor:
+def naive(model: Together, x: Tensor, layers: Any = None) -> Tensor:
     """The effect of each token on class 0, one example and one token at a time."""
     rows = []
     for one in x.split(1):
-        lost = [with_zeroed(model, token, lambda one=one: model(one)[:, 0]) for token in range(x.shape[1])]
+        lost = [with_zeroed(model, token, lambda one=one: model(one)[:, 0], layers) for token in range(x.shape[1])]
         rows.append(model(one)[:, :1] - torch.stack(lost, 1))
     return torch.cat(rows)
 
@@ -270,6 +270,23 @@ def test_harmless_reads(examples: int) -> None:
     assert_same(ValueZeroingEffect(model, model.zeroed).attribute(x, 0), naive(model, x))
 
 
+class Placed(Apart):
+    """Adds vectors of places, which are as many as the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(TOKENS, WIDTH).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.places(torch.arange(x.shape[1])))
+
+
+def test_as_many_places_as_examples() -> None:
+    model, x = Placed(), sentences(TOKENS, 0)
+    for layers in (model.zeroed, [model.blocks[1]]):
+        assert_same(ValueZeroingEffect(model, layers).attribute(x, 0), naive(model, x, layers))
+
+
 def test_target_that_shares_a_scale() -> None:
     """A function as target is code from elsewhere too."""
     case = FAMILIES["bert"].case.example(0)
@@ -344,6 +361,8 @@ def test_runs_of_a_library_model(texts: int) -> None:
         if module is layers[0]:
             ran.append(module)
 
+    count.__module__ = "captum_vz.count"  # a hook of the user's is code from elsewhere
+
     def effect(forward_func: Any) -> tuple[Tensor, int]:
         ran.clear()
         with register_module_forward_pre_hook(count):
@@ -369,6 +388,9 @@ def test_library_models_are_trusted(name: str) -> None:
     assert not keeps_examples_apart(lambda **inputs: model(**inputs))
     with model.register_forward_hook(lambda module, args, output: output):
         assert not keeps_examples_apart(model)
+    for register in (register_module_forward_pre_hook, register_module_forward_hook):
+        with register(lambda *given: None):
+            assert not keeps_examples_apart(model)
     model.train()
     assert not keeps_examples_apart(model)
 

@@ -654,10 +654,12 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module) -> None:
         assert_same(gated(several, x[:1].repeat(2, 1, 1)), torch.cat(alone))
 
 
-def test_random_output_is_refused() -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_random_output_is_refused(own: bool) -> None:
     block = Block()
-    gated = ValueGates(nn.Sequential(block, Chance()), block)
-    with pytest.raises(RefusedError, match="With gates of 1, the model gave another output"):
+    gated = ValueGates(nn.Sequential(block, Chance(torch.Generator() if own else None)), block)
+    message = "With gates of 1, the model gave another output" if own else "draws random numbers"
+    with pytest.raises(RefusedError, match=message):
         gated(torch.ones(1, 5), torch.randn(1, 5, WIDTH, dtype=torch.float64))
 
 

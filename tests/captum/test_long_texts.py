@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "deberta": ("DebertaModel", BERT, POSITIONS),
     "deberta-v2": ("DebertaV2Model", {**BERT, "relative_attention": True}, POSITIONS),
     "mpnet": ("MPNetModel", BERT, POSITIONS - 2),
+    "ibert": ("IBertModel", BERT, POSITIONS - 2),  # its embeddings are of a class of its own
     "convbert": ("ConvBertModel", BERT, POSITIONS),
     "gpt2": ("GPT2Model", GPT2, POSITIONS),
     "opt": ("OPTModel", {**BERT, "ffn_dim": 16, "word_embed_proj_dim": 16}, POSITIONS),

@@ -24,6 +24,7 @@ from captum_vz import (
     LayerAttention,
     LayerAttentionNorm,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
     find_layers,
 )
@@ -136,6 +137,38 @@ def test_numbers_that_are_fixed(name: str) -> None:
         ):
             found = ValueZeroing(forward, model.second).attribute(x)
         assert_same(found, expected)
+
+
+class Rarely(nn.Module):
+    """Leaves out a layer of its own in few calls, as LayerDrop does, before or after another layer."""
+
+    def __init__(self, draw: Callable[[], Any], rate: float, before: bool) -> None:
+        super().__init__()
+        self.block, self.layers, self.draw, self.rate = Block(), nn.ModuleList([Block()]), draw, rate
+        self.before = before
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.before else self.layers[0](x)
+        if self.draw() >= self.rate:
+            x = self.block(x)
+        return self.layers[0](x) if self.before else x
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(()), random.random, np.random.rand], ids=["torch", "Python", "numpy"]
+)
+@pytest.mark.parametrize(
+    ("method", "before"), [(ValueZeroing, True), (ValueZeroingEffect, True), (ValueZeroingEffect, False)]
+)
+def test_numbers_that_seldom_matter(method: Any, before: bool, draw: Any, rate: float) -> None:
+    model, x = Rarely(draw, rate, before), sequences(2)
+    options = {"target": (1, 2)} if method is ValueZeroingEffect else {}
+    for seed in range(8):
+        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        with pytest.raises(RefusedError, match="draw"):
+            method(model, model.layers[0]).attribute(x, **options)
 
 
 def test_numbers_without_a_use() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from captum_vz import Rollout, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from tests.engine.blocks import HEADS, WIDTH, SelfAttention, block_of, sequences, zeroed_one_by_one
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from tests.engine.blocks import HEADS, WIDTH, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.manual_attention import Annotated, Einsum, InBlock, NanoGPT, ViT, Windows, manual, twin
 
@@ -185,22 +186,86 @@ def test_a_part_that_runs_twice() -> None:
         ValueZeroing(block, block, values=block.attention.linears[2]).attribute(sequences(2))
 
 
-def test_attention_read_in_a_part() -> None:
-    class Attend(nn.Module):
-        def forward(self, *parts: Tensor) -> Tensor:
-            return nn.functional.scaled_dot_product_attention(*parts)
+class Attend(Projections):
+    """Calls torch's function in a form of its own."""
 
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.output(self.attend(*self.heads(x)).transpose(1, 2).flatten(2))
+
+
+def in_unequal_parts(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.cat([sdpa(part, key, value) for part in query.split(4, 2)], 2)
+
+
+def near_and_far(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return sdpa(query, key, value, is_causal=True) + sdpa(query, key[:, :, :2], value[:, :, :2])
+
+
+def loudest_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    order = key.norm(dim=-1, keepdim=True).argsort(2).expand_as(key)
+    return sdpa(query, key.gather(2, order), value.gather(2, order))
+
+
+def heads_as_examples(*parts: Tensor) -> Tensor:
+    return sdpa(*(one.flatten(0, 1) for one in parts)).unflatten(0, (-1, HEADS))
+
+
+def one_example_at_a_time(*parts: Tensor) -> Tensor:
+    return torch.stack([sdpa(*one) for one in zip(*parts, strict=True)])
+
+
+FORMS = [in_unequal_parts, near_and_far, loudest_first, heads_as_examples, one_example_at_a_time]
+
+
+@pytest.mark.parametrize("batch", [1, 2, HEADS])
+@pytest.mark.parametrize("attend", FORMS)
+def test_named_values_of_an_attention_that_is_seen(attend: Any, batch: int) -> None:
+    """The attention is seen in another order, or in parts that do not fit together, but not the named values."""
+    block, x = block_of(Attend(attend)), sequences(batch, 6)
+    values = block.attention.value
+    assert_same(ValueZeroing(block, block, values=values).attribute(x), zeroed_one_by_one(block, x))
+    found = ValueZeroingEffect(block, block, values=values).attribute(x, (1, 2))
+    clean = block(x)[:, 1, 2]
+    for source in range(6):
+        with values.register_forward_hook(lambda _, args, v, at=source: v.index_fill(1, torch.tensor([at]), 0.0)):
+            assert_same(found[:, source], clean - block(x)[:, 1, 2])
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
+def test_refusals_tell_of_named_values(method: Any) -> None:
+    block, options = block_of(Attend(in_unequal_parts)), {"target": (1, 2)} if method is ValueZeroingEffect else {}
+    with pytest.raises(UnsupportedLayerError, match=r"parts of different sizes.*values=layer\.attn\.to_v"):
+        method(block, block).attribute(sequences(2), **options)
+
+
+def test_named_values_in_half_precision() -> None:
+    block = block_of(Attend(lambda *parts: sdpa(*(one.bfloat16() for one in parts)).float())).float()
+    for values in (None, block.attention.value):
+        with pytest.raises(RefusedError, match="Let its code compute in the dtype of its weights"):
+            ValueZeroing(block, block, values=values).attribute(sequences(2).float())
+
+
+def test_attention_in_a_part() -> None:
     class InPart(Annotated):
         def __init__(self) -> None:
             super().__init__()
-            self.part = Attend()
+            self.part = Part()
 
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
             return self.part(query, key, value)
 
-    block = manual(InPart)
-    with pytest.raises(UnsupportedLayerError, match=r"linears.2 .* can be read without it: .* Leave values None"):
-        ValueZeroing(block, block, values=block.attention.linears[2]).attribute(sequences(2))
+    class Part(nn.Module):
+        def forward(self, *parts: Tensor) -> Tensor:
+            return sdpa(*parts)
+
+    block, x = manual(InPart), sequences(2)
+    expected = zeroed_one_by_one(block, x, value="attention.linears.2")
+    for values in (None, block.attention.linears[2]):
+        assert_same(ValueZeroing(block, block, values=values).attribute(x), expected)
 
 
 def test_a_list_of_another_length() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import BertConfig, BertLMHeadModel, DynamicCache
 
 from captum_vz import ArgumentError, RefusedError, ValueZeroing
 from captum_vz.generation import GenerationAttribution, attribute_generation
@@ -55,6 +55,35 @@ def test_forms_of_one_prompt(form: Any, name: str) -> None:
 
 def test_tokenizer_output_is_a_prompt() -> None:
     assert_same(attribute(tokenizer_of_words()(TEXT, return_tensors="pt"), 3), attribute(TEXT, 3))
+
+
+def test_entries_that_no_model_reads() -> None:
+    """LLaMA has no types of tokens, and no model reads where tokens stand in the text."""
+    prompt = {"input_ids": IDS, "token_type_ids": [0, 0, 0, 1, 1], "offset_mapping": [(0, 1)] * 5, "labels": IDS}
+    assert_same(attribute(prompt, 3, name="llama"), attribute(TEXT, 3, name="llama"))
+
+
+@pytest.mark.parametrize("types", [torch.zeros(1, 5, dtype=torch.long), torch.tensor([[0, 0, 1, 1, 1]])])
+def test_types_of_tokens(types: torch.Tensor) -> None:
+    """BERT reads zeros if it is given none. A text goes on with other types than those of its prompt."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    model = BertLMHeadModel(BertConfig(num_hidden_layers=1, is_decoder=True, **sizes)).eval()
+    given = {"input_ids": torch.tensor([IDS]), "token_type_ids": types}
+    if types.any():
+        with pytest.raises(ArgumentError, match="token_type_ids would change"):
+            attribute_generation(model, None, given, ValueZeroing, 2)
+    else:
+        found = attribute_generation(model, None, given, ValueZeroing, 2)
+        assert_same(found, attribute_generation(model, None, IDS, ValueZeroing, 2))
+
+
+@pytest.mark.parametrize("argument", ["generated", "max_new_tokens"])
+def test_start_of_the_decoder_among_the_entries(argument: str) -> None:
+    start = torch.tensor([[0, 5]])
+    options = {argument: NEW if argument == "generated" else 3}
+    given = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": start}
+    assert_same(attribute(given, name="t5", **options), attribute(IDS, name="t5", decoder_input_ids=start, **options))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", *ENCODER_DECODER])
@@ -233,6 +262,8 @@ def test_repeated_role_is_numbered() -> None:
         (torch.tensor([IDS]), {"attention_mask": torch.zeros(1, 5)}, "hides all tokens"),
         (IDS, {"inputs_embeds": torch.rand(1, 5, 32)}, "inputs_embeds would change"),
         (IDS, {"position_ids": torch.arange(5)[None]}, "position_ids would change"),
+        ({"input_ids": IDS, "position_ids": [0, 1, 2, 0, 1]}, {}, "position_ids would change"),
+        ({"input_ids": IDS, "token_type_ids": [0] * 5}, {"generated": NEW}, "token_type_ids would change"),
     ],
 )
 def test_wrong_prompt_is_refused(prompt: Any, options: dict[str, Any], message: str) -> None:

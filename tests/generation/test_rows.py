@@ -9,7 +9,7 @@ import pytest
 import torch
 from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from captum_vz import (
     ALTI,
@@ -86,6 +86,31 @@ def test_rollout_equals_growing_texts(name: str) -> None:
     assert found.layers == ("layer 0", "layers 0 to 1", "layers 0 to 2")
     for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
         torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
+
+
+LENGTHS = {"dynamic": {}, "longrope": {"short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}}
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention, ALTILogit])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_positions_that_depend_on_the_length(kind: str, method: Any) -> None:
+    """Up to seven tokens have the usual positions. The finished text has more, without its last token nine."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+    rope = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 7, **LENGTHS[kind]}
+    config = LlamaConfig(num_hidden_layers=2, max_position_embeddings=7, rope_scaling=rope, **sizes)
+    model, new = LlamaForCausalLM(config).eval(), [*NEW, 6]
+    found = rows(attribute_generation(model, None, PROMPT, method, generated=new))[..., -1]
+    of = method(model, find_layers(model))
+    for step, token in enumerate(new):
+        ids = torch.tensor([PROMPT + new[:step]])
+        if method is ALTILogit:
+            expected = of.attribute(ids, target=(ids.shape[1] - 1, token))[0]
+        else:
+            expected = of.attribute(ids, token=-1)
+            expected = (expected[-1] if isinstance(expected, list) else expected)[0]
+        torch.testing.assert_close(found[step, : len(expected)], expected, rtol=1e-4, atol=1e-5)
+        assert not found[step, len(expected) :].any()
 
 
 METHODS: dict[str, Any] = {

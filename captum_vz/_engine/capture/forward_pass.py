@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, replace_leaf, tokens_in_caches
 from captum_vz._engine.capture.module_state import ModuleState, repeated
@@ -28,12 +29,15 @@ from captum_vz._engine.taps.handler import (
     on_submodule_exit,
     output_hooks,
     thread_handler,
+    user_hooks,
 )
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
+    global_forward_hooks,
+    in_transform,
     is_replica,
     modules_of,
     sort_key_list,
@@ -81,8 +85,9 @@ def layer_hooks(
                 running[id(module)] = handler, current_handler(), []
                 thread_handler.set(handler)
 
+        # Also called as a hook of all modules, before the user's.
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if is_ours(module) and output_hooks(module):
+            if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in _tensors(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
@@ -120,6 +125,9 @@ def layer_hooks(
             first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
             others = partial(add_after, returned, prepend=True), partial(add_after, after, with_kwargs=True)
             changes.hook(partial(first, with_kwargs=True), *others)
+            if user_hooks(global_forward_hooks()):
+                changes.hook(partial(register_module_forward_hook, returned))
+                global_forward_hooks().move_to_end(next(reversed(global_forward_hooks())), last=False)
         yield
 
 
@@ -219,6 +227,11 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
+        if in_transform():
+            raise UnsupportedLayerError(
+                f"forward_func runs the layer {type(layer).__name__} under a transform of torch.func (vmap, grad), "
+                "whose tensors hold no numbers of their own. Call the model on the batch itself."
+            )
         called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
         if not called.__module__.startswith(("torch.", "transformers.")):
             raise UnsupportedLayerError(

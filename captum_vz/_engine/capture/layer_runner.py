@@ -274,7 +274,7 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     if half or len(again.attentions) < len(record.attentions):
         raise RefusedError(
             f"{record.name} computes in half precision whatever its dtype is (torch.autocast in its own forward, a "
-            "cast). Zeroing a value changes less than that rounds. Run the model in float32, without autocast."
+            "cast). Zeroing a value changes less than that rounds. Let its code compute in the dtype of its weights."
         )
     for number, clean in enumerate(record.attentions):
         while len(again.attentions) > number + 1 and again.attentions[number].calls < clean.calls:

@@ -109,7 +109,7 @@ class Recorder(AttentionHandler):
         kept = record.keep_module_io and record.attentions and own_parameters(module) and not own_modules(module)
         if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             record.module_io[id(module)] = VersionedTensor(inputs[0]), VersionedTensor(output)
-        if id(module) in self._inline_values and not self._is_recorded(module):
+        if id(module) in self._inline_values and self._records_inline(module):
             self._record_inline(module, self._inline_values.pop(id(module)), output)
         elif record.attentions:
             self._follow_context(record.attentions[-1], module, inputs, output)
@@ -132,11 +132,19 @@ class Recorder(AttentionHandler):
         """Called when the layer returns. Records attention of the layer's own forward that no other tap has seen."""
         self.record.output = output
         projected = self._inline_values.pop(id(self.record.layer), None)
-        if projected and (self.record.given is not None or not self._is_recorded(self.record.layer)):
+        if projected and self._records_inline(self.record.layer):
             self._record_inline(self.record.layer, projected, output)
+        named = [one for one in self.record.attentions if one.inline is not None]
+        if self.record.given is None or not named:
+            return
+        # An attention that sums the very values that the user names can be read as well as without them.
+        read = [one for one in self.record.attentions if one.inline is None]
+        summed = any(_same(one.values.transpose(1, 2), named[0].values.to(one.values.dtype)) for one in read)
+        self.record.attentions[:] = read if summed and not any(one.repeated for one in read) else named
 
-    def _is_recorded(self, module: nn.Module) -> bool:
-        return any(one.module is module for one in self.record.attentions)
+    def _records_inline(self, module: nn.Module) -> bool:
+        """Whether to record what `module` projects: the user names it, or no other tap has seen the attention."""
+        return self.record.given is not None or all(one.module is not module for one in self.record.attentions)
 
     def _follow_context(
         self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any

@@ -254,11 +254,6 @@ def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
             "are: ValueZeroing(model, layer, values=layer.attn.to_v)."
         )
-    if layer.given is not None and len(found) == 2 and any(one.inline is None for one in found):
-        raise UnsupportedLayerError(
-            f"values names {layer.given.projection} of the layer {name}, but its attention can be read without it: "
-            "expected a layer that computes attention in its own code. Leave values None."
-        )
     chosen = _of_module(layer, attention[1:]) if attention.startswith(".") else _self_or_cross(layer, attention)
     if layer.given is not None and chosen.inline is not None:
         try:

@@ -27,6 +27,8 @@ from captum_vz._private import (
     forward_hooks_with_kwargs,
     forward_pre_hooks,
     function_modes,
+    global_forward_hooks,
+    global_forward_pre_hooks,
     without_function_modes,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -172,21 +174,23 @@ def left_out_by_replays(layer: nn.Module) -> str:
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
     """The hooks of the user's among the `hooks` of a module.
 
-    Ours are not counted, nor are hooks of transformers that collect hidden states.
+    Ours are not counted, nor are those of transformers that collect hidden states, and of torch that count operations.
     """
-    ours = ("captum_vz.", OUTPUT_CAPTURING)
+    ours = ("captum_vz.", OUTPUT_CAPTURING, "torch.utils.module_tracker")
     return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
 
 
 def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
-    """The user's forward hooks of a module, each with whether it takes keyword arguments."""
+    """The user's hooks after a module's forward, in their order, each with whether it takes keyword arguments."""
     with_kwargs = forward_hooks_with_kwargs(module)
-    return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
+    hooks = [*user_hooks(global_forward_hooks()), *user_hooks(forward_hooks(module))]
+    return [(hook, hook in with_kwargs) for hook in hooks]
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
-    return bool(user_hooks(forward_pre_hooks(module)) or user_hooks(forward_hooks(module)))
+    """Whether a module calls hooks of the user's. They may change what it does, so they have to be called."""
+    own = forward_pre_hooks(module), forward_hooks(module)
+    return any(map(user_hooks, (*own, global_forward_pre_hooks(), global_forward_hooks())))
 
 
 def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:

@@ -36,9 +36,9 @@ from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes, undoing
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler, user_hooks
 from captum_vz._engine.taps.projection import attach_to_named
-from captum_vz._private import tree_leaves, tree_map
+from captum_vz._private import global_forward_hooks, tree_leaves, tree_map
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention
 
@@ -91,6 +91,8 @@ class CleanCache:
         """
         # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
         reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
+        if user_hooks(global_forward_hooks()):  # they ran before ours, and run on all outputs again
+            reused = []
         if alone is not None:
             of_example = partial(_of_example, example=alone, batch=batch)
             reused = [(module, of_example(x), tree_map(of_example, y)) for module, x, y in reused]
@@ -289,6 +291,9 @@ class ModelReplay:
         def check(handler: RunHandler, found: Tensor | None) -> None:
             if alone is not None and (found is None or len(found) != 1):
                 raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
+            # What ran before the layers may have as many rows as there are examples, and not be theirs.
+            if alone is not None and self._answers_whole and not zeroed.any():
+                check_last_copy(handler.of_run.output[alone : alone + 1], found, 1)
             # A replica's share need not end with a whole copy.
             if alone is None and len(handler.zeroed) == copies * batch:
                 check_last_copy(handler.of_run.output, found, copies)

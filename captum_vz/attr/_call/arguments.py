@@ -19,6 +19,7 @@ from captum_vz._private import (
     is_replica,
     modules_of,
     run_forward,
+    tree_map,
     uncompiled,
 )
 from captum_vz.attr._call.misuse import (
@@ -158,10 +159,9 @@ def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[in
         return value[torch.tensor(examples, device=value.device)] if of_batch else value
 
     if isinstance(inputs, Mapping):
-        return {name: pick(value) for name, value in inputs.items()}, None
+        return {name: tree_map(pick, value) for name, value in inputs.items()}, None
     further = format_additional_forward_args(additional_forward_args)
-    picked = tuple(pick(value) for value in format_tensor_into_tuples(inputs))
-    return picked, None if further is None else tuple(pick(value) for value in further)
+    return tree_map(pick, (format_tensor_into_tuples(inputs), further))
 
 
 def as_layers(layer: Any) -> list[nn.Module]:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from captum_vz._engine import is_out_of_memory
 from captum_vz._private import own_buffers
@@ -38,16 +39,16 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _wrong_ids(error: BaseException, tokens: Any) -> str | None:
-    """The mistake in the ids that an embedding was given when the error was raised. None: no mistake."""
+    """The mistake in the ids that torch's embedding was given when the error was raised. None: no mistake."""
     for frame in _frames(error):
-        module, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
-        if not (
-            isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.numel() and ids.device.type == "cpu"
-        ):
+        if frame.f_code is not embedding.__code__:
+            continue
+        ids, weight = frame.f_locals["input"], frame.f_locals["weight"]
+        if not (isinstance(ids, Tensor) and isinstance(weight, Tensor) and ids.numel() and ids.device.type == "cpu"):
             continue
         if ids.is_floating_point():
             return f"An Embedding was given {ids.dtype}: pass token ids as integers, or embeddings as inputs_embeds"
-        low, high, size = int(ids.min()), int(ids.max()), module.num_embeddings
+        low, high, size = int(ids.min()), int(ids.max()), len(weight)
         if low < 0 or high >= size:
             given = isinstance(tokens, Tensor) and tokens.shape == ids.shape and bool((tokens == ids).all())
             if ids.shape[-1] == high - low + 1 and bool((ids.diff() == 1).all()) and low >= 0 and not given:
