@@ -1,8 +1,6 @@
 """A study that grows: only what is new is computed, and the result is that of one start."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor
 
 from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Method, Study, run_study
-from captum_vz.study.scoring.identity import code_identity
 from tests.study.conftest import Shipped
 
 METHODS = ["value-zeroing", "random"]
@@ -176,53 +173,3 @@ def test_example_of_lists_is_known(some: list[Example], shipped: Shipped, tmp_pa
     before = files(tmp_path / "s")
     study(tmp_path / "s", lists, shipped)
     assert files(tmp_path / "s") == before
-
-
-# Identities
-
-
-def helper(number: int) -> int:
-    return number + 1
-
-
-def uses(number: int) -> int:
-    return helper(number)
-
-
-class Base:
-    def attribute(self, inputs: Any) -> Any:
-        return helper(inputs)
-
-
-def made(size: int) -> Callable[[], int]:
-    return lambda: size
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (flat, by_place),
-        (partial(helper, 1), partial(helper, 2)),
-        (partial(helper, number=1), partial(helper, number=2)),
-        (made(1), made(2)),
-        (partial(helper, torch.zeros(3)), partial(helper, torch.ones(3))),
-        (lambda: 1, lambda: 2),
-    ],
-)
-def test_different_code_has_different_identities(one: Any, other: Any) -> None:
-    assert code_identity(one) == code_identity(one)
-    assert code_identity(one) != code_identity(other)
-
-
-@pytest.mark.parametrize("thing", [uses, Base, Base(), Base().attribute])
-def test_changed_helper_changes_the_identity(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_identity(thing)
-    monkeypatch.setitem(globals(), "helper", by_place)
-    assert code_identity(thing) != before
-
-
-def test_state_of_an_object_counts() -> None:
-    one, other = Base(), Base()
-    assert code_identity(one) == code_identity(other)
-    other.size = 3  # type: ignore[attr-defined]
-    assert code_identity(one) != code_identity(other)
