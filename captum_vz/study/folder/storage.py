@@ -183,6 +183,8 @@ def _stamp_of(data: bytes) -> Stamp:
     return Stamp(*json.loads(parquet.read_metadata(pa.BufferReader(data)).metadata[_STAMP]))
 
 
+#: The group of all examples together, in a summary.
+ALL: Final = "all"
 MANIFEST: Final = "study.json"
 SHARDS: Final = "shards"
 EXAMPLES: Final = "examples"
@@ -303,6 +305,7 @@ def claim(
                 raise ValueError(
                     f"example {example.id!r} is in {folder} with other contents: pass another id, or another folder."
                 )
+        check_groups([*examples, *(example for example, _ in known.values())])
         new = [example for example in examples if example.id not in known]
         added = [
             _write_examples(folder, len(old) + number, new[start : start + block_size])
@@ -325,6 +328,15 @@ def claim(
             write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
     wanted = {known[example.id][1].number for example in examples if example.id in known}
     return settings, [block for block in blocks if block.number in wanted or block in added]
+
+
+def check_groups(examples: Sequence[Example]) -> None:
+    """Refuse a group whose name a summary has for all examples, unless it is the only one."""
+    groups = {example.group for example in examples}
+    if ALL in groups and len(groups) > 1:
+        raise ValueError(
+            f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
+        )
 
 
 def _check_fixed(folder: Path, fixed: Mapping[str, Any], before: Mapping[str, Any]) -> None:
