@@ -1,5 +1,6 @@
 """A study that grows: only what is new is computed, and the result is that of one start."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,47 @@ def test_example_of_lists_is_known(some: list[Example], shipped: Shipped, tmp_pa
     before = files(tmp_path / "s")
     study(tmp_path / "s", lists, shipped)
     assert files(tmp_path / "s") == before
+
+
+def test_starts_at_the_same_time_keep_both(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """The second start finds nothing, and ends before the first one has written anything."""
+    seen = []
+
+    def slow(batch: Batch) -> Tensor:
+        if not seen:
+            seen.append(1)
+            study(tmp_path / "s", some, shipped, methods=["position"], metrics=["cue_ap"])
+        return flat(batch)
+
+    both = study(tmp_path / "s", some, shipped, methods={"slow": Method("slow", _flat_shares(slow), version="1")})
+    assert set(both.rows()["method"]) == {"slow", "position"}
+    counts = both.summary.query("group == 'all'").set_index(["method", "metric"])["examples"]
+    assert counts["slow", "cue_dot"] == counts["position", "cue_ap"] == 8
+
+
+def _flat_shares(scores: Callable[[Batch], Tensor]) -> Callable[[Batch], list[Tensor]]:
+    def rows(batch: Batch) -> list[Tensor]:
+        kept = scores(batch) * batch.inputs["attention_mask"]
+        return [kept / kept.sum(-1, keepdim=True)]
+
+    return rows
+
+
+def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """Also by a start that has more methods."""
+    room: list[bool] = []
+
+    def narrow(batch: Batch) -> Tensor:
+        if not room:
+            raise MemoryError("no room")
+        return flat(batch)
+
+    mine = {"mine": Method("mine", _flat_shares(narrow), version="1")}
+    study(tmp_path / "s", some[:4], shipped, methods=["random"])
+    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random"})
+    assert len(found.skipped.query("method == 'mine'")) == 4
+    room.append(True)
+    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random", "position": "position"})
+    assert "mine" not in set(found.skipped["method"])
+    assert set(found.rows()["method"]) == {"mine", "random", "position"}
+    assert len(files(tmp_path / "s")) == 2

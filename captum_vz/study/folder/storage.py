@@ -230,7 +230,7 @@ def made_of(settings: Mapping[str, Any], model: str, block: Block) -> str:
 
 
 def part_path(folder: Path, settings: Mapping[str, Any], model: str, block: Block, suffix: str = "") -> Path:
-    """The path of a part of a study. The first part of a block has no suffix."""
+    """The path of a part of a study."""
     number = list(settings["models"]).index(model)
     return folder / SHARDS / f"{number:02d}-{safe_name(model)}-{block.number:06d}{suffix}.parquet"
 
