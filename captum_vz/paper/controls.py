@@ -131,6 +131,11 @@ class Controls:
         for model in models:
             yield f"{model}:"
             yield markdown_table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
+            differences = self.truth_differences[self.truth_differences["model"] == model]
+            ties = differences.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
+            told = "; ".join(f"{names[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
+            if told:
+                yield f"Pairs that do not differ: {told}. `truth_differences.csv` has all of them."
         usable = whole.groupby("model", sort=False)["examples"].max()
         yield (
             "Sentences with a truth: "
@@ -232,8 +237,9 @@ def _last_means(summary: DataFrame, metrics: Sequence[str]) -> list[list[str]]:
     for method in summary["method"].unique():
         cells = [str(method)]
         for metric in metrics:
-            mean = columns[metric]["mean"].get(method, float("nan"))
-            cells.append(f"{mean:.2f}" if mean == mean else "-")
+            known = columns[metric].index == method
+            cells += [with_interval(*row) for row in columns[metric].loc[known, ["mean", "low", "high"]].to_numpy()]
+            cells += [] if known.any() else ["-"]
         rows.append(cells)
     return rows
 
