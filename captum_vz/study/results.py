@@ -284,7 +284,7 @@ def write_results(
         if metric in set(differences["metric"]):
             drawn[f"{metric}-differences"] = draw_differences(differences, metric, data_name)
         for name, figure in drawn.items():
-            write_figure(sign_figure(figure, settings), folder / FIGURES / name)
+            write_figure(sign_figure(figure, settings), folder / FIGURES / safe_name(name))
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 
