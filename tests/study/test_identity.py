@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,23 @@ def test_changed_plugin_has_another_identity(kind: str, tmp_path: Path) -> None:
     first, again, other = (identity_of(PLUGINS[kind].replace("NUMBER", number), tmp_path) for number in "778")
     assert first == again
     assert first != other
+
+
+def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """`inspect` looks for a class in the file of its module."""
+    kinds = []
+    for number in (7, 8):
+        path = tmp_path / str(number) / "mine.py"
+        path.parent.mkdir()
+        path.write_text(
+            f"from captum_vz.study import register_method\nclass C:\n    def attribute(self, inputs): return {number}\n"
+            "register_method('mine', C)\n"
+        )
+        load_plugin(path)
+        kinds.append(METHODS.pop("mine").source)
+    for kind, number in zip(kinds, (7, 8), strict=True):
+        assert f"return {number}" in getsource(kind)
+    assert len({code_identity(kind).split()[-1] for kind in kinds}) == 2
 
 
 def test_registry_of_the_package_is_no_part(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def load_plugin(path: str | Path) -> None:
     """
     path = Path(path).absolute()
     name = f"{PLUGIN}{path.stem}"
+    while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):  # a plugin of another folder
+        name += "_"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ArgumentError(f"plugin is {path.name}: expected a Python file, whose name ends with .py.")
