@@ -21,7 +21,7 @@ from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.paper import reproduce
 from captum_vz.study import METHODS, Batch, Example, Study, read_jsonl, run_study
-from captum_vz.study.folder.storage import blocks_of, claim, read_examples
+from captum_vz.study.folder.storage import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.conftest import Shipped
@@ -104,6 +104,26 @@ def test_shard_of_other_weights_refused(examples: list[Example], shipped: Shippe
     for again in (found.rows, lambda: small(tmp_path / "s", examples, models={"agreement": shipped})):
         with pytest.raises(ValueError, match=r"000001-\w+\.parquet was made with other weights"):
             again()
+
+
+def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) -> None:
+    model, tokenizer = load_model()
+    small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    weights = model.get_input_embeddings().weight
+    with torch.no_grad():
+        before = weights[7, 1].item()
+        weights[7, 1] += 1
+    with pytest.raises(ValueError, match=r"was made with other weights"):
+        small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    with torch.no_grad():
+        weights[7, 1] = before
+    small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    known = fingerprint(model, tokenizer)
+    tokenizer.add_tokens(["one"])
+    one = fingerprint(model, tokenizer)
+    _, again = load_model()
+    again.add_tokens(["other"])
+    assert len({known, one, fingerprint(model, again)}) == 3
 
 
 # Several processes

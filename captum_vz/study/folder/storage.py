@@ -16,6 +16,7 @@ from filelock import FileLock
 from captum_vz._files import TEMPORARY, safe_name, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
+from captum_vz.visualization.pictures.provenance import weights_fingerprint
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa
@@ -43,13 +44,9 @@ def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """A digest of 64 numbers from each of a model's parameters, and of the vocabulary's size."""
-    digest = hashlib.sha256(f"{type(model).__name__} {len(tokenizer)}".encode())
-    for name, values in model.state_dict().items():
-        flat = values.detach().flatten()
-        some = flat[:: max(1, len(flat) // 64)].double().cpu()
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype} {some.tolist()}".encode())
-    return digest.hexdigest()
+    """A digest of a model's class, of all its weights, and of the vocabulary."""
+    vocabulary = digest(sorted(tokenizer.get_vocab().items()))
+    return digest(type(model).__name__, weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
 _STAMP: Final = b"captum_vz.stamp"
