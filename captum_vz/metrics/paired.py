@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,9 @@ from captum_vz.metrics.intervals import summarize_many
 
 with study_extra("captum_vz.metrics"):
     from scipy import stats
+
+#: Up to how many examples Wilcoxon's test is exact.
+_EXACT: Final = 50
 
 
 class Difference(NamedTuple):
@@ -51,8 +54,8 @@ def compare_pairs(
         p^{\text{Holm}}_{(i)} = \max_{j \le i} \min\big(1, (m - j + 1)\, p_{(j)}\big)
 
     with the bootstrap interval of :func:`summarize`, Wilcoxon's signed-rank test (`Wilcoxon 1945
-    <https://doi.org/10.2307/3001968>`_, by scipy; the normal approximation with zeros and ties split, for more than 50
-    examples or if there are ties) and Holm's correction for the m pairs (`Holm 1979
+    <https://doi.org/10.2307/3001968>`_; zeros are split between both signs, and ties share their mean rank; exact for
+    up to 50 examples, and by scipy's normal approximation for more) and Holm's correction for the m pairs (`Holm 1979
     <https://www.jstor.org/stable/4615733>`_). The test looks at ranks and the interval at the mean, so both must
     exclude a tie.
 
@@ -102,8 +105,18 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def _wilcoxon(gaps: np.ndarray) -> float:
     """The p-value of Wilcoxon's test; 1 without examples, or if no example differs."""
-    # Differences by rounding only would get ranks.
-    rounded = np.where(np.abs(gaps) < 1e-12, 0.0, gaps)
+    # Differences by rounding only would get ranks, and would tell equal gaps apart.
+    rounded = gaps.round(12)
     if not rounded.any():
         return 1.0
-    return float(stats.wilcoxon(rounded, zero_method="zsplit").pvalue)
+    return _exact(rounded) if len(gaps) <= _EXACT else float(stats.wilcoxon(rounded, zero_method="zsplit").pvalue)
+
+
+def _exact(gaps: np.ndarray) -> float:
+    """The p-value over all signs of the gaps that are not zero. With ties, scipy tries each sign, up to 13 gaps."""
+    ranks = np.rint(2 * stats.rankdata(np.abs(gaps))).astype(int)  # twice, because the ranks of ties may be halves
+    chances = np.ones(1)  # of each sum of the positive ranks
+    for rank in ranks[gaps != 0]:
+        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+    positive = ranks[gaps > 0].sum()
+    return min(1.0, 2 * float(min(chances[: positive + 1].sum(), chances[positive:].sum())))

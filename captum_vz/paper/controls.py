@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from captum_vz.paper.sections import markdown_table
+from captum_vz.paper.sections import failed_lines, markdown_table
 from captum_vz.study import Example, Method, Study, run_study, sanity_checks, with_interval
 from captum_vz.study.figures import draw_sanity, draw_summary, last_layers, metric_title
 from captum_vz.testbed import agreement_sentences
@@ -39,6 +39,7 @@ class Controls:
         sanity: As :func:`~captum_vz.study.sanity_checks` gives it, with a column ``model``.
         truth: As :attr:`Study.summary <captum_vz.study.Study.summary>` has it, with the metrics :data:`TRUTHS`.
         truth_differences: The pairs of methods in these metrics.
+        truth_skipped: Which sentences have no truth for a method, and why.
         findings: The pairs of methods in all metrics, see :func:`findings`.
         settings: The settings of the studies of the truths, by their models.
     """
@@ -46,6 +47,7 @@ class Controls:
     sanity: DataFrame = field(default_factory=pd.DataFrame)
     truth: DataFrame = field(default_factory=pd.DataFrame)
     truth_differences: DataFrame = field(default_factory=pd.DataFrame)
+    truth_skipped: DataFrame = field(default_factory=pd.DataFrame)
     findings: DataFrame = field(default_factory=pd.DataFrame)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -65,13 +67,14 @@ class Controls:
             pd.concat([checks.assign(model=name) for name, checks, _ in found], ignore_index=True),
             pd.concat([study.summary for study in studies], ignore_index=True),
             truth_differences,
+            pd.concat([study.skipped for study in studies], ignore_index=True),
             findings(pd.concat([differences, truth_differences], ignore_index=True)),
             {name: study.settings for name, _, study in found},
         )
 
     def tables(self) -> dict[str, DataFrame]:
         """The tables by the names of their files; empty ones left out."""
-        names = ("sanity", "truth", "truth_differences", "findings")
+        names = ("sanity", "truth", "truth_differences", "truth_skipped", "findings")
         return {name: table for name in names if len(table := getattr(self, name))}
 
     def figures(self) -> dict[str, Callable[[], Figure]]:
@@ -128,12 +131,20 @@ class Controls:
         for model in models:
             yield f"{model}:"
             yield markdown_table(["method", *names.values()], _last_means(whole[whole["model"] == model], list(names)))
+            differences = self.truth_differences[self.truth_differences["model"] == model]
+            ties = differences.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
+            told = "; ".join(f"{names[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
+            if told:
+                yield f"Pairs that do not differ: {told}. `truth_differences.csv` has all of them."
         usable = whole.groupby("model", sort=False)["examples"].max()
         yield (
             "Sentences with a truth: "
             + ", ".join(f"{model} {int(count)}" for model, count in usable.items())
             + ". All are of the package's grammar, where each cue has its other number. Other data may differ."
         )
+        # Of one method, the reason is the same for all truths.
+        skipped = self.truth_skipped.assign(metric=None) if len(self.truth_skipped) else self.truth_skipped
+        yield from failed_lines(skipped) if len(skipped) else []
 
     def _models(self, summary: DataFrame) -> Iterator[str]:
         if summary["model"].nunique() < 2:
@@ -226,8 +237,9 @@ def _last_means(summary: DataFrame, metrics: Sequence[str]) -> list[list[str]]:
     for method in summary["method"].unique():
         cells = [str(method)]
         for metric in metrics:
-            mean = columns[metric]["mean"].get(method, float("nan"))
-            cells.append(f"{mean:.2f}" if mean == mean else "-")
+            known = columns[metric].index == method
+            cells += [with_interval(*row) for row in columns[metric].loc[known, ["mean", "low", "high"]].to_numpy()]
+            cells += [] if known.any() else ["-"]
         rows.append(cells)
     return rows
 

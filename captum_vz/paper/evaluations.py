@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.metrics import BOUNDARIES, probing_correlation
 from captum_vz.paper.controls import MOST_CONTROLS, Controls, controlled
 from captum_vz.paper.further import Further, further_tables
-from captum_vz.paper.probing import PROBING_COLUMNS, SEEDS, compressions, probe
+from captum_vz.paper.probing import FOLDS, PROBING_COLUMNS, SEEDS, compressions, probe
 from captum_vz.paper.report import Reproduction
 from captum_vz.study import BadExampleError, Encoded, Example, Scorer, Source, Study, run_study, safe_name
 
@@ -104,6 +105,7 @@ def reproduce(
     """
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
+    _check_groups(examples)
     folder, data = Path(output), list(data)
     # Some systems do not distinguish the case of file names.
     parts = [safe_name(name).casefold() for name in models]
@@ -148,11 +150,13 @@ def reproduce(
         studies.append(study)
         held = study.examples  # it may hold more than this call passes
         labels = _labels(held, study)
-        kinds = set(labels.values())
+        kinds = Counter(labels.values())
         if len(labels) < FEWEST or len(kinds) < 2:
             refused["probing"] = (
                 f"{len(labels)} sentences have a label, of {len(kinds)} kinds. Pass at least {FEWEST}, of 2 kinds."
             )
+        elif (rarest := kinds.most_common()[-1])[1] < FOLDS:
+            refused["probing"] = f"{rarest[1]} sentences have the label {rarest[0]!r}. Pass at least {FOLDS} of each."
         else:
             bits = _probed(model, tokenizer, labels, study, batch_size)
             compression = compressions(bits, len(kinds), confidence, resamples)
@@ -162,7 +166,7 @@ def reproduce(
             control = partial(controlled, name, (model, tokenizer), usable, part / "controls", count)
             checked.append(control(engine=engine, quiet=quiet, **options))
         predicts = "blank_out" in metrics
-        further.append(further_tables(name, (model, tokenizer), study, held, predicts=predicts, **options))
+        further.append(further_tables(name, (model, tokenizer), study, held, usable, predicts=predicts, **options))
         omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     differences = pd.concat([study.differences for study in studies], ignore_index=True)
     repeat = dict.fromkeys(line for study in studies for line in study.repeat)
@@ -195,6 +199,15 @@ def reproduce(
         found.write(folder)
     state.wait_for_everyone()
     return found
+
+
+def _check_groups(examples: Sequence[Example]) -> None:
+    """Refuse groups and labels whose names the report has for means of all of them."""
+    for what in ("group", "label"):
+        names = {getattr(example, what) for example in examples} - {None}
+        taken = sorted(names & {"all", "macro"})
+        if taken and len(names) > 1:
+            raise ValueError(f"a {what} is called {taken[0]!r}, which names a mean in the report: pass another name.")
 
 
 def _refuse_discriminator(name: str, model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from inspect import isclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
@@ -20,7 +21,18 @@ from captum_vz.metrics import (
     sufficiency_bounds,
     summarize_many,
 )
-from captum_vz.study import METRICS, VARIANTS, EvaluationBatch, Example, Metric, Scorer, Study, Variant
+from captum_vz.study import (
+    METHODS,
+    METRICS,
+    VARIANTS,
+    EvaluationBatch,
+    Example,
+    Method,
+    Metric,
+    Scorer,
+    Study,
+    Variant,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,7 +70,8 @@ class Further:
         variants: Spearman's correlation with blank-out in each variant: ``model``, ``method``, ``variant`` (the name of
             a metric), ``mean``, its interval, the numbers of ``examples`` and ``undefined`` ones, and the ``rank``: one
             more than the number of methods that are higher, sentence by sentence
-            (:func:`~captum_vz.metrics.compare_pairs`). Methods that do not differ are not told apart.
+            (:func:`~captum_vz.metrics.compare_pairs`). Methods that do not differ are not told apart. ``sees_forms``:
+            see :func:`sees_forms`.
         removing: The same for metrics that remove many sets of tokens, with ``metric`` in the place of ``variant`` and
             without ranks. The methods "best order" and "worst order" are the bounds.
         groups: As `variants`, with ``metric``, ``by`` ("paradigm" or "label"), and ``group``: one of them, "all" (the
@@ -67,7 +80,7 @@ class Further:
         agreement: Spearman's correlation of the rows of two methods, ``one`` and ``other``.
     """
 
-    variants: DataFrame = field(default_factory=_empty("method", "variant", *_SUMMARY, "rank"))
+    variants: DataFrame = field(default_factory=_empty("method", "variant", *_SUMMARY, "rank", "sees_forms"))
     removing: DataFrame = field(default_factory=_empty("method", "metric", *_SUMMARY))
     groups: DataFrame = field(default_factory=_empty("method", "metric", "by", "group", *_SUMMARY, "rank"))
     agreement: DataFrame = field(default_factory=_empty("one", "other", *_SUMMARY))
@@ -92,6 +105,7 @@ def further_tables(
     source: tuple[Any, Any],
     study: Study,
     examples: Sequence[Example],
+    given: Mapping[str, Method],
     *,
     predicts: bool,
     batch_size: int = 32,
@@ -105,6 +119,7 @@ def further_tables(
         source: The model and its tokenizer.
         study: The study, whose scores are read. No method runs again. It keeps the new metrics.
         examples: All its examples.
+        given: The methods that this call passes. The study may hold more.
         predicts: Whether the model predicts words, so that tokens can be blanked out.
         batch_size: The number of sentences in a batch.
         confidence: The confidence level of the intervals.
@@ -130,7 +145,10 @@ def further_tables(
         values = kept("variants", variants, "unk", rows)
         ranks = {name: _ranks(values, name, pairs) for name in variants}
         table = _long(values, methods, variants, "variant", of)
-        found["variants"] = table.assign(rank=[ranks[row.variant].get(row.method) for row in table.itertuples()])
+        found["variants"] = table.assign(
+            rank=[ranks[row.variant].get(row.method) for row in table.itertuples()],
+            sees_forms=[sees_forms(method, given.get(method)) for method in table["method"]],
+        )
         chosen = set(evenly([example.id for example in examples], MOST_SENTENCES))
         few = rows[rows["example"].isin(chosen)]
         metrics = {metric: METRICS[metric] for metric in REMOVING}
@@ -139,6 +157,24 @@ def further_tables(
                 metrics[f"{what} {end}"] = Metric(what, partial(_bound, bounds, end), needs_forms=True)
         found["removing"] = _with_bounds(kept("removing", metrics, "delete", few), methods, of)
     return Further(**{key: table.assign(model=name)[["model", *table.columns]] for key, table in found.items()})
+
+
+def sees_forms(name: str, method: Method | None) -> str:
+    """Whether a method is given the two forms of the target: "yes", "no", "can" (own code that may read them).
+
+    Args:
+        name: Its name.
+        method: The method. None: it is in the study from an earlier call. If its name is not registered: "unknown".
+    """
+    registered = METHODS.get(name.partition(" (residual")[0])
+    method = registered if method is None else method
+    if method is None:
+        return "unknown"
+    if method.explains_output:
+        return "yes"
+    of_package = not method.own and (registered is not None or any(method is one for one in METHODS.values()))
+    # A class or an object gets the forms only if its `attribute` takes them. Functions get the whole batch.
+    return "no" if of_package or isclass(method.source) or hasattr(method.source, "attribute") else "can"
 
 
 def possible_variants(tokenizer: Any) -> list[Variant]:

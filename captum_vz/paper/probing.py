@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: The seeds of each layer's probes.
 SEEDS: Final = (0, 1, 2, 3, 4)
+#: The parts of the examples for the linear probe. Each label needs as many examples.
+FOLDS: Final = 5
 
 
 def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
@@ -40,7 +42,7 @@ def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
             order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
             values.append(("labels", seed, description_length(state, numbers, len(names), seed=seed).bits))
             values.append(("control", seed, description_length(state, numbers[order], len(names), seed=seed).bits))
-        values.append(("linear", 0, linear_probe(state, numbers)))
+        values.append(("linear", 0, linear_probe(state, numbers, folds=FOLDS)))
         found += [
             pd.DataFrame({"layer": layer, "place": range(len(one)), "probe": kind, "seed": seed, "value": one.numpy()})
             for kind, seed, one in values

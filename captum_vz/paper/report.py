@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from captum_vz.paper.controls import NEAR_ZERO, Controls
 from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
 from captum_vz.paper.further import Further
-from captum_vz.paper.sections import further_figures, further_sections, markdown_table, probing_section
-from captum_vz.study import METHODS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
+from captum_vz.paper.sections import failed_lines, further_figures, further_sections, markdown_table, probing_section
+from captum_vz.study import safe_name, sign_figure, tied_pairs, with_interval, write_whole
 from captum_vz.study.figures import draw_summary, write_figure
 
 if TYPE_CHECKING:
@@ -144,13 +144,13 @@ class Reproduction:
             f"## {model}: {summary['examples'].max()} sentences, {useless} skipped",
             _ROWS,
             _overview(summary, correlation),
-            _notes(summary, correlation),
+            _notes(summary, correlation, self.further.variants[self.further.variants["model"] == model]),
             *_ties(self.differences[self.differences["model"] == model]),
             *self._by_layer(model, summary),
             *probing_section(self.probing[self.probing["model"] == model], correlation),
             *further_sections(self.further, model),
             *_undefined(summary),
-            *_failed(skipped),
+            *failed_lines(skipped),
             *(f"Without {row.what}: {row.reason}" for row in omitted.itertuples()),
         ]
         return "\n\n".join(parts)
@@ -192,7 +192,7 @@ def _overview(summary: DataFrame, correlation: DataFrame) -> str:
     return markdown_table(heads, rows)
 
 
-def _notes(summary: DataFrame, correlation: DataFrame) -> str:
+def _notes(summary: DataFrame, correlation: DataFrame, variants: DataFrame) -> str:
     """What the columns of the table are, and what a reader must know before comparing its rows."""
     notes = []
     if len(correlation):
@@ -204,12 +204,19 @@ def _notes(summary: DataFrame, correlation: DataFrame) -> str:
         )
     if "blank_out" in set(summary["metric"]):
         notes.append("*blank-out*: Spearman's correlation with the effect of blanking out each token.")
-        explain = {name for name, method in METHODS.items() if method.explains_output}
-        given = [str(name) for name in summary["method"].unique() if name in explain]
-        if given:
+        told = []
+        for which, one, many in (
+            ("yes", "is given these two forms", "are given these two forms"),
+            ("can", "is your own code, and can read them", "are your own code, and can read them"),
+            ("unknown", "comes from an earlier start, and may", "come from earlier starts, and may"),
+        ):
+            names = variants[variants["sees_forms"] == which]["method"].unique()
+            if len(names):
+                told.append(f"{', '.join(map(str, names))} {one if len(names) == 1 else many}")
+        if told:
             notes.append(
-                f"Blank-out compares the two forms of the target word. {', '.join(given)} "
-                f"{'is' if len(given) == 1 else 'are'} given these two forms; the other methods are not."
+                f"Blank-out compares the two forms of the target word. {'; '.join(told)}; the other methods are not "
+                "given them."
             )
         if set(TABLE_3) & set(summary["method"]):
             notes.append(
@@ -241,16 +248,6 @@ def _undefined(summary: DataFrame) -> list[str]:
     """A line for each method with sentences that have no value, because constant scores order nothing."""
     without = summary[summary["undefined"] > 0].groupby(["method", "metric"], sort=False)["undefined"].max()
     return [f"{method}: {count} sentences have no {metric}." for (method, metric), count in without.items()]
-
-
-def _failed(skipped: DataFrame) -> list[str]:
-    """A line for each method or metric that has no number for some sentences, with the most frequent reason."""
-    lines = []
-    for who in ("method", "metric"):
-        for name, some in skipped[skipped[who].notna()].groupby(who, sort=False):
-            count = some["example"].nunique()
-            lines.append(f"{name}: {count} sentences skipped, most often because: {some['skipped'].mode()[0]}")
-    return lines
 
 
 def _interval(rows: DataFrame, name: str, value: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.figure import Figure
 
 from captum_vz.paper.further import Further
-from captum_vz.study import METHODS, METRICS, VARIANTS, with_interval
+from captum_vz.study import METRICS, VARIANTS, with_interval
 from captum_vz.study.figures import draw_agreement, draw_groups, draw_variants, group_columns, group_title
 
 if TYPE_CHECKING:
@@ -96,12 +96,10 @@ def _variants(rows: DataFrame) -> list[str]:
     means = rows.pivot(index="method", columns="variant", values="mean")
     shown = [one for one in VARIANTS if one.name in means]
     methods = list(rows["method"].unique())
+    sees = rows.set_index("method")["sees_forms"].replace("no", "").to_dict()
     table = markdown_table(
         ["method", "sees the forms", *map(str, shown)],
-        [
-            [method, "yes" if _sees_forms(method) else "", *(_number(means.loc[method, one.name]) for one in shown)]
-            for method in methods
-        ],
+        [[method, sees[method], *(_number(means.loc[method, one.name]) for one in shown)] for method in methods],
     )
     winners = set(rows[rows["rank"] == 1]["method"])
     if not winners:  # no sentence has values
@@ -121,10 +119,6 @@ def _variants(rows: DataFrame) -> list[str]:
         f"{widest} has the ranks {low} to {high}."
     )
     return ["### Faithfulness in its variants: Spearman with blank-out", text, table, result]
-
-
-def _sees_forms(method: str) -> bool:
-    return method in METHODS and METHODS[method].explains_output
 
 
 def _removing(rows: DataFrame) -> list[str]:
@@ -180,6 +174,8 @@ def _groups(rows: DataFrame) -> list[str]:
 def _agreement(rows: DataFrame) -> list[str]:
     """The pairs of methods that agree most and least."""
     ordered = rows.dropna(subset="mean").sort_values("mean", ascending=False)
+    if ordered.empty:
+        return []
     told = []
     for name, some in (("most", ordered.head(3)), ("least", ordered.tail(3))):
         pairs = (f"{row.one} and {row.other} {with_interval(row.mean, row.low, row.high)}" for row in some.itertuples())
@@ -191,13 +187,28 @@ def _agreement(rows: DataFrame) -> list[str]:
     return ["### Do the methods agree?", text, "\n".join(told)]
 
 
+def failed_lines(skipped: DataFrame) -> list[str]:
+    """A line for each method or metric that has no number for some sentences, with the most frequent reason.
+
+    Args:
+        skipped: As :attr:`Study.skipped <captum_vz.study.Study.skipped>` has it.
+    """
+    lines = []
+    for who in ("method", "metric"):
+        for name, some in skipped[skipped[who].notna()].groupby(who, sort=False):
+            count = some["example"].nunique()
+            lines.append(f"{name}: {count} sentences skipped, most often because: {some['skipped'].mode()[0]}")
+    return lines
+
+
 def _number(value: float, digits: int = 2) -> str:
     return "" if value != value else f"{value:.{digits}f}"
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown with aligned columns."""
-    lines = [list(heads), *map(list, rows)]
+    # A bar or a line's end in a name would end its cell.
+    lines = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (heads, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
     cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     cells.insert(1, ["-" * width for width in widths])

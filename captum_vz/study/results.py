@@ -17,6 +17,7 @@ from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
 from captum_vz.study.folder.reading import read_blocks
 from captum_vz.study.folder.storage import (
+    ALL,
     MANIFEST,
     Loaded,
     Stamp,
@@ -31,7 +32,7 @@ from captum_vz.study.folder.storage import (
     read_table,
     to_parquet,
 )
-from captum_vz.study.folder.summary import ALL, collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.summary import collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
@@ -283,7 +284,7 @@ def write_results(
         if metric in set(differences["metric"]):
             drawn[f"{metric}-differences"] = draw_differences(differences, metric, data_name)
         for name, figure in drawn.items():
-            write_figure(sign_figure(figure, settings), folder / FIGURES / name)
+            write_figure(sign_figure(figure, settings), folder / FIGURES / safe_name(name))
     write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 

@@ -18,8 +18,7 @@ from captum_vz.study.examples.example import Example, as_examples
 from captum_vz.study.folder.on_ray import run_on_ray
 from captum_vz.study.folder.processes import Processes
 from captum_vz.study.folder.provenance import files_of
-from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
-from captum_vz.study.folder.summary import ALL
+from captum_vz.study.folder.storage import Source, check_groups, claim, fingerprint, on_device
 from captum_vz.study.folder.work import Plan, Work, Worker
 from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.given import given_methods
@@ -177,8 +176,4 @@ def _check_examples(examples: Sequence[Example]) -> None:
         raise ValueError(
             f"{len(repeated)} ids are used by several examples, such as {repeated[0]!r}: pass different ids."
         )
-    groups = {example.group for example in examples}
-    if ALL in groups and len(groups) > 1:
-        raise ValueError(
-            f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
-        )
+    check_groups(examples)

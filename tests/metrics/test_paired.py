@@ -1,5 +1,7 @@
 """Paired comparisons against scipy on single pairs, and against Holm's procedure written in a loop."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from scipy import stats
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import compare_pairs, summarize
-from captum_vz.metrics.paired import holm
+from captum_vz.metrics.paired import _wilcoxon, holm
 
 
 def drawn(count: int = 40) -> dict[str, torch.Tensor]:
@@ -46,6 +48,34 @@ def test_pairs_equal_scipy_in_a_loop() -> None:
         ps.append(stats.wilcoxon(gap, zero_method="zsplit").pvalue)
     assert [pair.p for pair in found] == pytest.approx(naive_holm(ps))
     assert [pair.tied for pair in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 10])
+@pytest.mark.parametrize("digits", [0, 1, 8])
+def test_exact_p_counts_all_signs(count: int, digits: int) -> None:
+    """With ties and zeros: each of the signs is equally likely."""
+    gaps = np.random.default_rng(count).normal(0.3, 1, count).round(digits)
+    ranks = stats.rankdata(np.abs(gaps))
+    sums = [
+        sum(rank for rank, gap, up in zip(ranks, gaps, signs, strict=True) if up and gap)
+        for signs in product([True, False], repeat=count)
+    ]
+    own = ranks[gaps > 0].sum()
+    expected = 2 * min(np.mean([one <= own for one in sums]), np.mean([one >= own for one in sums]))
+    assert _wilcoxon(gaps) == pytest.approx(min(1.0, expected))
+    assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue if gaps.any() else 1)
+
+
+@pytest.mark.parametrize("count", [20, 50, 51])
+def test_p_without_ties_equals_scipy(count: int) -> None:
+    gaps = np.random.default_rng(count).normal(0.2, 1, count)
+    assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps).pvalue)
+
+
+def test_gaps_equal_but_for_rounding_are_ties() -> None:
+    exact = np.array([1.0, 1.0, -1.0, 2.0, 3.0] * 3)
+    noise = np.random.default_rng(0).normal(0, 1e-15, 15)
+    assert _wilcoxon(exact / 10 + noise) == _wilcoxon(exact)
 
 
 def test_holm_equals_a_loop() -> None:

@@ -164,7 +164,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         study.run_study  # noqa: B018  # looking it up is what is tested
 
 
-@pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate"])
+@pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate", "scipy"])
 def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

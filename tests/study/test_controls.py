@@ -8,7 +8,7 @@ import pytest
 
 from captum_vz.paper import Reproduction, reproduce
 from captum_vz.paper.controls import NEAR_ZERO, TRUTHS, control_examples, findings, told_findings
-from captum_vz.study import Example, Scorer, sanity_checks
+from captum_vz.study import Example, Scorer, sanity_checks, with_interval
 from captum_vz.testbed import agreement_sentences, load_model
 
 METHODS = ["value-zeroing", "attention-rollout", "position"]
@@ -59,6 +59,13 @@ def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> 
         "1.00",
         "no",
     ] * 2  # a baseline that looks at no model does not pass
+    ties = found.controls.truth_differences.query("model == 'agreement'").groupby("metric", sort=False)["tied"].sum()
+    names = ("values, overlap", "values, largest", "states, overlap", "states, largest")
+    told = "; ".join(f"{name} {count} of 3" for name, count in zip(names, ties[list(TRUTHS)], strict=True))
+    assert f"Pairs that do not differ: {told}." in report
+    whole = found.controls.truth.query("model == 'agreement' and group == 'all' and method == 'position'")
+    cells = [with_interval(*row) for row in whole.set_index("metric").loc[list(TRUTHS), ["mean", "low", "high"]].values]
+    assert ["position", *cells] in lines
     heads = [line for line in lines if line[0] == "method" and line[1].startswith(f"{NAMES[0]} (")]
     both = pd.concat([found.summary, found.controls.truth]).query("group == 'all'")
     for line, (_, rows) in zip(heads, both.groupby("metric", sort=False), strict=True):

@@ -158,6 +158,8 @@ def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> N
     maker |= dict.fromkeys(("captum_vz", "python", "torch", "transformers", "captum", "numpy"), "1.0")
     settings = {
         "examples": {"count": 2279, "blocks": []},
+        "methods": {},
+        "metrics": {},
         "provenance": {
             "models": {name: [maker] for name in ("six-layers", "a model with a long name")},
             **{"data": {}, "seeds": {}, "confidence": 0.9, "resamples": 99, "commands": []},

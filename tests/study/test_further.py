@@ -1,17 +1,21 @@
 """What the report has beyond the paper: each table equals the metrics and means of the study, computed in loops."""
 
+import re
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from captum.attr import Saliency
 from scipy import stats
 
+from captum_vz import LayerAttention
 from captum_vz.metrics import compare_pairs, macro_summary, summarize_many
 from captum_vz.paper import Reproduction, reproduce
-from captum_vz.paper.further import REMOVING, _groups, evenly
-from captum_vz.study import VARIANTS, Example, Scorer, Study
+from captum_vz.paper.further import REMOVING, _groups, evenly, sees_forms
+from captum_vz.study import VARIANTS, Batch, Example, Scorer, Study
 from captum_vz.study.figures import draw_groups, in_order
 from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization.pictures.description import alt_text_of
@@ -159,6 +163,38 @@ def test_report_has_the_tables(found: Reproduction) -> None:
     paradigms = set(found.further.groups.query("by == 'paradigm'")["group"]) - {"all", "macro"}
     assert f"mean of {len(paradigms)} paradigms (10)" in report
     assert "### Do the methods agree?" in report
+
+
+def blind(batch: Batch) -> torch.Tensor:
+    return batch.inputs["input_ids"]
+
+
+def test_report_says_which_methods_see_the_forms(
+    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None
+) -> None:
+    """By the method, not by its name: a class of Captum and a renamed method see them too."""
+    methods = {"a|b": Saliency, "effect": "value-zeroing-effect", "c\nd": blind, "e": "attention", "f": LayerAttention}
+    found = reproduce({"agreement": shipped}, sentences[:3], tmp_path, methods, resamples=50, quiet=True, controls=1)
+    table = found.further.variants.drop_duplicates("method").set_index("method")["sees_forms"].to_dict()
+    assert table == {"a|b": "yes", "effect": "yes", "c\nd": "can", "e": "no", "f": "no"}
+    report = str(found)
+    assert "a|b, effect are given these two forms; c\nd is your own code, and can read them; the other" in report
+    assert re.search(r"\| a\\\|b +\| yes ", report)
+    assert re.search(r"\| c d +\| can ", report)
+    assert "e: 1 sentences skipped, most often because: it is unknown whether the rows of e join the layers" in report
+    tables = re.findall(r"(?:^\|.*\n)+", report, re.M)
+    for lines in (table.splitlines() for table in tables):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    assert sees_forms("gone", None) == "unknown"
+    assert sees_forms("alti-logit", None) == "yes"
+
+
+def test_undefined_agreement_is_not_told(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    def unknown(batch: Batch) -> torch.Tensor:
+        return torch.full(batch.inputs["input_ids"].shape, torch.nan)
+
+    found = reproduce({"agreement": shipped}, sentences[:2], tmp_path, [unknown, "random"], resamples=50, quiet=True)
+    assert "Do the methods agree?" not in str(found)
 
 
 def test_figures_show_the_tables(found: Reproduction) -> None:

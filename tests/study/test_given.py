@@ -28,6 +28,7 @@ from captum_vz.study import (
     EvaluationBatch,
     Example,
     Method,
+    Metric,
     Scorer,
     encode,
     register_method,
@@ -174,6 +175,8 @@ def wrong(kind: str) -> Callable[[Batch], Any]:
             "empty": [],
             "text": "scores",
             "infinite": torch.full((count, tokens), torch.inf),
+            "objects": np.full((count, tokens), None),
+            "lengths": [[0.5] * 12, [1.0]],
         }[kind]
 
     return rows
@@ -189,6 +192,8 @@ CAME = {
     "empty": r"\(0,\) of torch.float32",
     "text": "an object of type str",
     "infinite": "a row with the sum inf",
+    "objects": r"\(1, 12\) of object",
+    "lengths": "an object of type list",
 }
 
 
@@ -234,8 +239,45 @@ def test_failing_method_costs_its_rows(shipped: Shipped, examples: list[Example]
     assert [row["skipped"] for row in rows if row["method"] == "uneven"] == [None] * 3
 
 
+def careless(batch: Batch) -> Tensor:
+    scores = torch.ones(batch.inputs["input_ids"].shape)
+    batch.inputs["input_ids"].zero_()
+    batch.inputs["attention_mask"].zero_()
+    batch.token[:] = [0] * len(batch.token)
+    return scores
+
+
+def test_method_that_changes_its_batch_harms_no_other(shipped: Shipped, examples: list[Example]) -> None:
+    names = ["value-zeroing", "value-zeroing-rollout", "saliency"]
+    rows = scored(shipped, examples[:3], [careless, *names])
+    assert [row for row in rows if row["method"] != "careless"] == scored(shipped, examples[:3], names)
+
+
 def largest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
     return rows.max(-1).values
+
+
+def test_metric_that_changes_its_rows_harms_no_other(shipped: Shipped, examples: list[Example]) -> None:
+    def careless(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        if batch.encoded:
+            batch.effects.zero_()
+            batch.inputs["input_ids"].zero_()
+        for one in (batch.attended, batch.cues, batch.content):
+            one.zero_()
+        return rows.zero_().sum(-1)
+
+    names = ["cue_ap", "blank_out", "sensitivity"]
+    others = {name: METRICS[name] for name in names}
+    first = {
+        "of cues": Metric("", careless, needs_cue=True),
+        "of forms": Metric("", careless, needs_forms=True),
+        "of the model": Metric("", careless, runs_model=True),
+    }
+    with_it = Scorer(*shipped, ["attention", "position"], first | others).score(examples[:3])
+    without = Scorer(*shipped, ["attention", "position"], others).score(examples[:3])
+    assert [{name: row[name] for name in names} for row in with_it] == [
+        {name: row[name] for name in names} for row in without
+    ]
 
 
 def test_own_metric_equals_a_loop(shipped: Shipped, examples: list[Example]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Method, Study, run_study
-from captum_vz.study.scoring.identity import code_identity
 from tests.study.conftest import Shipped
 
 METHODS = ["value-zeroing", "random"]
@@ -178,51 +176,45 @@ def test_example_of_lists_is_known(some: list[Example], shipped: Shipped, tmp_pa
     assert files(tmp_path / "s") == before
 
 
-# Identities
+def test_starts_at_the_same_time_keep_both(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """The second start finds nothing, and ends before the first one has written anything."""
+    seen = []
+
+    def slow(batch: Batch) -> Tensor:
+        if not seen:
+            seen.append(1)
+            study(tmp_path / "s", some, shipped, methods=["position"], metrics=["cue_ap"])
+        return flat(batch)
+
+    both = study(tmp_path / "s", some, shipped, methods={"slow": Method("slow", _flat_shares(slow), version="1")})
+    assert set(both.rows()["method"]) == {"slow", "position"}
+    counts = both.summary.query("group == 'all'").set_index(["method", "metric"])["examples"]
+    assert counts["slow", "cue_dot"] == counts["position", "cue_ap"] == 8
 
 
-def helper(number: int) -> int:
-    return number + 1
+def _flat_shares(scores: Callable[[Batch], Tensor]) -> Callable[[Batch], list[Tensor]]:
+    def rows(batch: Batch) -> list[Tensor]:
+        kept = scores(batch) * batch.inputs["attention_mask"]
+        return [kept / kept.sum(-1, keepdim=True)]
+
+    return rows
 
 
-def uses(number: int) -> int:
-    return helper(number)
+def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """Also by a start that has more methods."""
+    room: list[bool] = []
 
+    def narrow(batch: Batch) -> Tensor:
+        if not room:
+            raise MemoryError("no room")
+        return flat(batch)
 
-class Base:
-    def attribute(self, inputs: Any) -> Any:
-        return helper(inputs)
-
-
-def made(size: int) -> Callable[[], int]:
-    return lambda: size
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (flat, by_place),
-        (partial(helper, 1), partial(helper, 2)),
-        (partial(helper, number=1), partial(helper, number=2)),
-        (made(1), made(2)),
-        (partial(helper, torch.zeros(3)), partial(helper, torch.ones(3))),
-        (lambda: 1, lambda: 2),
-    ],
-)
-def test_different_code_has_different_identities(one: Any, other: Any) -> None:
-    assert code_identity(one) == code_identity(one)
-    assert code_identity(one) != code_identity(other)
-
-
-@pytest.mark.parametrize("thing", [uses, Base, Base(), Base().attribute])
-def test_changed_helper_changes_the_identity(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_identity(thing)
-    monkeypatch.setitem(globals(), "helper", by_place)
-    assert code_identity(thing) != before
-
-
-def test_state_of_an_object_counts() -> None:
-    one, other = Base(), Base()
-    assert code_identity(one) == code_identity(other)
-    other.size = 3  # type: ignore[attr-defined]
-    assert code_identity(one) != code_identity(other)
+    mine = {"mine": Method("mine", _flat_shares(narrow), version="1")}
+    study(tmp_path / "s", some[:4], shipped, methods=["random"])
+    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random"})
+    assert len(found.skipped.query("method == 'mine'")) == 4
+    room.append(True)
+    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random", "position": "position"})
+    assert "mine" not in set(found.skipped["method"])
+    assert set(found.rows()["method"]) == {"mine", "random", "position"}
+    assert len(files(tmp_path / "s")) == 2

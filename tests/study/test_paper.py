@@ -111,7 +111,7 @@ def test_results_of_other_weights_refused(
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
     copy = shutil.copytree(folder, tmp_path / "copy")
-    for file in ("000000", "probing"):
+    for file in (r"000000-\w+", "probing"):
         with pytest.raises(ValueError, match=rf"{file}\.parquet was made with other weights"):
             reproduce({"agreement": (other, tokenizer)}, sentences, copy, METHODS, resamples=50, quiet=True, controls=0)
         shutil.rmtree(copy / "agreement" / "shards")
@@ -199,8 +199,6 @@ def test_report_says_what_limits_claims(found: Reproduction) -> None:
     assert "Probes of 5 seeds" in report
     assert "the smallest that 4 layers can have is 1/24" in report
     assert "given these two forms" not in report  # no method of this study gets them
-    renamed = found.summary.replace({"method": {"random": "value-zeroing-effect"}})
-    assert "value-zeroing-effect is given these two forms" in str(replace(found, summary=renamed))
 
 
 def test_report_begins_with_its_source(found: Reproduction) -> None:
@@ -225,7 +223,21 @@ def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Examp
         reproduce({"bare": (bare, tokenizer)}, sentences, tmp_path / "out", ["saliency"], quiet=True)
     with pytest.raises(ValueError, match="controls is -1: pass a number of sentences, 0 or more"):
         reproduce({"agreement": shipped}, sentences, tmp_path / "out", quiet=True, controls=-1)
+    for what in ("group", "label"):
+        named = [replace(one, **{what: str(place)}) for place, one in enumerate(sentences[:3])]
+        named.append(replace(sentences[3], **{what: "macro"}))
+        with pytest.raises(ValueError, match=f"a {what} is called 'macro', which names a mean in the report"):
+            reproduce({"agreement": shipped}, named, tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_rare_label_costs_probing_only(
+    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None
+) -> None:
+    rare = [replace(sentences[0], label="rare"), *sentences[1:]]
+    found = reproduce({"agreement": shipped}, rare, tmp_path / "out", ["random"], resamples=50, quiet=True)
+    reasons = dict(zip(found.omitted["what"], found.omitted["reason"], strict=True))
+    assert reasons == {"probing": "1 sentences have the label 'rare'. Pass at least 5 of each."}
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:

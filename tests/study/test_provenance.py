@@ -9,11 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from captum.attr import Saliency
 
 from captum_vz.cli import main
 from captum_vz.paper import reproduce
-from captum_vz.study import Example, Study, write_jsonl
+from captum_vz.study import METRICS, EvaluationBatch, Example, Study, run_study, safe_name, write_jsonl
 from captum_vz.study.folder.provenance import files_of
+from captum_vz.study.scoring.identity import code_identity
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization.pictures import read_provenance
 from captum_vz.visualization.pictures.provenance import weights_fingerprint
@@ -111,3 +113,20 @@ def test_files_of_one_name_are_all_kept(tmp_path: Path) -> None:
     assert [*before.values()] == ["data.jsonl", "data.jsonl"]
     paths[0].write_text("changed")
     assert len(before | files_of(paths)) == 3
+
+
+def test_own_code_is_named(examples: list[Example], tmp_path: Path) -> None:
+    """With the digest of its source. A name is no path of a figure."""
+
+    def largest(batch: EvaluationBatch, rows: torch.Tensor) -> torch.Tensor:
+        return rows.max(-1).values
+
+    metrics = {"../my/largest": largest, "cue_dot": METRICS["cue_dot"]}
+    models = {"agreement": load_model}
+    found = run_study(models, examples[:2], tmp_path / "s", [Saliency, "random"], metrics, quiet=True, resamples=20)
+    own = [line for line in found.repeat if line.startswith("Own")]
+    assert own == [f"Own code: ../my/largest, {code_identity(largest)}."]
+    kept = read_provenance(tmp_path / "s" / "figures" / "cue_dot.png")
+    assert own == [f"Own code: {kept['own code']}"]
+    figures = sorted(path.name for path in (tmp_path / "s" / "figures").iterdir())
+    assert figures == sorted(f"{safe_name(metric + kind)}.png" for metric in metrics for kind in ("", "-differences"))

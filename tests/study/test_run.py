@@ -292,6 +292,8 @@ def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
         study(tmp_path / "s", mixed)
     assert not (tmp_path / "s").exists()
     alone = study(tmp_path / "s", [replace(example, group="all") for example in bad], methods=["random"])
+    with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
+        study(tmp_path / "s", [replace(bad[0], id="new", group="other")], methods=["random"])
     assert alone.summary["examples"].tolist() == [8]
 
 

@@ -21,7 +21,7 @@ from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.paper import reproduce
 from captum_vz.study import METHODS, Batch, Example, Study, read_jsonl, run_study
-from captum_vz.study.folder.storage import blocks_of, claim, read_examples
+from captum_vz.study.folder.storage import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.conftest import Shipped
@@ -55,7 +55,7 @@ def test_flipped_bit_is_noticed(examples: list[Example], tmp_path: Path) -> None
         path.write_bytes(changed)
         for columns in (None, ["example", "cue_dot"]):
             with pytest.raises(
-                ValueError, match=r"000000\.parquet (cannot be read|does not belong here).*[Dd]elete it"
+                ValueError, match=r"000000-\w+\.parquet (cannot be read|does not belong here).*[Dd]elete it"
             ):
                 found.rows(columns)
     path.write_bytes(whole)
@@ -83,7 +83,7 @@ def test_shard_of_other_settings_refused(changed: dict[str, Any], examples: list
     found = small(tmp_path / "s", examples)
     first_shard(tmp_path / "s").write_bytes(first_shard(tmp_path / "other").read_bytes())
     for again in (found.rows, lambda: small(tmp_path / "s", examples)):
-        with pytest.raises(ValueError, match=r"000000\.parquet does not belong here: other settings or examples"):
+        with pytest.raises(ValueError, match=r"000000-\w+\.parquet does not belong here: other settings or examples"):
             again()
 
 
@@ -91,7 +91,7 @@ def test_shard_in_another_place_refused(examples: list[Example], tmp_path: Path)
     found = small(tmp_path / "s", examples)
     one, other = sorted((tmp_path / "s" / "shards").iterdir())
     other.write_bytes(one.read_bytes())
-    with pytest.raises(ValueError, match=r"000001\.parquet does not belong here"):
+    with pytest.raises(ValueError, match=r"000001-\w+\.parquet does not belong here"):
         found.rows()
 
 
@@ -102,8 +102,28 @@ def test_shard_of_other_weights_refused(examples: list[Example], shipped: Shippe
     second = max((tmp_path / "s" / "shards").iterdir())
     second.write_bytes(max((tmp_path / "other" / "shards").iterdir()).read_bytes())
     for again in (found.rows, lambda: small(tmp_path / "s", examples, models={"agreement": shipped})):
-        with pytest.raises(ValueError, match=r"000001\.parquet was made with other weights"):
+        with pytest.raises(ValueError, match=r"000001-\w+\.parquet was made with other weights"):
             again()
+
+
+def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) -> None:
+    model, tokenizer = load_model()
+    small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    weights = model.get_input_embeddings().weight
+    with torch.no_grad():
+        before = weights[7, 1].item()
+        weights[7, 1] += 1
+    with pytest.raises(ValueError, match=r"was made with other weights"):
+        small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    with torch.no_grad():
+        weights[7, 1] = before
+    small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
+    known = fingerprint(model, tokenizer)
+    tokenizer.add_tokens(["one"])
+    one = fingerprint(model, tokenizer)
+    _, again = load_model()
+    again.add_tokens(["other"])
+    assert len({known, one, fingerprint(model, again)}) == 3
 
 
 # Several processes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures.style import (
     FONT,
     LAST_LAYER,
@@ -28,6 +28,9 @@ from captum_vz.study.figures.style import (
     write_title,
 )
 from captum_vz.study.methods import METHODS
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import Content, set_content
 

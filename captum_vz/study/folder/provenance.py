@@ -29,6 +29,8 @@ _LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
 #: The seeds of the bootstrap, and of methods that draw random numbers.
 _SEEDS: Final = {"bootstrap": 0, "methods": 0}
 _FOOT_SIZE: Final = 6
+#: How the identity of code begins that the versions of the libraries name.
+_PACKAGED: Final = tuple(f"{name}." for name in ("captum_vz", *_LIBRARIES))
 
 
 def made_by(model: Any) -> dict[str, str]:
@@ -113,6 +115,8 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
         )
     blocks = "".join(digest for digest, _ in settings["examples"]["blocks"])
     lines += [f"Data: {name}, SHA-256 {digest}." for digest, name in found["data"].items()]
+    code = [*settings["methods"].items(), *settings["metrics"].items()]
+    lines += [f"Own code: {name}, {one}." for name, one in code if not one.startswith(_PACKAGED)]
     lines.append(
         f"Sentences: {settings['examples']['count']:,}, digest {hashlib.sha256(blocks.encode()).hexdigest()[:16]}."
     )

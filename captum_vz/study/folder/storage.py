@@ -16,6 +16,7 @@ from filelock import FileLock
 from captum_vz._files import TEMPORARY, safe_name, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
+from captum_vz.visualization.pictures.provenance import weights_fingerprint
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa
@@ -43,13 +44,9 @@ def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """A digest of 64 numbers from each of a model's parameters, and of the vocabulary's size."""
-    digest = hashlib.sha256(f"{type(model).__name__} {len(tokenizer)}".encode())
-    for name, values in model.state_dict().items():
-        flat = values.detach().flatten()
-        some = flat[:: max(1, len(flat) // 64)].double().cpu()
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype} {some.tolist()}".encode())
-    return digest.hexdigest()
+    """A digest of a model's class, of all its weights, and of the vocabulary."""
+    vocabulary = digest(sorted(tokenizer.get_vocab().items()))
+    return digest(type(model).__name__, weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
 _STAMP: Final = b"captum_vz.stamp"
@@ -183,6 +180,8 @@ def _stamp_of(data: bytes) -> Stamp:
     return Stamp(*json.loads(parquet.read_metadata(pa.BufferReader(data)).metadata[_STAMP]))
 
 
+#: The group of all examples together, in a summary.
+ALL: Final = "all"
 MANIFEST: Final = "study.json"
 SHARDS: Final = "shards"
 EXAMPLES: Final = "examples"
@@ -228,7 +227,7 @@ def made_of(settings: Mapping[str, Any], model: str, block: Block) -> str:
 
 
 def part_path(folder: Path, settings: Mapping[str, Any], model: str, block: Block, suffix: str = "") -> Path:
-    """The path of a part of a study. The first part of a block has no suffix."""
+    """The path of a part of a study."""
     number = list(settings["models"]).index(model)
     return folder / SHARDS / f"{number:02d}-{safe_name(model)}-{block.number:06d}{suffix}.parquet"
 
@@ -303,6 +302,7 @@ def claim(
                 raise ValueError(
                     f"example {example.id!r} is in {folder} with other contents: pass another id, or another folder."
                 )
+        check_groups([*examples, *(example for example, _ in known.values())])
         new = [example for example in examples if example.id not in known]
         added = [
             _write_examples(folder, len(old) + number, new[start : start + block_size])
@@ -325,6 +325,15 @@ def claim(
             write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
     wanted = {known[example.id][1].number for example in examples if example.id in known}
     return settings, [block for block in blocks if block.number in wanted or block in added]
+
+
+def check_groups(examples: Sequence[Example]) -> None:
+    """Refuse a group whose name a summary has for all examples, unless it is the only one."""
+    groups = {example.group for example in examples}
+    if ALL in groups and len(groups) > 1:
+        raise ValueError(
+            f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
+        )
 
 
 def _check_fixed(folder: Path, fixed: Mapping[str, Any], before: Mapping[str, Any]) -> None:

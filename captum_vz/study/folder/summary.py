@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from captum_vz.metrics import compare_pairs
 from captum_vz.metrics.extra import study_extra
 from captum_vz.metrics.intervals import summarize_many
 from captum_vz.study.folder.reading import read_blocks
+from captum_vz.study.folder.storage import ALL
 
 with study_extra("captum_vz.study"):
     import pandas as pd
@@ -21,9 +22,6 @@ with study_extra("captum_vz.study"):
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-#: The group of all examples together, in a summary.
-ALL: Final = "all"
 
 Cell = tuple[str, int | None]
 

@@ -45,12 +45,21 @@ class Missing(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is missing of one model and one block."""
+    """What is missing of one model and one block.
+
+    Attributes:
+        model: The name of the model.
+        block: The block.
+        parts: Its finished parts.
+        missing: What is missing.
+        replaced: Its parts that ran out of memory, of which all is missing.
+    """
 
     model: str
     block: Block
     parts: list[Part]
     missing: list[Missing]
+    replaced: list[Part]
 
 
 class Plan:
@@ -93,7 +102,8 @@ class Plan:
             if name not in without and lacking:
                 alike.setdefault(lacking, []).append(name)
         missing += [Missing(tuple(names), metrics, False) for metrics, names in alike.items()]
-        return Work(model, block, kept, missing) if missing else None
+        replaced = [part for part in parts if part not in kept]
+        return Work(model, block, kept, missing, replaced) if missing else None
 
     def check_weights(self, model: str, weights: str) -> None:
         """Refuse a model with other weights than those that made its parts."""
@@ -101,9 +111,7 @@ class Plan:
             check_weights(path, model, stamp, weights)
 
     def path(self, work: Work, missing: Missing) -> Path:
-        """Where a missing part goes. The first part of a block is named by the block alone."""
-        if missing.has_scores and not work.parts:
-            return part_path(self.folder, self.settings, work.model, work.block)
+        """Where a missing part goes. Starts that add different things at the same time write different files."""
         suffix = digest(self._identities(missing), missing.has_scores)[:8]
         return part_path(self.folder, self.settings, work.model, work.block, f"-{suffix}")
 
@@ -152,7 +160,7 @@ class Worker:
 
     def do(self, work: Work, advance: Callable[[int], object]) -> None:
         """Compute and write the missing parts of one block."""
-        examples = read_examples(self.plan.folder, work.block)
+        examples, written = read_examples(self.plan.folder, work.block), []
         for place, missing in enumerate(work.missing):
             count = advance if place == 0 else None
             metrics = {name: self.plan.metrics[name] for name in missing.metrics}
@@ -177,7 +185,11 @@ class Worker:
                     count(len(examples))
             schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
             stamp = self.plan.stamp(work, missing, weights, rows, maker)
-            write_whole(self.plan.path(work, missing), to_parquet(pa.Table.from_pylist(rows, schema=schema), stamp))
+            written.append(self.plan.path(work, missing))
+            write_whole(written[-1], to_parquet(pa.Table.from_pylist(rows, schema=schema), stamp))
+        for part in work.replaced:
+            if part.path not in written:
+                part.path.unlink(missing_ok=True)
 
     def _scorer(self, methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> Scorer:
         model, tokenizer, *_ = self.loaded

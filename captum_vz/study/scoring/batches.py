@@ -58,6 +58,15 @@ class Batch:
         self.feature_mask = feature_mask
         self._runs: dict[MapsClass, MapRun] = {}
 
+    def copy(self) -> Batch:
+        """The same batch with tensors and lists of its own, so that a method that changes them harms no other one."""
+        inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        targets, foils = (None if one is None else list(one) for one in (self.targets, self.foils))
+        mask = None if self.feature_mask is None else self.feature_mask.clone()
+        found = Batch(self.model, self.tokenizer, self.layers, inputs, self.token, targets, foils, mask)
+        found._runs = self._runs  # the maps that a method computes serve the next one
+        return found
+
     def layer_rows(self, maps: MapsClass) -> list[Tensor]:
         """The row of each example's token in each layer's map, `(batch, tokens)`, in the order of the layers' runs.
 

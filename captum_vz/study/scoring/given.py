@@ -80,6 +80,8 @@ def load_plugin(path: str | Path) -> None:
     """
     path = Path(path).absolute()
     name = f"{PLUGIN}{path.stem}"
+    while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):  # a plugin of another folder
+        name += "_"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ArgumentError(f"plugin is {path.name}: expected a Python file, whose name ends with .py.")
@@ -175,7 +177,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
             layered=layered or joins,
             explains_output=explains,
         )
-    if hasattr(method, "attribute"):
+    if callable(getattr(method, "attribute", None)):
         joins = isinstance(method, (LayerMaps, MapAggregation))
         explains = "target" in signature(method.attribute).parameters and not joins
         explains = explains or _explains_output(method)
@@ -213,7 +215,7 @@ def checked_rows(name: str, method: Method, batch: Batch, examples: Sequence[str
         named = ", ".join(repr(examples[place]) for place in list(places)[:3])
         return ArgumentError(f"method {name!r}, example {named}: the method returned {came}; {expected}.")
 
-    found = method.rows(batch)
+    found = method.rows(batch.copy())
     tensors = list(found) if isinstance(found, (list, tuple)) else [found]
     if not tensors or (len(tensors) > 1 and not method.layered):
         raise refuse(f"{len(tensors)} tensors")
@@ -221,7 +223,10 @@ def checked_rows(name: str, method: Method, batch: Batch, examples: Sequence[str
     for one in tensors:
         if not isinstance(one, (Tensor, np.ndarray)):
             raise refuse(f"an object of type {type(one).__name__}")
-        row = torch.as_tensor(one).detach().cpu()
+        try:
+            row = torch.as_tensor(one).detach().cpu()
+        except TypeError as error:
+            raise refuse(f"{tuple(one.shape)} of {one.dtype}") from error
         if row.shape != shape or row.is_complex() or row.dtype == torch.bool:
             raise refuse(f"{tuple(row.shape)} of {row.dtype}")
         rows.append(row.double())
@@ -301,10 +306,10 @@ def _object_rows(method: Any, batch: Batch) -> list[Tensor]:
         options["additional_forward_args"] = None if mask is None else (mask,)
         try:
             found = method.attribute(batch.inputs["input_ids"], **_named(options, accepted))
-        except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
+        except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError) as error:
             raise ArgumentError(
                 f"the {type(method).__name__} of Captum fails on token ids ({error}). Pass its class, which is made on "
-                "the embeddings, or make the object of a function of token ids that returns logits."
+                "the embeddings, or make the object of a function of token ids that returns all logits of the model."
             ) from error
         found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
         vectors = isinstance(found, Tensor) and found.ndim == 3
@@ -327,8 +332,9 @@ def _shares(found: Any, batch: Batch) -> list[Any]:
         if isinstance(one, (Tensor, np.ndarray, list, tuple)):
             try:
                 row = torch.as_tensor(one).detach().cpu()
-            except (TypeError, ValueError) as error:
-                raise ArgumentError(f"the method returned an object of type {type(one).__name__}: {error}.") from error
+            except (TypeError, ValueError, RuntimeError):  # of objects, of rows of several lengths, of huge integers
+                shares.append(one)
+                continue
             if row.shape == shape and not row.is_complex() and not row.isinf().any():
                 kept = row if mask is None else row.masked_fill(~mask.cpu().bool(), 0)
                 row = normalize_rows(kept.double().abs())

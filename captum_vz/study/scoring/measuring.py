@@ -130,7 +130,7 @@ class Measurer:
 
 def _checked(name: str, metric: Metric, batch: EvaluationBatch, scores: Tensor) -> Tensor:
     """The values of a metric, `(layers, batch)`."""
-    found = metric.values(batch, scores)
+    found = metric.values(batch, scores.clone())  # a metric that changes its rows harms no other one
     shape = tuple(scores.shape[:2])
     try:
         values = torch.as_tensor(found).detach().cpu()

@@ -71,7 +71,9 @@ class EvaluationBatch:
         """Its tokenizer."""
         return self._load()[1]
 
-    @cached_property
+    # Tensors are made at each use, so that a metric that changes them harms no other one.
+
+    @property
     def inputs(self) -> dict[str, Tensor]:
         """The padded batch, on the model's device. Only for metrics that run the model."""
         return pad(self.tokenizer, self.encoded, self.model.device)
@@ -96,17 +98,17 @@ class EvaluationBatch:
         """The position of each example's target."""
         return [row["target"] for row in self._rows]
 
-    @cached_property
+    @property
     def cues(self) -> Tensor:
         """Which tokens are cues, booleans `(batch, tokens)`."""
         return self._at("cue")
 
-    @cached_property
+    @property
     def content(self) -> Tensor:
         """Booleans `(batch, tokens)`: all except special tokens, padding and the target."""
         return self._at("content")
 
-    @cached_property
+    @property
     def attended(self) -> Tensor:
         """Booleans `(batch, tokens)`: all except padding."""
         counts = torch.tensor([len(row["scores"]) for row in self._rows])
@@ -137,9 +139,10 @@ class EvaluationBatch:
 
     @cached_property
     def _sentences(self) -> MaskedSentences:
+        inputs = self.inputs
         return MaskedSentences(
-            ids=self.inputs["input_ids"],
-            mask=self.inputs["attention_mask"],
+            ids=inputs["input_ids"],
+            mask=inputs["attention_mask"],
             target=self.targets,
             content=self.content,
             forms=torch.tensor([one.forms for one in self.encoded]),
@@ -154,7 +157,7 @@ class EvaluationBatch:
         """The effect of blanking out each token in this way, `(batch, tokens)`, see :meth:`prediction_of`."""
         if (removal, over) not in self._effects:
             self._effects[removal, over] = blank_out(self.prediction_of(removal, over))
-        return self._effects[removal, over]
+        return self._effects[removal, over].clone()
 
     def bounds(self, of: Callable[[Prediction], Bounds]) -> Bounds:
         """What the best and the worst order of the tokens give, such as those of :func:`deletion_bounds`."""

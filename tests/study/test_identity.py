@@ -1,0 +1,152 @@
+"""The identity of code: another one whenever a method may give other scores."""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz.study import METHODS, load_plugin
+from captum_vz.study.scoring.identity import code_identity
+
+
+def helper(number: int) -> int:
+    return number + 1
+
+
+def other_helper(number: int) -> int:
+    return number + 2
+
+
+def uses(number: int) -> int:
+    return helper(number)
+
+
+class Base:
+    def attribute(self, inputs: Any) -> Any:
+        return helper(inputs)
+
+
+class WithState(Base):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def made(size: int) -> Callable[[], int]:
+    return lambda: size
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (helper, uses),
+        (partial(helper, 1), partial(helper, 2)),
+        (partial(helper, number=1), partial(helper, number=2)),
+        (made(1), made(2)),
+        (partial(helper, torch.zeros(3)), partial(helper, torch.ones(3))),
+        (lambda: 1, lambda: 2),
+        (WithState(1), WithState(2)),
+    ],
+)
+def test_different_code_has_different_identities(one: Any, other: Any) -> None:
+    assert code_identity(one) == code_identity(one)
+    assert code_identity(one) != code_identity(other)
+
+
+@pytest.mark.parametrize("thing", [uses, Base, Base(), Base().attribute])
+def test_changed_helper_changes_the_identity(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_identity(thing)
+    monkeypatch.setitem(globals(), "helper", other_helper)
+    assert code_identity(thing) != before
+
+
+#: Plugins that define `mine`, a method. The number in the place of NUMBER decides its scores.
+PLUGINS = {
+    "list": "W = [NUMBER]\ndef mine(batch): return W[0]",
+    "dictionary": "W = {'a': NUMBER}\ndef mine(batch): return W['a']",
+    "set": "W = {'a', 'b', NUMBER}\ndef mine(batch): return len(W)",
+    "tensor": "W = torch.zeros(1000)\nW[17] = NUMBER\ndef mine(batch): return W",
+    "sparse": "W = torch.full((2, 2), NUMBER).to_sparse()\ndef mine(batch): return W",
+    "array": "W = np.array(NUMBER)\ndef mine(batch): return W",
+    "objects": "W = np.array([None, [NUMBER]], dtype=object)\ndef mine(batch): return W",
+    "partial": "def f(k, batch): return k\nW = partial(f, NUMBER)\ndef mine(batch): return W(batch)",
+    "base class": "class B:\n    def attribute(self): return NUMBER\nclass C(B): pass\nmine = C()",
+    "class attribute": "W = [NUMBER]\nclass C:\n    k = W\n    def attribute(self): return self.k\nmine = C()",
+    "class in a function": (
+        "def make(k):\n    class C:\n        def attribute(self): return k\n    return C()\nmine = make(NUMBER)"
+    ),
+    "default": "W = [NUMBER]\nclass C:\n    def attribute(self, w=W): return w\nmine = C()",
+    "slots": (
+        "class C:\n    __slots__ = 'k'\n    def __init__(self, k): self.k = k\n    def attribute(self): return self.k\n"
+        "mine = C(NUMBER)"
+    ),
+    "enclosed array": "def make(w):\n    return lambda batch: w\nmine = make(np.array(NUMBER))",
+    "decorator": (
+        "def twice(f):\n    @wraps(f)\n    def g(batch): return f(batch) * NUMBER\n    return g\n"
+        "@twice\ndef mine(batch): return 1"
+    ),
+    "decorated": "def f(): return NUMBER\n@torch.no_grad()\ndef mine(batch): return f()",
+    "cache": "def f(): return NUMBER\n@cache\ndef g(): return f()\ndef mine(batch): return g()",
+    "cached property": (
+        "def f(): return NUMBER\nclass C:\n    @cached_property\n    def k(self): return f()\n"
+        "    def attribute(self): return self.k\nmine = C()"
+    ),
+    "probe": (
+        "class C:\n    def __init__(self, k):\n        self.probe = torch.nn.Linear(1, 1, bias=False)\n"
+        "        torch.nn.init.constant_(self.probe.weight, k)\n    def attribute(self): return self.probe\n"
+        "mine = C(NUMBER)"
+    ),
+    "module": (
+        "class M(torch.nn.Module):\n    def __init__(self, k):\n        super().__init__()\n        self.k = k\n"
+        "def make(m):\n    return lambda batch: m\nmine = make(M(NUMBER))"
+    ),
+}
+
+
+def identity_of(source: str, folder: Path) -> str:
+    path = folder / "mine.py"
+    path.write_text(
+        "from functools import *\nimport numpy as np\nimport torch\nfrom captum_vz.study import register_method\n"
+        f"{source}\nregister_method('mine', mine)\n"
+    )
+    load_plugin(path)
+    method = METHODS.pop("mine")
+    return code_identity(method.source)
+
+
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_changed_plugin_has_another_identity(kind: str, tmp_path: Path) -> None:
+    first, again, other = (identity_of(PLUGINS[kind].replace("NUMBER", number), tmp_path) for number in "778")
+    assert first == again
+    assert first != other
+
+
+def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """`inspect` looks for a class in the file of its module."""
+    kinds = []
+    for number in (7, 8):
+        path = tmp_path / str(number) / "mine.py"
+        path.parent.mkdir()
+        path.write_text(
+            f"from captum_vz.study import register_method\nclass C:\n    def attribute(self, inputs): return {number}\n"
+            "register_method('mine', C)\n"
+        )
+        load_plugin(path)
+        kinds.append(METHODS.pop("mine").source)
+    for kind, number in zip(kinds, (7, 8), strict=True):
+        assert f"return {number}" in getsource(kind)
+    assert len({code_identity(kind).split()[-1] for kind in kinds}) == 2
+
+
+def test_registry_of_the_package_is_no_part(tmp_path: Path) -> None:
+    """A method that reads the registry stays the same when others are registered."""
+    source = "from captum_vz.study import METHODS\ndef mine(batch): return METHODS['attention'].rows(batch)"
+    before = identity_of(source, tmp_path)
+    METHODS["further"] = METHODS["random"]
+    try:
+        assert identity_of(source, tmp_path) == before
+    finally:
+        del METHODS["further"]
