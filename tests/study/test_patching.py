@@ -33,6 +33,14 @@ from captum_vz.testbed import agreement_sentences, load_model
 
 # Where the values are, written down by hand.
 VALUES = {"agreement": "attention.self.value", "causal": "self_attn.v_proj"}
+
+
+def states(output: Any) -> Tensor:
+    """What a module returns first: layers of transformers below 5 return tuples."""
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
+
+
 NAMES = list(VALUES)
 
 
@@ -75,7 +83,7 @@ def naive(name: str, model: Any, tokenizer: Any, example: Example, modules: list
         kept: dict[nn.Module, Tensor] = {}
 
         def keep(module: nn.Module, args: Any, output: Any, kept: dict[nn.Module, Tensor] = kept) -> None:
-            kept[module] = output.clone()
+            kept[module] = states(output).clone()
 
         for module in together:
             with hooked(module, keep):
@@ -85,10 +93,10 @@ def naive(name: str, model: Any, tokenizer: Any, example: Example, modules: list
 
             def patch(
                 module: nn.Module, args: Any, output: Any, kept: dict[nn.Module, Tensor] = kept, token: int = token
-            ) -> Tensor:
-                changed = output.clone()
+            ) -> Any:
+                changed = states(output).clone()
                 changed[0, token] = kept[module][0, token]
-                return changed
+                return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
             handles = [module.register_forward_hook(patch) for module in together]
             row.append(clean - difference(ids))

@@ -7,7 +7,7 @@ import json
 import platform
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -46,7 +46,8 @@ def made_by(model: Any) -> dict[str, str]:
         "captum_vz": __version__,
         "python": platform.python_version(),
     }
-    return found | {library: version(library) for library in _LIBRARIES}
+    # Unlike the metadata of a package, `__version__` names the build, such as that for a version of CUDA.
+    return found | {library: str(import_module(library).__version__) for library in _LIBRARIES}
 
 
 def files_of(paths: Iterable[str | Path]) -> dict[str, str]:
