@@ -266,9 +266,11 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     def first(shown: str, *values: Any) -> Any:
         return gr.skip() if shown else generate(*values)
 
-    tab.select(first, [told, *fields], outputs, api_visibility="private")
+    # One queue for both, because an answer to an older question could otherwise replace the answer to a newer one.
+    queue: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "generate", "concurrency_limit": 1}
+    tab.select(first, [told, *fields], outputs, **queue)
     for start in (button.click, text.submit):
-        start(generate, fields, outputs, api_visibility="private", scroll_to_output=True)
+        start(generate, fields, outputs, **queue, scroll_to_output=True, trigger_mode="multiple")  # as above
     _forget(fields, outputs, (note([CHANGED]), "", None, []))
 
 
