@@ -1,5 +1,6 @@
 """The identity of code: another one whenever a method may give other scores."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from inspect import getsource
@@ -115,6 +116,12 @@ def identity_of(source: str, folder: Path) -> str:
     load_plugin(path)
     method = METHODS.pop("mine")
     return code_identity(method.source)
+
+
+@pytest.fixture(autouse=True)
+def bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may keep compiled files, and takes one of the same length and second for the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
 
 @pytest.mark.parametrize("kind", PLUGINS)

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from traceback import extract_tb
+from types import CodeType
 from typing import Any, Final
 
 import numpy as np
@@ -69,6 +71,14 @@ def register_method(
     return METHODS[name]
 
 
+class _Compiled(SourceFileLoader):
+    """Compiles the file each time. Python's cache would take it for unchanged within the second, at the same length."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def load_plugin(path: str | Path) -> None:
     """Runs a Python file that registers methods or metrics of your own.
 
@@ -82,8 +92,8 @@ def load_plugin(path: str | Path) -> None:
     name = f"{PLUGIN}{path.stem}"
     while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):  # a plugin of another folder
         name += "_"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    spec = spec_from_file_location(name, path, loader=_Compiled(name, str(path)))
+    if spec is None or spec.loader is None or path.suffix != ".py" or not path.is_file():
         raise ArgumentError(f"plugin is {path.name}: expected a Python file, whose name ends with .py.")
     module = module_from_spec(spec)
     sys.modules[name] = module  # where `inspect` and `pickle` look for it
