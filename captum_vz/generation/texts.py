@@ -67,7 +67,7 @@ class FinishedText:
 
 
 def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
-    """What a tokenizer's output holds for the model beside ids and their mask, as arguments of `generate`."""
+    """The entries of a tokenizer's output that the model reads, without ids and attention mask, for `generate`."""
     if not (isinstance(prompt, Mapping) and "input_ids" in prompt):
         return {}
     known = set(inspect.signature(model.forward).parameters) - {"input_ids", "attention_mask", "labels"}

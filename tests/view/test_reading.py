@@ -110,7 +110,7 @@ def test_click_on_a_layer_shows_it(opened: Open) -> None:
 
 @pytest.mark.parametrize("wide", [1280, 400])
 def test_click_counts_while_the_page_is_painted(wide: int, opened: Open) -> None:
-    """The pointer comes from a token. The page is painted anew between the press of the button and its release."""
+    """A click is counted if the page is painted after the mouse button goes down and before it goes up."""
     page = opened(view(LAYERS, TOKENS, layer=1).html(), viewport={"width": wide, "height": 900})
     layer(page, "layer 0").hover()
     at_rest(page)

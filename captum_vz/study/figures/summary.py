@@ -28,11 +28,11 @@ from captum_vz.study.figures.style import (
     write_title,
 )
 from captum_vz.study.methods import METHODS
+from captum_vz.study.scoring.metrics import METRICS
+from captum_vz.visualization.pictures.description import Content, set_content
 
 with study_extra("captum_vz.study"):
     import pandas as pd
-from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description import Content, set_content
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

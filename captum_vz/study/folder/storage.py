@@ -43,10 +43,10 @@ def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
         model.to(before)
 
 
-def fingerprint(model: Any, tokenizer: Any) -> str:
-    """A digest of a model's class, of all its weights, and of the vocabulary."""
+def fingerprint(model: Any, tokenizer: Any, weights: str | None = None) -> str:
+    """A digest of a model's class, of all its weights (given if their digest is known), and of the vocabulary."""
     vocabulary = digest(sorted(tokenizer.get_vocab().items()))
-    return digest(type(model).__name__, weights_fingerprint(model), len(tokenizer), vocabulary)
+    return digest(type(model).__name__, weights or weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
 _STAMP: Final = b"captum_vz.stamp"

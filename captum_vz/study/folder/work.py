@@ -154,9 +154,10 @@ class Worker:
     def loaded(self) -> tuple[Any, Any, str, dict[str, str]]:
         """The model, its tokenizer, its fingerprint and where it comes from, loaded at the first use."""
         model, tokenizer = self.load()
-        weights = fingerprint(model, tokenizer)
+        maker = made_by(model)
+        weights = fingerprint(model, tokenizer, maker["weights"])
         self.plan.check_weights(self.model, weights)
-        return model, tokenizer, weights, made_by(model)
+        return model, tokenizer, weights, maker
 
     def do(self, work: Work, advance: Callable[[int], object]) -> None:
         """Compute and write the missing parts of one block."""
