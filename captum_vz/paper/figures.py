@@ -232,7 +232,7 @@ def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -
     ranks = variants.pivot(index="method", columns="variant", values="rank").reindex(methods)
     spread: dict[str, Any] = {"mean": ranks.mean(axis=1), "low": ranks.min(axis=1), "high": ranks.max(axis=1)}
     draw_points(panel, pd.DataFrame(spread).reset_index(names="method"))
-    _head(panel, f"rank in {ranks.shape[1]} variants\nof blank-out (1: best)" if first else "", variants)
+    _head(panel, f"blank-out, {ranks.shape[1]} variants,\nrank (1: none higher)" if first else "", variants)
 
 
 def _head(panel: Axes, title: str, rows: DataFrame, counted: str = "sentences") -> None:
