@@ -34,7 +34,15 @@ function                          takes                               returns
 ================================= =================================== ==============================================
 """
 
-from captum_vz.functional.alti import alti_contributions, logit_contributions
+from captum_vz.functional.contributions import (
+    alti_contributions,
+    contribution_norms,
+    contributions,
+    frozen_norm,
+    head_vectors,
+    logit_contributions,
+    mixing_norms,
+)
 from captum_vz.functional.distances import (
     Distance,
     cosine_distance,
@@ -43,19 +51,17 @@ from captum_vz.functional.distances import (
     l1_distance,
     unit_vectors,
 )
-from captum_vz.functional.embeddings import to_embeddings, token_scores
-from captum_vz.functional.flow import attention_flow
 from captum_vz.functional.groups import patch_mask, pool_groups, word_mask
 from captum_vz.functional.interventions import Intervention, Knockout, MeanValue, ZeroValue
-from captum_vz.functional.norms import (
-    contribution_norms,
-    contributions,
-    frozen_norm,
-    head_vectors,
-    mixing_norms,
+from captum_vz.functional.rollout import (
+    Residual,
+    add_residual,
+    attention_flow,
+    encoder_decoder_rollout,
+    receptive_fields,
+    rollout,
 )
-from captum_vz.functional.rollout import Residual, add_residual, encoder_decoder_rollout, receptive_fields, rollout
-from captum_vz.functional.rows import normalize_rows, widen
+from captum_vz.functional.scores import normalize_rows, to_embeddings, token_scores, widen
 
 __all__ = [
     "Distance",

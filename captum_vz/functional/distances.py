@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.functional.rows import widen
+from captum_vz.functional.scores import widen
 
 Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.functional.rows import widen
+from captum_vz.functional.scores import widen
 
 
 def pool_groups(
