@@ -1,16 +1,18 @@
-"""Files that are written whole or not at all, and names for them."""
+"""Files that are written whole or not at all, names for them, and tables as text."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 #: How the names of this package's temporary files end. Other programs have their own.
 TEMPORARY: Final = ".captum-vz.tmp"
@@ -93,3 +95,19 @@ def _is_running(process: int) -> bool:
     except OSError:  # it belongs to somebody else
         return True
     return True
+
+
+def comma_separated(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as comma-separated values. NUL becomes an escape, because csv of Python 3.10 refuses it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([one.replace("\0", "\\x00") if isinstance(one, str) else one for one in row])
+    return text.getvalue()
+
+
+def written(text: str, path: str | Path | None) -> str:
+    """The text, also written to `path` if it is given. Halves of surrogate pairs become escapes in the file."""
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+    return text

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from captum_vz import find_layers
+from captum_vz._files import comma_separated, written
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.study.examples.text import class_number, prepare_text
 from captum_vz.study.methods import (
@@ -27,7 +28,6 @@ from captum_vz.study.methods import (
 from captum_vz.study.scoring.batches import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
-from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.pictures.comparison import clear_tau, overlap
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from captum_vz.visualization import draw_maps, draw_row
-from captum_vz.visualization.pictures.parts import emoji, fonts
+from captum_vz.visualization.pictures.parts import fonts
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import text_width
 
@@ -44,12 +44,12 @@ def is_red(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 @pytest.fixture
 def red_emoji(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each emoji is a red square, whatever fonts the machine has."""
-    monkeypatch.setattr(emoji, "picture_of", lambda letters: RED)
+    monkeypatch.setattr(fonts, "picture_of", lambda letters: RED)
 
 
 @pytest.fixture
 def no_emoji_font(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emoji, "picture_of", lambda letters: None)
+    monkeypatch.setattr(fonts, "picture_of", lambda letters: None)
 
 
 def test_labels_in_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_labels_in_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(label for label in labels)
     assert labels[-1] == r"x\u202e"
     assert labels[-2] in ("\ue000", r"\ue000", "U+E000")
-    assert labels[6] in (emoji.SPACE, ":rocket:")
+    assert labels[6] in (fonts.SPACE, ":rocket:")
     # Its vowels are marks. Without a font for it, its letters have numbers.
     assert labels[4] in ("हिन्दी", "U+0939U+093FU+0928U+0926U+0940")
 
@@ -82,7 +82,7 @@ def test_labels_in_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_missing_font_is_named(letter: str, font: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fonts, "_family_of", lambda letter: None)
-    monkeypatch.setattr(emoji, "picture_of", lambda letters: None)
+    monkeypatch.setattr(fonts, "picture_of", lambda letters: None)
     fonts._warn_of.cache_clear()
     with pytest.warns(UserWarning, match=f"install {font}"):
         draw_maps([a_map(2)], [letter, "b"])
@@ -114,7 +114,7 @@ def test_empty_token_has_a_sign() -> None:
     ],
 )
 def test_emoji_are_found(text: str, count: int, written: str, red_emoji: None) -> None:
-    spaced, found = emoji.spaced(text)
+    spaced, found = fonts.spaced(text)
     assert (spaced, len(found)) == (written, count)
 
 
@@ -164,12 +164,12 @@ def test_emoji_without_a_font(no_emoji_font: None) -> None:
     assert max(map(len, labels)) <= 44
 
 
-@pytest.mark.skipif(emoji.picture_of("🚀") is None, reason="the machine has no font of coloured emoji")
+@pytest.mark.skipif(fonts.picture_of("🚀") is None, reason="the machine has no font of coloured emoji")
 def test_emoji_of_the_system() -> None:
     """Signs of several characters are one picture, and what the font lacks is no picture."""
-    assert len({emoji.picture_of(one).shape for one in ("🚀", "👩\u200d🚀", "🇩🇪", "👍🏽", "1\ufe0f\u20e3")}) == 1
-    assert emoji.picture_of("\U0001faff") is None
-    assert not np.array_equal(emoji.picture_of("👍🏽"), emoji.picture_of("👍"))
+    assert len({fonts.picture_of(one).shape for one in ("🚀", "👩\u200d🚀", "🇩🇪", "👍🏽", "1\ufe0f\u20e3")}) == 1
+    assert fonts.picture_of("\U0001faff") is None
+    assert not np.array_equal(fonts.picture_of("👍🏽"), fonts.picture_of("👍"))
 
 
 # From right to left

@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from captum_vz._files import written
 from captum_vz.app.explaining.computing import Chosen, Row, Scores, joined_by
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Predictions
@@ -21,7 +22,6 @@ from captum_vz.generation.words import TokenText
 from captum_vz.study import Table
 from captum_vz.study.methods import INSIDE, Method, residual_text
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
-from captum_vz.visualization._files import written
 from captum_vz.visualization.terminal import score_texts
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example, position_of
 from captum_vz.visualization.pictures.parts.layout import PAGE
-from captum_vz.visualization.pictures.parts.sources import Chosen, Words, make_axis
-from captum_vz.visualization.pictures.rows import explained_token, strips_content
-from captum_vz.visualization.pictures.strips import Strips, draw_strips
+from captum_vz.visualization.pictures.parts.panels import Chosen, Words, make_axis
+from captum_vz.visualization.pictures.rows import Strips, draw_strips, explained_token, strips_content
 
 CLEAR: Final = 4  # entries of a truth that are no noise, without which its order says nothing
 

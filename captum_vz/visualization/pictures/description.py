@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from captum_vz._files import comma_separated, written
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.terminal import printable
 
 if TYPE_CHECKING:

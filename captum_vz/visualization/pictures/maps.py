@@ -20,7 +20,7 @@ from captum_vz.visualization.pictures.parts.labels import (
     write_title,
 )
 from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
-from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
+from captum_vz.visualization.pictures.parts.panels import Chosen, Panels, Words, map_content, prepare_panels
 from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
     axes_list,
@@ -32,7 +32,6 @@ from captum_vz.visualization.pictures.parts.picture import (
     target_figure,
 )
 from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
-from captum_vz.visualization.pictures.parts.sources import Chosen, Words
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK
 
 _FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white

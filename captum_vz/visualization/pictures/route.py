@@ -20,6 +20,7 @@ from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import level_offsets, text_width, used_levels, write_labels
 from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.parts.panels import Words, make_axis
 from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
     axes_list,
@@ -28,7 +29,6 @@ from captum_vz.visualization.pictures.parts.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.sources import Words, make_axis
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, MARK, quoted, short_number, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
