@@ -8,9 +8,11 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +44,29 @@ def write_whole(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
             "to continue",
         ) from error
+
+
+def write_file(path: str | PathLike[str], content: str | bytes) -> None:
+    """Writes a file that a user named. After an error, an older file is as it was. Devices are written in place.
+
+    Raises:
+        OSError: The file could not be written: no space, no permission, no folder.
+    """
+    named = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    target = named.resolve()  # a link stays a link
+    in_place = named.exists() and (not named.is_file() or named.is_relative_to("/dev"))  # a device or a pipe
+    try:
+        if in_place or not os.access(target.parent, os.W_OK):
+            named.write_bytes(data)
+            return
+        with temporary_beside(target) as temporary:
+            write_through(temporary, data)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the temporary name
 
 
 @contextmanager
@@ -109,5 +134,5 @@ def comma_separated(rows: Iterable[Iterable[Any]]) -> str:
 def written(text: str, path: str | Path | None) -> str:
     """The text, also written to `path` if it is given. Halves of surrogate pairs become escapes in the file."""
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_file(path, text.encode(errors="backslashreplace"))
     return text

@@ -4,6 +4,8 @@ import csv
 import importlib
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,20 @@ def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     return folder
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can be longer than 1,000 bytes. The files of these tests are longer."""
+    import resource  # on POSIX only
+
+    importlib.import_module("torch.distributed.nn")  # that of torch 2.6 writes a file when it is imported
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -1,18 +1,15 @@
 """The files that the command writes are whole or missing, whatever the disk does."""
 
-import importlib
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from captum_vz.cli import main
-from tests.command import alone_in, refused
+from tests.command import alone_in, full_disk, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 PROMPT = "the pictures of some hat"
@@ -37,20 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         json.dumps({"cells": CELLS, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     )
     return alone_in(tmp_path, monkeypatch)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process can be longer than 1,000 bytes. Each of the command's files is longer."""
-    import resource  # on POSIX only
-
-    importlib.import_module("torch.distributed.nn")  # that of torch 2.6 writes a file when it is imported
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 COMMANDS = [

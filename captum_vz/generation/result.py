@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +14,10 @@ from captum.attr import LLMAttributionResult
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.inseq_form import as_inseq
@@ -162,7 +162,7 @@ class GenerationAttribution:
         }
         text = json.dumps(record, ensure_ascii=False)
         if path is not None:
-            Path(path).write_text(text, "utf-8")
+            write_file(path, text)
         return text
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -175,7 +175,7 @@ class GenerationAttribution:
             "text": self.text,
         }
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
-        save_file(tensors, path, {"format": FORMAT, "about": json.dumps(about)})
+        write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> GenerationAttribution:

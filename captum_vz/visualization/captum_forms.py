@@ -11,6 +11,7 @@ import torch
 from captum.attr import LLMAttributionResult, visualization
 from torch import Tensor
 
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example
 from captum_vz.visualization.terminal import printable
@@ -150,7 +151,7 @@ def save_html(
     )
     # ASCII, so that the page looks the same whatever encoding a program takes it for.
     page = page.encode("ascii", "xmlcharrefreplace").decode()
-    Path(path).write_text(page, "ascii")
+    write_file(path, page)
     return page
 
 

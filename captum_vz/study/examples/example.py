@@ -10,6 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.text import Record, read_json_lines, split_words
 
@@ -200,7 +201,7 @@ def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
         json.dumps({key: value for key, value in example.to_dict().items() if value is not None}, ensure_ascii=False)
         for example in examples
     )
-    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_file(path, "".join(f"{line}\n" for line in lines))
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

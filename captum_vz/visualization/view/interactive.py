@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import position_of
 from captum_vz.visualization.view.data import Method, PageData, read_methods
@@ -48,7 +48,7 @@ class View(PageData):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
-        Path(path).write_text(self.html(), "ascii")
+        write_file(path, self.html())
 
     def grade(self, result: str) -> Score:
         """The score of a result string that a learner hands in after "Predict", computed again from the answers.

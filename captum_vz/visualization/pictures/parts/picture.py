@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from io import BytesIO
-from os import PathLike
+from io import BytesIO, StringIO
 from typing import Any
 
 from matplotlib import rc_context
@@ -13,6 +13,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure, FigureBase
 
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description import alt_text_of, metadata_for, root_figure
 from captum_vz.visualization.pictures.parts.fonts import TEXT_IN_FILES
@@ -35,12 +36,22 @@ class Picture(Figure):
         _Canvas(self)
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
-        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces the picture's own."""
-        format_name = kwargs.get("format") or _format_of(fname)
-        own = metadata_for(self, format_name)
+        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces the picture's own.
+
+        A file is written whole or not at all: on a full disk, matplotlib would leave a part of it.
+        """
+        path = os.fspath(fname) if isinstance(fname, (str, os.PathLike)) else None
+        kind = kwargs.pop("format", None) or os.path.splitext(path or "")[1][1:]
+        if not kind:  # as matplotlib does
+            kind = self.canvas.get_default_filetype()
+            path = None if path is None else f"{path.rstrip('.')}.{kind}"
+        own = metadata_for(self, kind)
         if own is not None:
             kwargs["metadata"] = own | dict(kwargs.get("metadata") or {})
-        super().savefig(fname, transparent=transparent, **kwargs)
+        drawn: StringIO | BytesIO = StringIO() if kind.lower() == "pgf" else BytesIO()
+        super().savefig(fname if path is None else drawn, format=kind, transparent=transparent, **kwargs)
+        if path is not None:
+            write_file(path, drawn.getvalue())
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """What a notebook shows without matplotlib's magic commands, with the description as alternative text."""
@@ -130,10 +141,3 @@ def name_axes(
     figure.text(middle / size[0], 1 - (bottom - 0.05) / size[1], across, va="bottom", ha="center", **font)
     middle = (boxes[0][1] + boxes[-1][1] + boxes[-1][3]) / 2
     figure.text(0.05 / size[0], 1 - middle / size[1], down, va="center", rotation=90, **font)
-
-
-def _format_of(target: Any) -> str:
-    if isinstance(target, (str, PathLike)):
-        name = str(target).rpartition(".")[2].lower()
-        return name if "." in str(target) else "png"
-    return "png"

@@ -1,0 +1,86 @@
+"""The files that a program writes with this package are whole, or as they were before."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib import rc_context
+
+from captum_vz.functional import normalize_rows
+from captum_vz.study import Example, write_jsonl
+from captum_vz.visualization import describe, draw_row, save_figure, save_html, text_records, view
+from tests.command import full_disk
+
+TOKENS = ["the", "pictures", "of", "some", "hat"]
+MAP = normalize_rows(torch.rand(5, 5, generator=torch.Generator().manual_seed(0)))
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits, links and devices are those of POSIX")
+
+
+def drawn() -> Any:
+    return draw_row(MAP[:2], TOKENS, token=2)
+
+
+# Each of these files is longer than a full disk allows.
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "figure.png": lambda path: drawn().savefig(path),
+    "figure.pdf": lambda path: drawn().savefig(str(path)),
+    "figure.svg": lambda path: drawn().savefig(path, transparent=True),
+    "saved.pdf": lambda path: save_figure(drawn(), path),
+    "view.html": lambda path: view([MAP], TOKENS).save(path),
+    "records.html": lambda path: save_html(text_records(TOKENS, {"a method": MAP[0]}), path),
+    "table.csv": lambda path: describe(draw_row({str(i): MAP[0] for i in range(50)}, TOKENS)).to_csv(path),
+    "examples.jsonl": lambda path: write_jsonl(path, [Example("1", tuple(TOKENS), 1)] * 50),
+}
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", WRITERS)
+def test_full_disk_leaves_no_part_of_a_file(name: str, older: bool, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if older:
+        path.write_text("older")
+    before = sorted(tmp_path.iterdir())
+    with full_disk(), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        WRITERS[name](path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert not older or path.read_text() == "older"
+    WRITERS[name](path)
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_missing_folder_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere/"):
+        WRITERS[name](tmp_path / "nowhere" / name)
+
+
+def test_older_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "view.html", tmp_path / "link.html"
+    path.write_text("older")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    view([MAP], TOKENS).save(link)
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_device_is_written_in_place() -> None:
+    drawn().savefig("/dev/null", format="png")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["picture", "picture."])
+def test_name_without_an_ending_gets_matplotlibs(name: str, tmp_path: Path) -> None:
+    with rc_context({"savefig.format": "svg"}):
+        drawn().savefig(tmp_path / name)
+    drawn().savefig(tmp_path / name)
+    drawn().savefig(tmp_path / "named", format="pdf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["named", "picture.png", "picture.svg"]
+    assert (tmp_path / "named").read_bytes().startswith(b"%PDF")
