@@ -16,7 +16,8 @@ from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.explaining.wish import Wish
 from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, paragraph, table
-from captum_vz.cli.errors import CommandError, tell
+from captum_vz._start import tell
+from captum_vz.cli.options import CommandError
 from captum_vz.cli.options import (
     add_command,
     add_model,
