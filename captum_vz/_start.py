@@ -21,7 +21,7 @@ def started() -> None:
 
 
 def tell(message: str) -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr, as the command does for errors and remarks."""
     if sys.stderr is not None:  # a shell may have closed it
         with suppress(OSError):
             print(f"captum-vz: {' '.join(message.split())}", file=sys.stderr)

@@ -9,23 +9,23 @@ import textwrap
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
+
 from matplotlib.figure import Figure
+
 from captum_vz._names import meant
+from captum_vz._start import tell
 from captum_vz.app.checks import remarks
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
-from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import PreparedText, prepare_text
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
-from captum_vz.study.scoring.given import load_plugin
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
-from captum_vz._start import tell
-
+from captum_vz.study.methods import METHODS
 
 
 class CommandError(Exception):
     """Ends the command with its message, one line on stderr, and an exit status."""
 
     status = 2
+
+
 #: What `--model` takes, in all commands.
 MODELS: Final = (
     f"{AGREEMENT}, six-layers, pre-norm (the embedded masked models), {CAUSAL} (the embedded causal model), {MINILM} "
@@ -78,6 +78,8 @@ def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
     sub.add_argument("--output", type=Path, metavar="FILE", help=output)
     sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
     sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
+
+
 RESIDUALS: Final = {"0.5": 0.5, "none": None, "paper": "paper"}
 
 
@@ -181,3 +183,12 @@ def check_files(picture: Path | None = None, *others: Path | None) -> None:
     named = [path for path in (picture, *others) if path is not None]
     if len({path.absolute() for path in named}) < len(named):
         raise CommandError(f"{named[0]} is the name of two files: pass different names.")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is computed."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise CommandError(f"cannot write {folder}: {existing} is a file.")
+    if not os.access(existing, os.W_OK):
+        raise CommandError(f"cannot write {folder}: {existing} is not writable.")

@@ -53,7 +53,7 @@ def _is_main_process() -> bool:
     """Whether this process is the only one, or the main one under `accelerate launch`."""
     from accelerate import PartialState
 
-    return bool(PartialState()._is_main_process)
+    return bool(PartialState().is_main_process)
 
 
 def print_study(study: Study) -> None:

@@ -6,27 +6,22 @@ import argparse
 import io
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final, NoReturn
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn
+
 from captum_vz import __version__
 from captum_vz._names import meant
+from captum_vz._start import tell
 from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.demo import add_demo
 from captum_vz.cli.commands.explain import add_explain
 from captum_vz.cli.commands.generate import add_generate
 from captum_vz.cli.commands.lab import add_lab
-from captum_vz.cli.commands.study import add_paper
-from captum_vz.cli.commands.study import add_study, with_config
+from captum_vz.cli.commands.study import add_paper, add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
-from captum_vz.cli.options import HelpFormatter
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
-from captum_vz._start import INTERRUPTED
-from captum_vz._start import tell
-from captum_vz.cli.options import CommandError
+from captum_vz.cli.options import CommandError, HelpFormatter
 
 COMMANDS: Final = {
     "explain": add_explain,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from captum_vz.cli.options import CommandError
-from captum_vz.cli.options import add_command, positive
+from captum_vz.cli.options import CommandError, add_command, positive
 
 EXAMPLES: Final = (
     "demo",

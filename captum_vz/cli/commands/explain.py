@@ -12,8 +12,8 @@ from captum_vz.app.explaining.explanation import Explanation, explanation_view, 
 from captum_vz.app.explaining.subjects import subject_of
 from captum_vz.app.explaining.tasks import TASKS
 from captum_vz.app.explaining.wish import Wish
-from captum_vz.cli.options import CommandError
 from captum_vz.cli.options import (
+    CommandError,
     add_command,
     add_model,
     add_outputs,

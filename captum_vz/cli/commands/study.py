@@ -5,78 +5,37 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from captum_vz.app.models import find_models, sources
+
+from captum_vz._start import INTERRUPTED
+from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.options import (
+    PAGE,
+    CommandError,
     add_command,
     add_model,
-    add_run,
-    blimp_files,
-    check_names,
-    methods_of,
+    add_residual,
+    check_files,
+    check_folder,
+    one_of,
     positive,
-    start_run,
+    slow,
 )
-from captum_vz.study.examples.example import Example, read_jsonl
-from captum_vz.testbed import agreement_sentences
-from captum_vz.app.models import find_models, load, sources
-from captum_vz.cli.options import add_command, add_model, add_run, blimp_files, methods_of, positive, start_run
 from captum_vz.cli.output import working
-from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.examples.example import Example
-import os
-import shutil
-import textwrap
-from collections.abc import Callable, Collection, Sequence
-from matplotlib.figure import Figure
-from captum_vz._names import meant
-from captum_vz.app.checks import remarks
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import PreparedText, prepare_text
+from captum_vz.study.examples.blimp import select_blimp
+from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
+from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
-from captum_vz._start import INTERRUPTED
-from captum_vz.cli.options import CommandError, slow, add_residual, one_of, PAGE, check_files
 
 #: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
 ENGINES: Final = ("local", "accelerate", "ray")
-#: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
-METRICS: Final = (
-    *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
-    *(
-        f"blank_out_{removal}_{over}{size}"
-        for removal in ("unk", "mask", "delete")
-        for over in ("forms", "vocabulary")
-        for size in ("", "_size")
-    ),
-    *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
-    *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
-    *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
-    *("sensitivity", "sanity", "sanity_last"),
-)
-DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
-_PATHS = ("blimp", "jsonl", "output", "html", "plugin")
-EXAMPLES: Final = (
-    "study --generated 50 --methods value-zeroing attention random --output results",
-    "study --generated 50 --model agreement causal --metrics cue_dot cue_ap --output both --html both.html",
-    "study --jsonl sentences.jsonl --output own --json",
-    "study --generated 50 --plugin mine.py --methods mine attention --output own",
-    "study config.toml --batch-size 8",
-)
-PAPER_EXAMPLES: Final = (
-    "paper --generated 200 --output results",
-    "paper --generated 200 --model agreement causal --methods value-zeroing alti --output both --html both.html",
-    "paper --blimp blimp/data --output held-out",
-)
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
@@ -125,38 +84,6 @@ def start_run(options: argparse.Namespace) -> None:
     check_files(None, options.html)
 
 
-def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
-    """Refuse unknown names of methods or metrics, which plugins may have added."""
-    try:
-        for name in names or ():
-            one_of(kind, known)(name)
-    except argparse.ArgumentTypeError as error:
-        raise CommandError(f"--{kind}s: {error}") from error
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, before anything is computed."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise CommandError(f"cannot write {folder}: {existing} is a file.")
-    if not os.access(existing, os.W_OK):
-        raise CommandError(f"cannot write {folder}: {existing} is not writable.")
-
-
-def methods_of(options: argparse.Namespace) -> Any:
-    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
-    found = {}
-    for name in options.methods or DEFAULT_METHODS:
-        method = METHODS[name].with_residual(options.residual)
-        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
-    return found
-
-
-def blimp_files(folder: Path | None) -> list[Path]:
-    """The files of BLiMP that a study reads."""
-    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
-
-
 class StoppedError(CommandError):
     """Ctrl-C has ended a study, which can continue."""
 
@@ -175,6 +102,54 @@ def study_errors() -> Iterator[None]:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt as error:
         raise StoppedError("stopped. The same command continues from here.") from error
+
+
+def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
+    """Refuse unknown names of methods or metrics, which plugins may have added."""
+    try:
+        for name in names or ():
+            one_of(kind, known)(name)
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(f"--{kind}s: {error}") from error
+
+
+def methods_of(options: argparse.Namespace) -> Any:
+    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
+    found = {}
+    for name in options.methods or DEFAULT_METHODS:
+        method = METHODS[name].with_residual(options.residual)
+        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
+    return found
+
+
+def blimp_files(folder: Path | None) -> list[Path]:
+    """The files of BLiMP that a study reads."""
+    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
+
+
+#: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
+METRICS: Final = (
+    *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
+    *(
+        f"blank_out_{removal}_{over}{size}"
+        for removal in ("unk", "mask", "delete")
+        for over in ("forms", "vocabulary")
+        for size in ("", "_size")
+    ),
+    *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
+    *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
+    *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
+    *("sensitivity", "sanity", "sanity_last"),
+)
+DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
+_PATHS = ("blimp", "jsonl", "output", "html", "plugin")
+EXAMPLES: Final = (
+    "study --generated 50 --methods value-zeroing attention random --output results",
+    "study --generated 50 --model agreement causal --metrics cue_dot cue_ap --output both --html both.html",
+    "study --jsonl sentences.jsonl --output own --json",
+    "study --generated 50 --plugin mine.py --methods mine attention --output own",
+    "study config.toml --batch-size 8",
+)
 
 
 def add_study(commands: Any) -> None:
@@ -333,6 +308,13 @@ def _examples(options: argparse.Namespace) -> list[Example]:
 
         examples += blimp_examples(options.blimp)
     return examples
+
+
+PAPER_EXAMPLES: Final = (
+    "paper --generated 200 --output results",
+    "paper --generated 200 --model agreement causal --methods value-zeroing alti --output both --html both.html",
+    "paper --blimp blimp/data --output held-out",
+)
 
 
 def add_paper(commands: Any) -> None:
