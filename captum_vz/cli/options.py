@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from captum_vz._names import meant
 from captum_vz._start import tell
-from captum_vz.app.checks import remarks
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
+from captum_vz.app.wish import remarks
 from captum_vz.study.examples.text import PreparedText, prepare_text
 from captum_vz.study.methods import METHODS
 

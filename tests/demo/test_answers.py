@@ -12,8 +12,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
 from captum_vz import ValueZeroingRollout, demo, find_layers
-from captum_vz.app.checks import blanked_out
 from captum_vz.app.models import load
+from captum_vz.app.wish import blanked_out
 from captum_vz.demo import check_address, page
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError

@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Any, Final
 
-from captum_vz.app.explaining.explain import explain_subject
-from captum_vz.app.explaining.explanation import Explanation, explanation_view, row_text
-from captum_vz.app.explaining.subjects import subject_of
-from captum_vz.app.explaining.tasks import TASKS
-from captum_vz.app.explaining.wish import Wish
+from captum_vz.app.explain import explain_subject
+from captum_vz.app.explanation import Explanation, explanation_view, row_text
+from captum_vz.app.subjects import subject_of
+from captum_vz.app.tasks import TASKS
+from captum_vz.app.wish import Wish
 from captum_vz.cli.options import (
     CommandError,
     add_command,
