@@ -22,7 +22,7 @@ from captum_vz.attr import (
     TokenAttribution,
     ValueZeroingEffect,
 )
-from captum_vz.attr._call.misuse import check_class, check_function, is_captums, unwrapped
+from captum_vz.attr._call.layers import check_class, check_function, is_captums, unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import Section, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
