@@ -15,8 +15,7 @@ from captum_vz import __version__
 from captum_vz._names import meant
 from captum_vz._start import tell
 from captum_vz.cli.commands.compare import add_compare
-from captum_vz.cli.commands.demo import add_demo
-from captum_vz.cli.commands.explain import add_explain
+from captum_vz.cli.commands.explain import add_demo, add_explain
 from captum_vz.cli.commands.generate import add_generate
 from captum_vz.cli.commands.lab import add_lab
 from captum_vz.cli.commands.study import add_paper, add_study, with_config
