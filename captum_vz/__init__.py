@@ -73,7 +73,7 @@ _ON_FIRST_USE: Final = ("generation", "metrics", "paper", "study", "testbed", "t
 
 def __getattr__(name: str) -> Any:
     if name == "explain":
-        return import_module("captum_vz.app.explaining.explain").explain
+        return import_module("captum_vz.app.explain").explain
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

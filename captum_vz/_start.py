@@ -20,6 +20,13 @@ def started() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def tell(message: str) -> None:
+    """Print one line on stderr, as the command does for errors and remarks."""
+    if sys.stderr is not None:  # a shell may have closed it
+        with suppress(OSError):
+            print(f"captum-vz: {' '.join(message.split())}", file=sys.stderr)
+
+
 def _stop(*_: Any) -> None:
     with suppress(OSError):  # a shell may have closed it
         os.write(2, b"captum-vz: stopped.\n")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from captum_vz.cli import main
-from captum_vz.cli.command import parser
+from captum_vz.cli.commands import parser
 from captum_vz.cli.output import print_table
 from captum_vz.visualization import terminal_text
 from tests.command import alone_in, forget

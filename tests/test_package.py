@@ -87,7 +87,7 @@ print(*sys.modules, file=sys.stderr)
     loaded = set(run.stderr.split())
     assert "transformers.models.bert.modeling_bert" in loaded
     assert "transformers.models.llama.modeling_llama" not in loaded
-    assert not loaded & {"captum_vz.testbed.train", "captum_vz.demo.server", "captum_vz.paper.report"}
+    assert not loaded & {"captum_vz.testbed.train", "captum_vz.demo", "captum_vz.paper.report"}
     assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
 
 

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from captum_vz import find_layers
-from captum_vz.app.explaining.tasks import (
+from captum_vz.app.tasks import (
     AUDIO,
     ENCODER,
     OF_IMAGES,

@@ -25,7 +25,7 @@ from captum_vz._engine import (
     read_norm,
 )
 from captum_vz._private import is_replica
-from captum_vz.attr._call.arguments import as_layers
+from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.output import parse_indices
 from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention

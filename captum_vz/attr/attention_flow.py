@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
-from captum_vz.attr._call.parts import Heads
+from captum_vz.attr._call.layers import Heads
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.functional import Residual, attention_flow
 

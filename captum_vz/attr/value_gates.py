@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
 from captum_vz._private import tree_leaves, tree_map
 from captum_vz.attr._base.captum import Described
-from captum_vz.attr._call.arguments import FeatureGroups, as_layers, bind_forward, examples_of
-from captum_vz.attr._call.misuse import check_forward_func
-from captum_vz.attr._call.model_errors import MODEL_ERRORS
+from captum_vz.attr._base.runs import run_clean
+from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
+from captum_vz.attr._call.layers import Attention, Heads, Values, as_layers, check_forward_func, values_of_layers
 from captum_vz.attr._call.output import tensor_of
-from captum_vz.attr._call.parts import Attention, Heads, Values, values_of_layers
-from captum_vz.attr._clean_pass import run_clean
+from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional.interventions import Intervention, get_intervention
 

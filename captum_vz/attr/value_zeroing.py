@@ -19,10 +19,9 @@ from captum_vz._engine import (
     in_float32,
     value_zeroing_scores,
 )
+from captum_vz.attr._base.captum import check_one_of
 from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._call.arguments import as_list
-from captum_vz.attr._call.misuse import check_one_of
-from captum_vz.attr._call.parts import Attention, Heads, Values, select_heads
+from captum_vz.attr._call.layers import Attention, Heads, Values, as_list, select_heads
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors, widen

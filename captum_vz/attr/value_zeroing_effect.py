@@ -12,12 +12,12 @@ from torch import Tensor
 from captum_vz._engine import ModelReplay, is_reproduced, keeps_examples_apart
 from captum_vz._private import NullProgress, progress
 from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
+from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, examples_of
-from captum_vz.attr._call.misuse import check_numbers
+from captum_vz.attr._call.arguments import Inputs, bind_forward, check_numbers, examples_of
+from captum_vz.attr._call.layers import Attention, Heads, Values
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.parts import Attention, Heads, Values
-from captum_vz.attr._clean_pass import run_clean
+from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional.interventions import Intervention, get_intervention
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from captum_vz._start import INTERRUPTED, started
-from captum_vz.cli.errors import tell
+from captum_vz._start import INTERRUPTED, started, tell
 
 __all__ = ["main"]
 
@@ -14,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The status is 0; 2 after an error, with one line on stderr that says what to change; or 130 after Ctrl-C.
     """
     try:
-        from captum_vz.cli.command import run
+        from captum_vz.cli.commands import run
 
         started()
         return run(arguments)

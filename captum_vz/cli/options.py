@@ -1,4 +1,6 @@
-"""Options that commands share, and the checks of their values."""
+"""What commands share: their options, the checks of their values, and the error that ends them."""
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -11,17 +13,19 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._names import meant
-from captum_vz.app.checks import remarks
+from captum_vz._start import tell
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
-from captum_vz.cli.errors import CommandError, tell
-from captum_vz.errors import ArgumentError
+from captum_vz.app.wish import remarks
 from captum_vz.study.examples.text import PreparedText, prepare_text
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
-from captum_vz.study.scoring.given import load_plugin
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.study.methods import METHODS
 
-#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
-ENGINES: Final = ("local", "accelerate", "ray")
+
+class CommandError(Exception):
+    """Ends the command with its message, one line on stderr, and an exit status."""
+
+    status = 2
+
+
 #: What `--model` takes, in all commands.
 MODELS: Final = (
     f"{AGREEMENT}, six-layers, pre-norm (the embedded masked models), {CAUSAL} (the embedded causal model), {MINILM} "
@@ -98,50 +102,9 @@ def _residual(word: str) -> float | str | None:
     return RESIDUALS[word]
 
 
-def methods_of(options: argparse.Namespace) -> Any:
-    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
-    found = {}
-    for name in options.methods or DEFAULT_METHODS:
-        method = METHODS[name].with_residual(options.residual)
-        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
-    return found
-
-
 def slow() -> str:
     """The names of the methods that are run only if they are named."""
     return ", ".join(name for name, method in METHODS.items() if method.slow)
-
-
-def add_run(sub: argparse.ArgumentParser) -> None:
-    """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
-    names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
-    sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
-    add_residual(sub, "paper")
-    sub.add_argument(
-        "--plugin",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="Python files that call register_method or register_metric of captum_vz.study; they are run",
-    )
-    sub.add_argument(
-        "--batch-size",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="the most sentences in a batch (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--engine",
-        choices=ENGINES,
-        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
-        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
-    )
-    sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
-    sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")
-    sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
-    sub.add_argument("--json", action="store_true", help="print the tables as JSON")
 
 
 def positive(word: str) -> int:
@@ -172,15 +135,6 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
         )
 
     return chosen
-
-
-def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
-    """Refuse unknown names of methods or metrics, which plugins may have added."""
-    try:
-        for name in names or ():
-            one_of(kind, known)(name)
-    except argparse.ArgumentTypeError as error:
-        raise CommandError(f"--{kind}s: {error}") from error
 
 
 def read_text(text: str, loaded: Loaded) -> PreparedText:
@@ -238,29 +192,3 @@ def check_folder(folder: Path) -> None:
         raise CommandError(f"cannot write {folder}: {existing} is a file.")
     if not os.access(existing, os.W_OK):
         raise CommandError(f"cannot write {folder}: {existing} is not writable.")
-
-
-def start_run(options: argparse.Namespace) -> None:
-    """Check the outputs of a command that runs many sentences."""
-    try:
-        for path in options.plugin:
-            load_plugin(path)
-    except ArgumentError as error:
-        raise CommandError(str(error)) from error
-    check_names("method", options.methods, METHODS)
-    if options.output is None:
-        raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
-    check_folder(options.output)
-    check_files(None, options.html)
-
-
-def blimp_files(folder: Path | None) -> list[Path]:
-    """The files of BLiMP that a study reads."""
-    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
-
-
-def is_main_process() -> bool:
-    """Whether this process is the only one, or the main one under `accelerate launch`."""
-    from accelerate import PartialState
-
-    return bool(PartialState().is_main_process)

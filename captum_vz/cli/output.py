@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz._files import temporary_beside, write_through
-from captum_vz.cli.errors import CommandError
+from captum_vz.cli.options import CommandError
 from captum_vz.visualization import add_provenance, weights_fingerprint
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade

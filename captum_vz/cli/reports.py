@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.app.pages import heading, page, paragraph, picture, table
-from captum_vz.cli.options import is_main_process
 from captum_vz.cli.output import is_terminal, name_files, print_table, save_page
 from captum_vz.study.results import with_interval
 
@@ -38,7 +37,7 @@ def show(
         page_text: Gives the page.
         files: A line that names the files in the folder of the results.
     """
-    if not is_main_process():
+    if not _is_main_process():
         return
     if options.html is not None:
         save_page(page_text(), options.html)
@@ -48,6 +47,13 @@ def show(
         tables()
         print(files)
         name_files(None, options.html)
+
+
+def _is_main_process() -> bool:
+    """Whether this process is the only one, or the main one under `accelerate launch`."""
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)
 
 
 def print_study(study: Study) -> None:

@@ -16,15 +16,14 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.checks import blanked_out, check_room, choose_foil
-from captum_vz.app.checks import remarks as remarks_on
-from captum_vz.app.explaining.explain import explain_subject
-from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
-from captum_vz.app.explaining.subjects import Subject, read_input, subject_of
-from captum_vz.app.explaining.tasks import CHOICE, OF_IMAGES
-from captum_vz.app.explaining.wish import Wish
+from captum_vz.app.explain import explain_subject
+from captum_vz.app.explanation import Explanation, explanation_view, side_by_side
 from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, note, page, table
+from captum_vz.app.subjects import Subject, read_input, subject_of
+from captum_vz.app.tasks import CHOICE, OF_IMAGES
+from captum_vz.app.wish import Wish, blanked_out, check_room, choose_foil
+from captum_vz.app.wish import remarks as remarks_on
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text

@@ -1,8 +1,7 @@
 """Generated text: how much each new token depends on each token of the prompt, in each layer."""
 
 from captum_vz.generation.attribute import attribute_generation
-from captum_vz.generation.gates import gated_input
-from captum_vz.generation.llm import LLMTokenMaps, to_captum_llm
+from captum_vz.generation.llm import LLMTokenMaps, gated_input, to_captum_llm
 from captum_vz.generation.result import GenerationAttribution
 
 __all__ = ["GenerationAttribution", "LLMTokenMaps", "attribute_generation", "gated_input", "to_captum_llm"]

@@ -22,12 +22,11 @@ from captum_vz.attr import (
     TokenAttribution,
     ValueZeroingEffect,
 )
-from captum_vz.attr._call.misuse import check_class, check_function, is_captums, unwrapped
+from captum_vz.attr._call.layers import check_class, check_function, is_captums, unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.generation.prompts import Section, read_prompts
+from captum_vz.generation.prompts import Section, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
-from captum_vz.generation.tokenizers import completed
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.batches import GateScores

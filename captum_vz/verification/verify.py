@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 
 from captum_vz._engine import find_layers
 from captum_vz.attr import ValueZeroing
-from captum_vz.attr._call.arguments import Inputs, as_layers, bind_forward
-from captum_vz.attr._call.padding import left_padding, map_tensors, tokens_of_example
+from captum_vz.attr._call.arguments import Inputs, bind_forward
+from captum_vz.attr._call.further_calls import left_padding, map_tensors, tokens_of_example
+from captum_vz.attr._call.layers import as_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import plain_run

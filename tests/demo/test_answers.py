@@ -11,12 +11,11 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
-from captum_vz import ValueZeroingRollout, find_layers
-from captum_vz.app.checks import blanked_out
+from captum_vz import ValueZeroingRollout, demo, find_layers
 from captum_vz.app.models import load
-from captum_vz.demo import page, server
+from captum_vz.app.wish import blanked_out
+from captum_vz.demo import check_address, page
 from captum_vz.demo.answers import Answers, Limits
-from captum_vz.demo.server import check_address
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_model
@@ -217,9 +216,9 @@ def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypa
         built.extend([answers.limits, page.build(answers)])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server, "build", build_and_end)
+    monkeypatch.setattr(demo, "build", build_and_end)
     with pytest.raises(KeyboardInterrupt):
-        server.serve(host=host)
+        demo.serve(host=host)
     limits, blocks = built
     assert limits.any_model == any_model
     fields = {one.elem_id: one for one in blocks.blocks.values() if one.elem_id in ("model", "causal-model")}

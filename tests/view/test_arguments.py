@@ -8,11 +8,11 @@ import torch
 
 import captum_vz
 from captum_vz import ValueZeroing
-from captum_vz.app.explaining.explain import explain_subject
-from captum_vz.app.explaining.explanation import explanation_view
-from captum_vz.app.explaining.subjects import subject_of_loaded
-from captum_vz.app.explaining.wish import Wish
+from captum_vz.app.explain import explain_subject
+from captum_vz.app.explanation import explanation_view
 from captum_vz.app.models import load
+from captum_vz.app.subjects import subject_of_loaded
+from captum_vz.app.wish import Wish
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import Table

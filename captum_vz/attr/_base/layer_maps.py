@@ -24,23 +24,20 @@ from captum_vz._engine import (
     attention_site,
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
-from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base.captum import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
     Arguments,
-    FeatureGroups,
     Inputs,
     begins_with_padding,
     bind_forward,
-    default_layers,
+    check_numbers,
     end_of_inputs,
 )
-from captum_vz.attr._call.misuse import check_numbers, check_one_of
+from captum_vz.attr._call.further_calls import LayerTokens, LeftPadding, check_target
+from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.padding import LeftPadding
-from captum_vz.attr._call.parts import Attention, attentions_of_layers
-from captum_vz.attr._call.target import Wanted, WantedTokens
-from captum_vz.attr._call.token_axis import LayerTokens, check_target
+from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 SHUFFLED = (

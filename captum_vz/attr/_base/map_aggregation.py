@@ -10,14 +10,14 @@ from captum.attr import PerturbationAttribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType, format_output, forward_pre_hooks
-from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base.captum import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._call.misuse import check_one_of
+from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._call.further_calls import check_target
+from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
-from captum_vz.attr._call.token_axis import check_target
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 from captum_vz.functional.groups import numbered

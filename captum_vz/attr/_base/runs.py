@@ -1,27 +1,37 @@
-"""Which runs of a layer in one call are related: a later run depends on the output of an earlier run (ALBERT)."""
+"""The runs of layers in one call: which of them are related, and the clean pass before values are changed."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import (
     DrawnInputs,
+    LayerPass,
     LayerRecord,
+    ModelReplay,
     ReturnedTensor,
     alike_tensors,
+    attention_site,
+    find_layers,
+    first_module_holding,
     first_tensor,
     given_states,
+    is_half,
     random_states,
 )
 from captum_vz._private import tree_leaves
-from captum_vz.attr._call.misuse import is_attention_module, refuse_attention_modules
+from captum_vz.attr._base.captum import warn
+from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
+from captum_vz.attr._call.further_calls import LeftPadding
+from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
+from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
 
@@ -182,3 +192,144 @@ def _differ_somewhere(clean: list[Tensor | None], found: list[Tensor | None]) ->
 
 def _size(states: Tensor | None) -> tuple[int, ...]:
     return () if states is None else tuple(states.shape)
+
+
+def is_attention_module(record: LayerRecord) -> bool:
+    """Whether a layer calls the attention function itself, or is named after attention."""
+    named = record.name.lower().endswith(("attention", "attn"))
+    return named or any(one.module is record.layer for one in record.attentions)
+
+
+def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> None:
+    """Refuse attention modules of a block that can be explained. `forward` is called twice.
+
+    Blocks with three attentions (SAM) cannot be explained, so their attention modules are accepted as layers.
+
+    Raises:
+        UnsupportedLayerError: The output of a layer is not yet the output of its block.
+    """
+    roots: list[nn.Module] = []
+    with torch.no_grad(), first_module_holding(layers, roots.append):
+        forward()
+    for layer in layers:
+        block = _block_of(roots[0], layer) if roots else None
+        if block is not None and _is_explained(forward, block):
+            raise UnsupportedLayerError(
+                f"The layer {type(layer).__name__} is the attention module of a {type(block).__name__}. Its output "
+                "lacks the feed-forward module and often the residual connection, so its map differs from the map of "
+                "the block. Pass the whole block, as captum_vz.find_layers(model) returns it."
+            )
+
+
+def _block_of(root: nn.Module, layer: nn.Module) -> nn.Module | None:
+    """The block of a stack in `root` that contains `layer` as a part, or None."""
+    path = next((name for name, module in root.named_modules() if module is layer), "").split(".")
+    for depth in range(len(path)):
+        for stack in (None, "encoder", "decoder"):
+            with suppress(RefusedError):
+                blocks = find_layers(root.get_submodule(".".join(path[:depth])), stack)
+                if any(block is layer for block in blocks):
+                    return None
+                for block in blocks:
+                    if any(part is layer for part in block.modules()):
+                        return block
+    return None
+
+
+def _is_explained(forward: Callable[[], Any], block: nn.Module) -> bool:
+    def find(record: LayerRecord) -> Tensor:
+        attention_site(record, "self", streams=True)
+        return torch.empty(0)
+
+    with suppress(RefusedError):
+        LayerPass([block], find).run(forward)
+        return True
+    return False
+
+
+HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
+
+
+class CleanPass(NamedTuple):
+    """What a clean pass shows.
+
+    Attributes:
+        output: What `forward_func` returned.
+        members: The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers.
+        end: Where padding begins that the model itself added. None: it added none.
+        dtypes: The dtypes that numbers of the model are rounded to.
+        tokens_first: Whether the tensors of the first layer are `(tokens, batch, d)`.
+    """
+
+    output: Any
+    members: Tensor
+    end: int | None
+    dtypes: list[torch.dtype]
+    tokens_first: bool
+
+
+def run_clean(
+    name: str,
+    model: ModelReplay,
+    forward_func: Callable[..., Any],
+    inputs: Inputs,
+    further: Any,
+    *,
+    masks: FeatureGroups,
+    attention: Attention,
+    heads: Heads | Sequence[Heads],
+    run: int | None,
+) -> CleanPass:
+    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings.
+
+    Raises:
+        RefusedError: See :class:`~captum_vz.ValueZeroingEffect`.
+    """
+    check_no_cache(inputs, further)
+    layers = model.layers
+    attentions = attentions_of_layers(attention, layers)
+    notes: list[str] = []
+    dtypes: list[torch.dtype] = []
+    ends: list[int | None] = []
+    orders: list[bool] = []
+
+    def compute(record: LayerRecord) -> Tensor:
+        runs.note(record)
+        record.inputs = inputs, further
+        site = attention_site(record, attentions[record.index])
+        if site.windows is not None or site.is_reordered():
+            raise UnsupportedLayerError(
+                f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
+                f"{name} cannot zero values. Use ValueZeroing for the maps of such layers. If a part of the layer "
+                "projects its tokens in their order, name this part, such as values=layer.attn.to_v."
+            )
+        model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
+        if not padding and begins_with_padding(site):
+            padding.append(LeftPadding(site))
+        ends.append(end_of_inputs(site, inputs))
+        orders.append(site.attention.tokens_first)
+        half = is_half(record)
+        notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
+        dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
+        each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
+        return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
+
+    forward = bind_forward(forward_func, inputs, further)
+    runs, padding = Runs(forward, layers, run), list[LeftPadding]()
+    with runs.checked():
+        output, groups = model.run_clean(forward, compute, runs.chosen)
+        runs.output = output
+    notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
+    if notes:
+        warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")
+    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes, orders[0])
+
+
+def _members(groups: list[Tensor]) -> Tensor:
+    shapes = {tuple(one.shape) for one in groups}
+    if len(shapes) != 1:
+        raise ArgumentError(
+            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
+            "together only where their tokens are the same: pass layers of one stack."
+        )
+    return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)

@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine import AttentionHandler, is_out_of_memory, layer_hooks, repeated
 from captum_vz._private import is_replica, tree_leaves
 from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._call.arguments import Inputs, bind_forward
-from captum_vz.attr._call.model_errors import MODEL_ERRORS
-from captum_vz.attr._call.token_axis import model_of, stack_of
+from captum_vz.attr._call.arguments import MODEL_ERRORS, Inputs, bind_forward
+from captum_vz.attr._call.further_calls import model_of, stack_of
 from captum_vz.errors import ArgumentError
 
 REMEDY = "Pass the inputs as a mapping, which returns one tensor for all tokens"

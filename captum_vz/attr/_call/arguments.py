@@ -1,40 +1,33 @@
-"""Checks and conversions of the arguments of `attribute`, except `target` and `token`."""
+"""The inputs of `attribute`: how the model is called with them, and how they relate to the tokens of a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
-from torch.nn.parallel.scatter_gather import scatter
+from torch.nn.functional import embedding
 
-from captum_vz._engine import AttentionSite, find_layers
+from captum_vz._engine import AttentionSite, is_out_of_memory
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
     is_replica,
-    modules_of,
+    own_buffers,
     run_forward,
     tree_map,
-    uncompiled,
 )
-from captum_vz.attr._call.misuse import (
-    check_forward_func,
-    check_inputs,
-    check_no_embeddings,
-    check_readable,
-    unmasked_padding,
-)
-from captum_vz.attr._call.model_errors import explain_error
-from captum_vz.errors import ArgumentError
-from captum_vz.functional.groups import numbered
+from captum_vz.errors import ArgumentError, RefusedError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
+# The errors that a model may raise on wrong inputs.
+MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Arguments(NamedTuple):
@@ -46,6 +39,217 @@ class Arguments(NamedTuple):
     perturbations_per_eval: int | None = None
     show_progress: bool = False
     run: int | None = None
+
+
+def check_numbers(given: Any, run: Any) -> None:
+    """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
+    if run is not None and type(run) is not int:
+        raise ArgumentError(f"run is {run!r}: pass an integer (0: the first, -1: the last), or None.")
+    if given is not None and not (type(given) is int and given >= 1):
+        raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
+
+
+def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
+    """A function without arguments that calls `forward_func` with the user's arguments."""
+    if isinstance(inputs, Mapping):
+        if additional_forward_args is not None:
+            raise ArgumentError(
+                "inputs is a mapping, so its entries are passed by keyword: put further arguments into it, and leave "
+                "additional_forward_args None."
+            )
+        tensors = {str(name): value for name, value in inputs.items()}
+        check_inputs(inputs)
+        _refuse_empty(tensors.values())
+        return _explained(partial(forward_func, **tensors), inputs)
+    if inputs is None:
+        raise ArgumentError(
+            "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
+        )
+    check_inputs(inputs)
+    formatted = format_tensor_into_tuples(inputs)
+    _refuse_empty(formatted)
+    return _explained(partial(run_forward, forward_func, formatted, None, additional_forward_args), inputs)
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuse inputs other than a tensor, a tuple of tensors or a mapping."""
+    advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
+    if isinstance(inputs, Mapping):
+        for name in ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids"):
+            if inputs.get(name) is not None and not isinstance(inputs[name], (Tensor, Mapping)):
+                raise ArgumentError(f"inputs[{name!r}] is of type {type(inputs[name]).__name__}: {advice}.")
+        return
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
+    if wrong is not None or not values:
+        held = "a tuple with an entry " if isinstance(inputs, tuple) and values else ""
+        raise ArgumentError(f"inputs is {held}{'empty' if wrong is None else f'of type {wrong}'}: {advice}.")
+
+
+def _refuse_empty(inputs: Any) -> None:
+    for value in inputs:
+        if isinstance(value, Tensor) and 0 in value.shape[:2]:
+            raise ArgumentError(
+                f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
+            )
+
+
+def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
+    """`forward`, with errors that wrong inputs explain."""
+    tokens = token_input(inputs)
+    if tokens is None and isinstance(inputs, Mapping):
+        tokens = inputs.get("decoder_input_ids")
+    return ExplainedErrors(tokens)(forward)
+
+
+class ExplainedErrors(ContextDecorator):
+    """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+    # No generator: one that never starts would swallow an interruption when it is closed.
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            explain_error(error, self.tokens)
+
+
+def explain_error(error: Exception, tokens: Any) -> None:
+    """Raise ArgumentError, which names the mistake in the inputs, if the model raised `error` because of it.
+
+    `tokens` is the input that holds token ids or embeddings. The shape of other inputs is not known.
+    """
+    if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
+        return
+    if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames in which an error was raised, the outermost first."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _wrong_ids(error: BaseException, tokens: Any) -> str | None:
+    """The mistake in the ids that torch's embedding was given when the error was raised. None: no mistake."""
+    for frame in _frames(error):
+        if frame.f_code is not embedding.__code__:
+            continue
+        ids, weight = frame.f_locals["input"], frame.f_locals["weight"]
+        if not (isinstance(ids, Tensor) and isinstance(weight, Tensor) and ids.numel() and ids.device.type == "cpu"):
+            continue
+        if ids.is_floating_point():
+            return f"An Embedding was given {ids.dtype}: pass token ids as integers, or embeddings as inputs_embeds"
+        low, high, size = int(ids.min()), int(ids.max()), len(weight)
+        if low < 0 or high >= size:
+            given = isinstance(tokens, Tensor) and tokens.shape == ids.shape and bool((tokens == ids).all())
+            if ids.shape[-1] == high - low + 1 and bool((ids.diff() == 1).all()) and low >= 0 and not given:
+                return _longer(high - low + 1, size - low, "the model")
+            return (
+                f"An Embedding of {size} entries was given ids from {low} to {high}: pass ids of the model's own "
+                "tokenizer, and no more tokens than the model has positions"
+            )
+    return None
+
+
+def _too_long(error: BaseException, tokens: Any) -> str | None:
+    """That a model has fewer positions than tokens, if its error names the size of its table of positions."""
+    if not isinstance(tokens, Tensor) or tokens.dim() not in ((3,) if tokens.is_floating_point() else (2, 3)):
+        return None
+    count = tokens.shape[1 if tokens.is_floating_point() else -1]  # ids of choices are (batch, choices, tokens)
+    named = {int(number) for number in re.findall(r"\d+", str(error))}
+    for module in reversed(_modules(error)):
+        for size, allowed in _position_tables(module):
+            if size in named and allowed < count:
+                return _longer(count, allowed, type(module).__name__)
+    return None
+
+
+def _modules(error: BaseException) -> list[nn.Module]:
+    """The modules in which an error was raised, the outermost first."""
+    modules = (frame.f_locals.get("self") for frame in _frames(error))
+    return [one for one in modules if isinstance(one, nn.Module)]
+
+
+def _position_tables(module: nn.Module) -> Iterator[tuple[int, int]]:
+    """The sizes of a module's tables of positions, and how many tokens each allows. The smallest number comes first."""
+    found = []
+    for name, one in (*module.named_children(), *own_buffers(module).items(), *vars(module).items()):
+        if "pos" not in name.lower():
+            continue
+        if isinstance(one, nn.Embedding):  # positions of padding come first
+            before = 0 if one.padding_idx is None else one.padding_idx + 1
+            found.append((one.num_embeddings, one.num_embeddings - before))
+        elif isinstance(one, Tensor) and one.dim():
+            size = one.shape[0] if one.is_floating_point() else one.shape[-1]
+            found.append((size, size))
+    config = getattr(module, "config", None)
+    fields = {} if config is None else vars(config)
+    limits = (value for name, value in fields.items() if re.search("position|seq_len", name))
+    found += [(value, value) for value in limits if type(value) is int]
+    yield from sorted(found, key=lambda pair: pair[1])
+
+
+def _longer(count: int, allowed: int, kind: str) -> str:
+    return (
+        f"The inputs have {count} tokens, but {kind} has {allowed} positions: pass at most {allowed} tokens, such as "
+        f"tokenizer(text, truncation=True, max_length={allowed}, return_tensors='pt')"
+    )
+
+
+def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
+    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
+    if not isinstance(tokens, Tensor):
+        return None
+    shape = tuple(tokens.shape)
+    if tokens.dim() <= 1:
+        return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
+    modules = _modules(error)
+    # Sound has the axes (batch, samples), and ids of choices (batch, choices, tokens).
+    of_text = {getattr(one, "main_input_name", "input_ids") for one in modules} <= {"input_ids", "inputs_embeds"}
+    if not modules or not of_text or "MultipleChoice" in type(modules[0]).__name__:
+        return None
+    if tokens.dim() == 2 and tokens.is_floating_point():
+        return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
+    if tokens.dim() > 2 and not tokens.is_floating_point():
+        return f"inputs is {shape}, but token ids have two axes: pass (batch, tokens)"
+    return None
+
+
+def check_no_cache(inputs: Any, further: Any) -> None:
+    """Refuse a key-value cache of transformers: it holds examples, which are not repeated for copies of the inputs."""
+    if (kind := has_cache(inputs, further)) is not None:
+        raise ArgumentError(
+            f"The inputs hold a key-value cache ({kind}), which cannot be repeated for copies of the inputs. Pass the "
+            "whole sequence, without a cache."
+        )
+
+
+def has_cache(inputs: Any, further: Any) -> str | None:
+    """The class of a key-value cache of transformers in the arguments of a call. None: there is none."""
+    named = inputs.values() if isinstance(inputs, Mapping) else ()
+    values = (*named, *(further if isinstance(further, tuple) else (further,)))
+    caches = (x for x in values if any(one.__module__ == "transformers.cache_utils" for one in type(x).__mro__))
+    return next((type(one).__name__ for one in caches), None)
+
+
+def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[int], batch: int) -> tuple[Any, Any]:
+    """The arguments of the user's call for some examples of the batch, in this order. Examples may come twice."""
+
+    def pick(value: Any) -> Any:
+        of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
+        return value[torch.tensor(examples, device=value.device)] if of_batch else value
+
+    if isinstance(inputs, Mapping):
+        return {name: tree_map(pick, value) for name, value in inputs.items()}, None
+    further = format_additional_forward_args(additional_forward_args)
+    return tree_map(pick, (format_tensor_into_tuples(inputs), further))
 
 
 def token_input(inputs: Inputs) -> Any:
@@ -82,7 +286,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
             "same. Pass a forward_func that gives the layer the whole batch, or one example at a time."
         )
     if site.layer.index == 0 and (not isinstance(inputs, tuple) or len(inputs) == 1):
-        site.layer.warnings.extend(_unmasked_padding(site, inputs, text))
+        site.layer.warnings.extend(_seen_padding(site, inputs, text))
     if known and text.dim() < 4 and end is None:
         site.layer.warnings.extend(_added_tokens(site, inputs, token))
     return end
@@ -139,7 +343,7 @@ def begins_with_padding(site: AttentionSite) -> bool:
     return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
 
 
-def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
+def _seen_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
     """A warning if ids hold padding at an end, by the model's config, and the attention sees it."""
     if isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None:
         return []
@@ -151,167 +355,20 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
     return unmasked_padding(ids.to(known.device), config, known)
 
 
-def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[int], batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for some examples of the batch, in this order. Examples may come twice."""
-
-    def pick(value: Any) -> Any:
-        of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
-        return value[torch.tensor(examples, device=value.device)] if of_batch else value
-
-    if isinstance(inputs, Mapping):
-        return {name: tree_map(pick, value) for name, value in inputs.items()}, None
-    further = format_additional_forward_args(additional_forward_args)
-    return tree_map(pick, (format_tensor_into_tuples(inputs), further))
-
-
-def as_layers(layer: Any) -> list[nn.Module]:
-    """The checked modules of `layer`, which is a module or a list of modules."""
-    layers = as_list(layer)
-    wrong = [one for one in layers if not isinstance(one, nn.Module)]
-    if wrong or not layers:
-        shown = [repr(one) if isinstance(one, (str, int)) else f"of type {type(one).__name__}" for one in wrong]
-        raise ArgumentError(
-            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
-            "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
-        )
-    walks = [modules_of(entry) for entry in layers]
-    check_readable(walks)
-    check_no_embeddings(walks)
-    if len({id(entry) for entry in layers}) != len(layers):
-        raise ArgumentError(
-            "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
-            "runs several times in a pass."
-        )
-    parts = {id(module) for walk in walks for module in walk[1:]}
-    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
-    if inside:
-        raise ArgumentError(
-            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either the modules or "
-            "their parts, in separate calls."
-        )
-    # A compiled layer wraps the module that runs.
-    return [uncompiled(entry) for entry in layers]
-
-
-def default_layers(forward_func: Any, stack: str | None = None) -> list[nn.Module]:
-    """The layers of a model where `layer` is None. `stack` chooses one of several stacks."""
-    check_forward_func(forward_func, [])
-    if not isinstance(forward_func, nn.Module):
-        raise ArgumentError(
-            "layer is None, but forward_func is a function, whose layers are not known: pass "
-            "layer=captum_vz.find_layers(model), with the model that the function runs."
-        )
-    try:
-        return find_layers(forward_func, stack)
-    except ArgumentError as error:
-        raise ArgumentError(
-            f"layer is None, which means find_layers(model), but {error} Pass layer=find_layers(model, stack)."
-        ) from error
-
-
-def as_list(layer: Any) -> list[Any]:
-    """The entries of a list of layers. A single layer becomes a list with one entry."""
-    return list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
-
-
-def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
-    """A function without arguments that calls `forward_func` with the user's arguments."""
-    if isinstance(inputs, Mapping):
-        if additional_forward_args is not None:
-            raise ArgumentError(
-                "inputs is a mapping, so its entries are passed by keyword: put further arguments into it, and leave "
-                "additional_forward_args None."
-            )
-        tensors = {str(name): value for name, value in inputs.items()}
-        check_inputs(inputs)
-        _refuse_empty(tensors.values())
-        return _explained(partial(forward_func, **tensors), inputs)
-    if inputs is None:
-        raise ArgumentError(
-            "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
-        )
-    check_inputs(inputs)
-    formatted = format_tensor_into_tuples(inputs)
-    _refuse_empty(formatted)
-    return _explained(partial(run_forward, forward_func, formatted, None, additional_forward_args), inputs)
-
-
-def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
-    """`forward`, with errors that wrong inputs explain."""
-    tokens = token_input(inputs)
-    if tokens is None and isinstance(inputs, Mapping):
-        tokens = inputs.get("decoder_input_ids")
-    return ExplainedErrors(tokens)(forward)
-
-
-class ExplainedErrors(ContextDecorator):
-    """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
-
-    def __init__(self, tokens: Any) -> None:
-        self.tokens = tokens
-
-    # No generator: one that never starts would swallow an interruption when it is closed.
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            explain_error(error, self.tokens)
-
-
-def _refuse_empty(inputs: Any) -> None:
-    for value in inputs:
-        if isinstance(value, Tensor) and 0 in value.shape[:2]:
-            raise ArgumentError(
-                f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
-            )
-
-
-class FeatureGroups:
-    """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
-
-    def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
-        self.mask: Tensor | None = None
-        self.shares: dict[torch.device, Tensor] = {}
-        self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
-        if feature_mask is None:
-            return
-        feature_mask = numbered(feature_mask)
-        if (
-            not isinstance(feature_mask, Tensor)
-            or feature_mask.dim() != 2
-            or feature_mask.is_floating_point()
-            or feature_mask.is_complex()
-        ):
-            raise ArgumentError(
-                f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
-                "the same number for tokens that belong together."
-            )
-        self.mask = feature_mask.unique(return_inverse=True)[1]
-        if device_ids and len(self.mask) > 1:
-            self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
-
-    def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
-        if self.mask is None:
-            return None
-        batch, _, _, every = site.shape
-        dropped = site.dropped_sources
-        sources = dropped + (every if end is None else end)
-        device = site.source_mask.device
-        mask = self.shares.get(device, self.mask).to(device)
-        shapes = dict.fromkeys(((1, sources), (batch, sources)))
-        if mask.shape not in shapes:
-            raise ArgumentError(
-                f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
-                f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
-            )
-        key = batch, every, dropped, end, device
-        if key not in self._known:
-            mask = mask[:, dropped:]
-            filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
-            self._known[key] = filled.expand(batch, every)
-        return self._known[key]
-
-
-def _describe(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+def unmasked_padding(ids: Tensor, config: Any, known: Tensor | None = None) -> list[str]:
+    """A warning if ids `(batch, tokens)` hold padding at an end, by a model's config. `known`: what the model sees."""
+    pads = getattr(config, "pad_token_id", None)
+    if type(pads) is not int or not (ids[:, [0, -1]] == pads).any():
+        return []
+    padding = (ids == pads).int()
+    runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
+    # A single such token at an end may be the end or the beginning of a text.
+    least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
+    ends = torch.stack([run * (run.sum(1, keepdim=True) >= least) for run in runs]).any(0)
+    examples = int((ends if known is None else ends & known).any(1).sum())
+    if not examples or padding.all(1).any():
+        return []
+    return [
+        f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
+        "attention_mask"
+    ]

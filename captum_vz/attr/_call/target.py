@@ -1,4 +1,4 @@
-"""The argument `token`, and the token that `target` names: wanted output tokens, and the rows of one layer."""
+"""Which tokens are wanted, by `token` or the first index of `target`, and which belong together, by `feature_mask`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite, Readings, once_a_pass
 from captum_vz.attr._call.output import (
@@ -25,6 +26,7 @@ from captum_vz.attr._call.output import (
 )
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
+from captum_vz.functional.groups import numbered
 
 TOKEN_FORMS = (
     "an int (this position in every example), a list or 1-D tensor of ints (one position for each example), a tensor "
@@ -281,3 +283,54 @@ def _warn_of_zeros(warnings: list[str], index: int, name: str, dtype: torch.dtyp
         lost = f" in {str(dtype).removeprefix('torch.')}. If their values are tiny, run the model in float64 "
         advice = "" if dtype == torch.float64 else f"{lost}(model.double())"
         warnings.append(f"{int(count)} rows of layer {index} ({name}) are zero: no source changes these tokens{advice}")
+
+
+class FeatureGroups:
+    """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
+
+    def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
+        self.mask: Tensor | None = None
+        self.shares: dict[torch.device, Tensor] = {}
+        self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
+        if feature_mask is None:
+            return
+        feature_mask = numbered(feature_mask)
+        if (
+            not isinstance(feature_mask, Tensor)
+            or feature_mask.dim() != 2
+            or feature_mask.is_floating_point()
+            or feature_mask.is_complex()
+        ):
+            raise ArgumentError(
+                f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
+                "the same number for tokens that belong together."
+            )
+        self.mask = feature_mask.unique(return_inverse=True)[1]
+        if device_ids and len(self.mask) > 1:
+            self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
+
+    def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
+        """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
+        if self.mask is None:
+            return None
+        batch, _, _, every = site.shape
+        dropped = site.dropped_sources
+        sources = dropped + (every if end is None else end)
+        device = site.source_mask.device
+        mask = self.shares.get(device, self.mask).to(device)
+        shapes = dict.fromkeys(((1, sources), (batch, sources)))
+        if mask.shape not in shapes:
+            raise ArgumentError(
+                f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
+                f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
+            )
+        key = batch, every, dropped, end, device
+        if key not in self._known:
+            mask = mask[:, dropped:]
+            filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
+            self._known[key] = filled.expand(batch, every)
+        return self._known[key]
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"

@@ -9,15 +9,15 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.checks import blanked_out, choose_foil, compared, load_for_text
-from captum_vz.app.explaining.explain import explain_subject
-from captum_vz.app.explaining.explanation import explanation_view
-from captum_vz.app.explaining.subjects import subject_of_loaded
-from captum_vz.app.explaining.wish import Wish
+from captum_vz._start import tell
+from captum_vz.app.explain import explain_subject
+from captum_vz.app.explanation import explanation_view
 from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, paragraph, table
-from captum_vz.cli.errors import CommandError, tell
+from captum_vz.app.subjects import subject_of_loaded
+from captum_vz.app.wish import Wish, blanked_out, choose_foil, compared, load_for_text
 from captum_vz.cli.options import (
+    CommandError,
     add_command,
     add_model,
     add_outputs,

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from captum_vz import find_layers
-from captum_vz.app.checks import check_layer, check_room, depth_of
+from captum_vz._start import tell
 from captum_vz.app.models import CAUSAL, Loaded, load_with_head
-from captum_vz.cli.errors import CommandError, tell
+from captum_vz.app.wish import check_layer, check_room, depth_of
 from captum_vz.cli.options import (
+    CommandError,
     add_command,
     add_model,
     add_outputs,

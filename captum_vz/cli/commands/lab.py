@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.options import add_command, check_files
+from captum_vz.cli.options import CommandError, add_command, check_files
 from captum_vz.cli.output import print_table, working
 from captum_vz.testbed.lab import grade_notebook, grade_table, write_student_copy
 

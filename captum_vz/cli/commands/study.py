@@ -1,29 +1,131 @@
-"""`captum-vz study`: methods on many sentences. A file may hold its options."""
+"""`captum-vz study` and `captum-vz paper`: methods on many sentences."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz.app.models import find_models, sources
-from captum_vz.cli.errors import CommandError, study_errors
+from captum_vz._start import INTERRUPTED
+from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.options import (
+    PAGE,
+    CommandError,
     add_command,
     add_model,
-    add_run,
-    blimp_files,
-    check_names,
-    methods_of,
+    add_residual,
+    check_files,
+    check_folder,
+    one_of,
     positive,
-    start_run,
+    slow,
 )
+from captum_vz.cli.output import working
+from captum_vz.errors import ArgumentError
+from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example, read_jsonl
+from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
+from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed import agreement_sentences
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+
+#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+ENGINES: Final = ("local", "accelerate", "ray")
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
+    names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
+    sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
+    add_residual(sub, "paper")
+    sub.add_argument(
+        "--plugin",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Python files that call register_method or register_metric of captum_vz.study; they are run",
+    )
+    sub.add_argument(
+        "--batch-size",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="the most sentences in a batch (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
+        "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise local)",
+    )
+    sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
+    sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")
+    sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
+    sub.add_argument("--json", action="store_true", help="print the tables as JSON")
+
+
+def start_run(options: argparse.Namespace) -> None:
+    """Check the outputs of a command that runs many sentences."""
+    try:
+        for path in options.plugin:
+            load_plugin(path)
+    except ArgumentError as error:
+        raise CommandError(str(error)) from error
+    check_names("method", options.methods, METHODS)
+    if options.output is None:
+        raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
+    check_folder(options.output)
+    check_files(None, options.html)
+
+
+class StoppedError(CommandError):
+    """Ctrl-C has ended a study, which can continue."""
+
+    status = INTERRUPTED
+
+
+@contextmanager
+def study_errors() -> Iterator[None]:
+    """Turn the errors of a study, a full disk and Ctrl-C into a `CommandError`."""
+    try:
+        yield
+    except OSError as error:
+        where = f"cannot use {error.filename}: " if error.filename else ""
+        raise CommandError(f"{where}{error.strerror or error}") from error
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt as error:
+        raise StoppedError("stopped. The same command continues from here.") from error
+
+
+def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
+    """Refuse unknown names of methods or metrics, which plugins may have added."""
+    try:
+        for name in names or ():
+            one_of(kind, known)(name)
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(f"--{kind}s: {error}") from error
+
+
+def methods_of(options: argparse.Namespace) -> Any:
+    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
+    found = {}
+    for name in options.methods or DEFAULT_METHODS:
+        method = METHODS[name].with_residual(options.residual)
+        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
+    return found
+
+
+def blimp_files(folder: Path | None) -> list[Path]:
+    """The files of BLiMP that a study reads."""
+    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
+
 
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
 METRICS: Final = (
@@ -206,3 +308,85 @@ def _examples(options: argparse.Namespace) -> list[Example]:
 
         examples += blimp_examples(options.blimp)
     return examples
+
+
+PAPER_EXAMPLES: Final = (
+    "paper --generated 200 --output results",
+    "paper --generated 200 --model agreement causal --methods value-zeroing alti --output both --html both.html",
+    "paper --blimp blimp/data --output held-out",
+)
+
+
+def add_paper(commands: Any) -> None:
+    """Add the parser of this command."""
+    sub = add_command(
+        commands,
+        "paper",
+        run_paper,
+        help="the three evaluations of Mohebbi et al. 2023, of one model or several",
+        description="Runs cue alignment, probing, faithfulness by blank-out, sanity checks and a truth by patching, of "
+        "all methods, and writes tables, figures and a report to a folder. If it is started again, it continues there. "
+        "Under `accelerate launch`, the processes share the work. For a causal model, the text ends before the target: "
+        "the row of the last token is evaluated, where the model predicts the target, and sentences whose cue comes "
+        "later are skipped.",
+        examples=PAPER_EXAMPLES,
+    )
+    data = sub.add_mutually_exclusive_group(required=True)
+    data.add_argument(
+        "--blimp",
+        type=Path,
+        metavar="FOLDER",
+        help="BLiMP's data folder: the held-out halves of the paper's five paradigms, pairs whose forms are a single "
+        "token for all the models",
+    )
+    data.add_argument("--generated", type=positive, metavar="N", help="how many of the package's own grammar")
+    sub.add_argument(
+        "--controls",
+        type=int,
+        metavar="N",
+        help="how many sentences of the package's own grammar the sanity checks and the truths by patching take "
+        "(default: as many as there are sentences, 40 at most; 0: none)",
+    )
+    add_model(sub, several=True)
+    add_run(sub)
+
+
+def run_paper(options: argparse.Namespace) -> None:
+    """Run the evaluations and print the report."""
+    try:
+        from captum_vz.cli.reports import print_reproduction, reproduction_json, reproduction_page, show
+        from captum_vz.paper import reproduce
+        from captum_vz.paper.report import REPORT
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from error
+    start_run(options)
+    with study_errors():
+        if not (options.output / REPORT).exists():
+            find_models(options.model)
+        examples, about = _paper_examples(options)
+        found = reproduce(
+            sources(options.model),
+            examples,
+            options.output,
+            methods_of(options),
+            batch_size=options.batch_size,
+            quiet=options.quiet or options.json,
+            about=about,
+            controls=options.controls,
+            engine=options.engine,
+            command=shlex.join(options.command_line),
+            data=blimp_files(options.blimp),
+            title="the grammar" if options.blimp is None else "BLiMP, held out",
+        )
+    parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
+    show(options, *parts, f"\ntables, figures and this report: {options.output}")
+
+
+def _paper_examples(options: argparse.Namespace) -> tuple[list[Example], str]:
+    """The examples, and a sentence on how they were selected."""
+    if options.blimp is None:
+        examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
+        return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
+    with working("reading BLiMP"):
+        selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+    return selection.examples, str(selection)

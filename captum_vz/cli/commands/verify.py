@@ -7,9 +7,9 @@ import sys
 from typing import Any, Final
 
 from captum_vz import verify
-from captum_vz.app.checks import load_for_text
 from captum_vz.app.models import AGREEMENT
 from captum_vz.app.pages import page, paragraph, table
+from captum_vz.app.wish import load_for_text
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
 from captum_vz.cli.output import is_terminal, print_table, save_page, working
 from captum_vz.verification import VerificationReport

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import captum_vz
-from captum_vz.app.explaining.explanation import explanation_view
+from captum_vz.app.explanation import explanation_view
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_model
 from captum_vz.visualization import View

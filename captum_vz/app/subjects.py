@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import find_layers
-from captum_vz.app.explaining.tasks import (
+from captum_vz.app.models import Loaded, load_with_head
+from captum_vz.app.tasks import (
     AUDIO,
     ENCODER,
     IMAGE,
@@ -25,7 +26,6 @@ from captum_vz.app.explaining.tasks import (
     SPEECH,
     task_of,
 )
-from captum_vz.app.models import Loaded, load_with_head
 from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import models_inside
 from captum_vz.study.methods import encoder_of
@@ -46,7 +46,7 @@ class Subject:
         layers: The layers whose values are zeroed.
         tokenizer: Makes the inputs of a text. None: images or sound.
         processor: Makes the inputs of an image or of sound.
-        task: A name of :data:`~captum_vz.app.explaining.tasks.TASKS`, or "encoder" or "sentence-embedding".
+        task: A name of :data:`~captum_vz.app.tasks.TASKS`, or "encoder" or "sentence-embedding".
     """
 
     model: Any

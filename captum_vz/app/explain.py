@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
-from captum_vz.app.checks import check_layer, depth_of, remarks
-from captum_vz.app.explaining.computing import Chosen, Row, Scores, by_words, computed, position
-from captum_vz.app.explaining.encoding import encode, fixed_tokens, second_text
-from captum_vz.app.explaining.explanation import Explanation
-from captum_vz.app.explaining.subjects import Subject, check_runs, read_input, source_names, subject_of
-from captum_vz.app.explaining.tasks import (
+from captum_vz.app.computing import Chosen, Row, Scores, by_words, computed, position
+from captum_vz.app.explanation import Explanation
+from captum_vz.app.models import Loaded
+from captum_vz.app.reading import Cut, Piece, cut, encode, fixed_tokens, joined, second_text, window_size
+from captum_vz.app.subjects import Subject, check_runs, read_input, source_names, subject_of
+from captum_vz.app.tasks import (
     ANSWER,
     CAUSAL,
     CHOICE,
@@ -35,9 +35,7 @@ from captum_vz.app.explaining.tasks import (
     Question,
     questions,
 )
-from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
-from captum_vz.app.explaining.wish import BY_MAPS, Wish, check_texts
-from captum_vz.app.models import Loaded
+from captum_vz.app.wish import BY_MAPS, Wish, check_layer, check_texts, depth_of, remarks
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
@@ -119,7 +117,7 @@ def explain(
             and objects that you pass are not changed.
 
     Returns:
-        An :class:`~captum_vz.app.explaining.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
+        An :class:`~captum_vz.app.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
         `to_pandas()`.
 
     Raises:

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import written
-from captum_vz.app.explaining.computing import Chosen, Row, Scores, joined_by
-from captum_vz.app.explaining.subjects import Subject
-from captum_vz.app.explaining.tasks import Predictions
+from captum_vz.app.computing import Chosen, Row, Scores, joined_by
+from captum_vz.app.subjects import Subject
+from captum_vz.app.tasks import Predictions
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.study import Table

@@ -1,0 +1,328 @@
+"""What methods are made of: a model, layers of it, and the attention, the heads and the values of these layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine import ValueProjection, find_layers
+from captum_vz._private import modules_of, uncompiled
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+Part: TypeAlias = nn.Module | nn.Parameter
+Select: TypeAlias = Callable[[Tensor], Tensor]
+Where: TypeAlias = Part | tuple[Part, Select]
+Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
+Attention: TypeAlias = str | nn.Module | Sequence[nn.Module]
+# A selection of query heads, for all layers or for one layer.
+Heads = int | Sequence[int] | None
+FORMS = (
+    "pass a submodule or parameter of the layer, or (part, a function that selects the values from its result). For "
+    "several layers, pass a list of these, or a function of the layer"
+)
+
+
+def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
+    """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
+    if hasattr(forward_func, "convert_tokens_to_ids"):
+        raise ArgumentError(
+            f"forward_func is a tokenizer ({type(forward_func).__name__}): pass the model, and the tokenizer's output "
+            "as inputs of attribute."
+        )
+    if isinstance(forward_func, torch.export.ExportedProgram):
+        raise ArgumentError("forward_func is an ExportedProgram of torch.export: pass the model before it was traced.")
+    if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
+        traced = isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule))
+        if traced and set(modules_of(forward_func)).isdisjoint(layers):
+            raise ArgumentError(
+                f"forward_func is a {type(forward_func).__name__} of torch.jit, torch.export or torch.fx, which runs "
+                "none of the layers: pass the model before it was traced."
+            )
+        larger = next((one for one in layers if one is not forward_func and forward_func in modules_of(one)), None)
+        if larger is None:
+            return
+        found = f"{type(forward_func).__name__}, a part of layer ({type(larger).__name__})"
+    elif isinstance(forward_func, type) and issubclass(forward_func, nn.Module):
+        found = f"the class {forward_func.__name__} and no object of it"
+    elif callable(forward_func) and not isinstance(forward_func, nn.Module):
+        return
+    else:
+        found = repr(forward_func) if isinstance(forward_func, str) else f"of type {type(forward_func).__name__}"
+    raise ArgumentError(
+        f"forward_func is {found}: pass the model, or a function that runs it, first, and the layer second."
+    )
+
+
+def default_layers(forward_func: Any, stack: str | None = None) -> list[nn.Module]:
+    """The layers of a model where `layer` is None. `stack` chooses one of several stacks."""
+    check_forward_func(forward_func, [])
+    if not isinstance(forward_func, nn.Module):
+        raise ArgumentError(
+            "layer is None, but forward_func is a function, whose layers are not known: pass "
+            "layer=captum_vz.find_layers(model), with the model that the function runs."
+        )
+    try:
+        return find_layers(forward_func, stack)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"layer is None, which means find_layers(model), but {error} Pass layer=find_layers(model, stack)."
+        ) from error
+
+
+def as_list(layer: Any) -> list[Any]:
+    """The entries of a list of layers. A single layer becomes a list with one entry."""
+    return list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
+
+
+def as_layers(layer: Any) -> list[nn.Module]:
+    """The checked modules of `layer`, which is a module or a list of modules."""
+    layers = as_list(layer)
+    wrong = [one for one in layers if not isinstance(one, nn.Module)]
+    if wrong or not layers:
+        shown = [repr(one) if isinstance(one, (str, int)) else f"of type {type(one).__name__}" for one in wrong]
+        raise ArgumentError(
+            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
+            "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
+        )
+    walks = [modules_of(entry) for entry in layers]
+    check_readable(walks)
+    check_no_embeddings(walks)
+    if len({id(entry) for entry in layers}) != len(layers):
+        raise ArgumentError(
+            "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
+            "runs several times in a pass."
+        )
+    parts = {id(module) for walk in walks for module in walk[1:]}
+    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
+    if inside:
+        raise ArgumentError(
+            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either the modules or "
+            "their parts, in separate calls."
+        )
+    # A compiled layer wraps the module that runs.
+    return [uncompiled(entry) for entry in layers]
+
+
+def check_readable(walks: Sequence[list[nn.Module]]) -> None:
+    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2).
+
+    Each layer comes with its submodules, after it.
+    """
+    classes = {cls for walk in walks for kind in set(map(type, walk)) for cls in kind.__mro__}
+    if torch.jit.ScriptModule not in classes and all(cls.__name__ != "FSDPModule" for cls in classes):
+        return
+    for walk in walks:
+        for module in walk:
+            kind = type(walk[0]).__name__
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} was compiled by torch.jit (TorchScript), so its attention cannot be read: pass "
+                    "the model before torch.jit.script or torch.jit.trace."
+                )
+            if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again. "
+                    "Load the model without sharding, or spread its layers over devices by device_map='auto'."
+                )
+
+
+def check_no_embeddings(walks: Sequence[list[nn.Module]]) -> None:
+    """Refuse embeddings, which are the layers of Captum's gradient methods on text."""
+    for walk in walks:
+        layer, named = walk[0], "embed" in type(walk[0]).__name__.lower()
+        named = named and not any("att" in type(one).__name__.lower() for one in walk)
+        if isinstance(layer, nn.Embedding) or (named and any(isinstance(one, nn.Embedding) for one in walk)):
+            raise ArgumentError(
+                f"layer is an embedding ({type(layer).__name__}), which has no attention: pass Transformer layers, as "
+                "captum_vz.find_layers(model) returns them. Captum's own methods explain embeddings: "
+                "TokenAttribution(model, LayerIntegratedGradients, tokenizer, layer)."
+            )
+
+
+def attentions_of_layers(attention: Any, layers: Sequence[nn.Module]) -> list[str]:
+    """Which attention of each layer is meant: "self", "cross", or a dot and the name of a module of the layer."""
+    if isinstance(attention, str) and attention in ("self", "cross"):
+        return [attention] * len(layers)
+    parts = list(attention) if isinstance(attention, (list, tuple, nn.ModuleList)) else [attention]
+    form = "'self', 'cross', or the attention module of the layer. For several layers, pass a list of such modules"
+    if not parts or not all(isinstance(part, nn.Module) for part in parts):
+        shown = repr(attention) if isinstance(attention, str) else f"of type {type(attention).__name__}"
+        raise ArgumentError(f"attention is {shown}: pass {form}.")
+    if len(parts) != len(layers):
+        raise ArgumentError(f"attention has {len(parts)} modules for {len(layers)} layers: pass {form}.")
+    return [f".{_name(part, layer, 'attention', form)}" for part, layer in zip(parts, layers, strict=True)]
+
+
+def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProjection]:
+    """Where the values of each layer are. Empty if `values` is None."""
+    if values is None:
+        return []
+    if isinstance(values, list):
+        if len(values) != len(layers):
+            raise ArgumentError(f"values has {len(values)} entries for {len(layers)} layers: {FORMS}.")
+        return [_row(one, layer) for one, layer in zip(values, layers, strict=True)]
+    by_layer = callable(values) and not isinstance(values, nn.Module)
+    return [_row(values(layer) if by_layer else values, layer) for layer in layers]
+
+
+def _row(where: Any, layer: nn.Module) -> ValueProjection:
+    part, select = where if isinstance(where, tuple) and len(where) == 2 else (where, _itself)
+    if not isinstance(part, (nn.Module, nn.Parameter)) or not callable(select):
+        raise ArgumentError(f"values is of type {type(where).__name__}: {FORMS}.")
+    name = _name(part, layer, "values", FORMS)
+    return ValueProjection(name, select=_checked(select, name))
+
+
+def _name(part: Part, layer: nn.Module, argument: str, forms: str) -> str:
+    """The name of a part of a layer."""
+    named = (*layer.named_modules(), *layer.named_parameters())
+    name = next((name for name, one in named if one is part and name), None)
+    if name is None:
+        raise ArgumentError(
+            f"{argument} is a {type(part).__name__} that is no part of the layer {type(layer).__name__}: {forms}."
+        )
+    return name
+
+
+def _checked(select: Select, name: str) -> Select:
+    """`select`, whose result has to be a view of values `(batch, in, d)` or `(batch, in, head, d_head)`."""
+    axes = (3,) if select is _itself else (3, 4)  # of four axes, `select` has to return the tokens second
+
+    def selected(projected: Tensor) -> Tensor:
+        found = select(projected)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(found, Tensor) or found.dim() not in axes:
+            raise UnsupportedLayerError(
+                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}: expected values (batch, "
+                "tokens, d), or of each head. Pass (part, function): the function returns the values as a view (batch, "
+                "tokens, d) or (batch, tokens, heads, d_head)."
+            )
+        if found.untyped_storage().data_ptr() != projected.untyped_storage().data_ptr():
+            raise UnsupportedLayerError(
+                f"values selects a copy from what {name} returned: expected a view, into which zeros can be written. "
+                "Select by indexing, chunk, unflatten and transpose."
+            )
+        return found
+
+    return selected
+
+
+def _itself(projected: Tensor) -> Tensor:
+    return projected
+
+
+def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
+    """The selected heads of layer `index` of `layers`, which has `count` heads. None: all heads."""
+    if _is_list(heads) and any(entry is None or _is_list(entry) for entry in heads):
+        if len(heads) != layers:
+            raise ArgumentError(
+                f"heads has {len(heads)} selections, one for each layer, but there are {layers} layers. Pass {layers}."
+            )
+        heads = heads[index]
+    if heads is None:
+        return None
+    chosen = tuple(heads) if _is_list(heads) else (heads,)
+    if not chosen or not all(type(head) is int and 0 <= head < count for head in chosen):
+        raise ArgumentError(
+            f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: pass an int, a list of ints, "
+            "or a list with one selection for each layer."
+        )
+    return chosen
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+# What stands for the model in the classes of Captum and of this package.
+_MODEL = ("forward_func", "model")
+
+
+def check_class(method: Any) -> None:
+    """Refuse a class, or a partial of one, that a model and its layers do not make a method of.
+
+    Args:
+        method: The class. Classes of a user are called with the model, or with the model and its layers.
+
+    Raises:
+        ArgumentError: It has no `attribute`; it explains a layer or a neuron that must be named; or it is made of more.
+    """
+    kind = unwrapped(method)
+    name, attribute = kind.__name__, getattr(kind, "attribute", None)
+    if not callable(attribute):
+        raise ArgumentError(
+            f"method is the class {name}, which has no 'attribute': pass a class that has one, such as ValueZeroing."
+        )
+    needed = required(method)
+    if not is_captums(kind):
+        ours = kind.__module__.startswith("captum_vz.")
+        missing = [one for one in needed if one not in (*_MODEL, "layer")] if ours else needed[2:]
+        if missing:
+            raise ArgumentError(
+                f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, or a "
+                "function of (model, layers) that makes one."
+            )
+        return
+    takes = inspect.signature(kind).parameters
+    if "layer" in takes and "target" not in inspect.signature(attribute).parameters:
+        raise ArgumentError(
+            f"method is {name} of Captum, which explains a layer and not the model's output: pass a class that takes a "
+            "target, such as IntegratedGradients."
+        )
+    if "layer" in takes:
+        raise ArgumentError(
+            f"method is {name} of Captum, which explains a layer that you name: pass an object, "
+            f"captum_vz.TokenAttribution(model, {name}, tokenizer, layer=...), or a class without a layer, such as "
+            "IntegratedGradients."
+        )
+    missing = [one for one in needed if one not in _MODEL]
+    if missing:
+        raise ArgumentError(
+            f"method is {name} of Captum, which is made of {', '.join(missing)}: pass an object, "
+            f"captum_vz.TokenAttribution(model, build, tokenizer), where build(model) returns the {name}, or a class "
+            "that needs a model only, such as IntegratedGradients."
+        )
+
+
+def check_function(method: Callable[..., Any], takes: str, count: int) -> None:
+    """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
+    try:
+        inspect.signature(method).bind_partial(*[None] * count)
+        fits = len(required(method)) <= count
+    except ValueError:  # functions written in C have no signature
+        return
+    except TypeError:
+        fits = False
+    if not fits:
+        name = getattr(unwrapped(method), "__name__", type(method).__name__)
+        raise ArgumentError(
+            f"method is the function {name}{inspect.signature(method)}: pass a function of {takes}, a name, or a "
+            "class such as ValueZeroing."
+        )
+
+
+def required(method: Callable[..., Any]) -> list[str]:
+    """The names of the positional arguments that must be passed."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except ValueError:  # functions written in C have none
+        return [""]
+    return [one.name for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+
+
+def is_captums(kind: Any) -> bool:
+    """Whether a class computes attributions by Captum's own code."""
+    return str(getattr(getattr(kind, "attribute", None), "__module__", "")).startswith("captum.")
+
+
+def unwrapped(method: Any) -> Any:
+    """The class or function inside of partials."""
+    while isinstance(method, partial):
+        method = method.func
+    return method
