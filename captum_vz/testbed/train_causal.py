@@ -16,9 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import held_out
-from captum_vz.testbed.evaluation import share_right
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_model
+from captum_vz.testbed.model import load_model, share_right
 from captum_vz.testbed.train import (
     LEARNING_RATE,
     MAX_LENGTH,
