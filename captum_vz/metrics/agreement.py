@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.metrics._rows import scores_and_tokens, undefined
-from captum_vz.metrics.extra import study_extra
 from captum_vz.metrics.intervals import summarize_many
 
-with study_extra("captum_vz.metrics"):
+with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
 
 

@@ -25,6 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from captum_vz._files import safe_name, write_whole
+from captum_vz.errors import needs_extra
 from captum_vz.study.comparison import Table, compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
@@ -124,7 +125,5 @@ _NEED_EXTRA = {
 def __getattr__(name: str) -> Any:
     if name not in _NEED_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from captum_vz.metrics.extra import study_extra
-
-    with study_extra(__name__):
+    with needs_extra(__name__, "study"):
         return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._files import safe_name, write_whole
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import needs_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_differences, draw_summary, write_figure
 from captum_vz.study.folder.processes import Processes
@@ -35,7 +35,7 @@ from captum_vz.study.folder.storage import (
 from captum_vz.study.folder.summary import collect, paired_differences, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
 
@@ -105,14 +105,8 @@ class Study:
         Args:
             columns: See :meth:`rows`.
         """
-        try:
+        with needs_extra("to_dataset", "datasets"):
             from datasets import Dataset
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"to_dataset needs {error.name}, which comes with the extra 'datasets': pip install "
-                '"captum-vz[datasets]"',
-                name=error.name,
-            ) from error
         return Dataset(self.to_arrow(columns))
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import needs_extra
 from captum_vz.study.figures.style import (
     FONT,
     LAST_LAYER,
@@ -31,7 +31,7 @@ from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import Content, set_content
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pandas as pd
 
 if TYPE_CHECKING:

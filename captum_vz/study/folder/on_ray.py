@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from captum_vz._files import TEMPORARY
+from captum_vz.errors import needs_extra
 from captum_vz.study.folder.processes import STAYS, own_device, portable
 from captum_vz.study.folder.storage import Source, on_device
 from captum_vz.study.folder.work import Plan, Work, Worker
@@ -132,14 +133,9 @@ class _Blocks:
 @contextmanager
 def _cluster() -> Iterator[Any]:
     """Ray, which is stopped at the end if it was started here."""
-    try:
+    with needs_extra("engine='ray'", "ray"):
         import ray
         import ray.data
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"engine='ray' needs {error.name}, which comes with the extra 'ray': pip install \"captum-vz[ray]\"",
-            name=error.name,
-        ) from error
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     started = not ray.is_initialized()
     if started:

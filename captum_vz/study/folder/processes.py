@@ -18,10 +18,9 @@ from uuid import uuid4
 import torch
 
 from captum_vz._files import TEMPORARY
-from captum_vz.errors import ArgumentError
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import ArgumentError, needs_extra
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 

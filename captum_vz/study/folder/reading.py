@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import needs_extra
 from captum_vz.study.folder.storage import Part, blocks_of, check_weights, parts_of, read_part
 from captum_vz.study.scoring.rows import COLUMNS
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
 

@@ -14,11 +14,11 @@ import torch
 from filelock import FileLock
 
 from captum_vz._files import TEMPORARY, safe_name, write_whole
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import needs_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.visualization.pictures.provenance import weights_fingerprint
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
     from pyarrow import parquet
 

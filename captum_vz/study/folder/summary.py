@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from captum_vz.errors import needs_extra
 from captum_vz.metrics import compare_pairs
-from captum_vz.metrics.extra import study_extra
 from captum_vz.metrics.intervals import summarize_many
 from captum_vz.study.folder.reading import read_blocks
 from captum_vz.study.folder.storage import ALL
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.metrics import content_tokens
-from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
@@ -26,7 +25,7 @@ from captum_vz.study.scoring.metrics import given_metrics, removal_of
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
     from accelerate.utils.memory import clear_device_cache
 
