@@ -20,7 +20,7 @@ from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
-#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+#: Those of :mod:`captum_vz.study.folder.engines`, whose import needs the extra `study`.
 ENGINES: Final = ("local", "accelerate", "ray")
 #: What `--model` takes, in all commands.
 MODELS: Final = (

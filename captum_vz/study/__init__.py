@@ -36,8 +36,8 @@ from captum_vz.study.scoring.given import as_method, load_plugin, register_metho
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
+    from captum_vz.study.folder import Source
     from captum_vz.study.folder.provenance import sign_figure
-    from captum_vz.study.folder.storage import Source
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.metrics import (
@@ -105,7 +105,7 @@ _NEED_EXTRA = {
     "Metric": "scoring.metrics",
     "Patched": "examples.patching",
     "Scorer": "scoring.scorer",
-    "Source": "folder.storage",
+    "Source": "folder",
     "Study": "results",
     "VARIANTS": "scoring.metrics",
     "Variant": "scoring.metrics",

@@ -13,10 +13,7 @@ from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.figures import draw_differences, draw_summary, write_figure
-from captum_vz.study.folder.processes import Processes
-from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import read_blocks
-from captum_vz.study.folder.storage import (
+from captum_vz.study.folder import (
     ALL,
     MANIFEST,
     Loaded,
@@ -32,7 +29,9 @@ from captum_vz.study.folder.storage import (
     read_table,
     to_parquet,
 )
-from captum_vz.study.folder.summary import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.engines import Processes
+from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
+from captum_vz.study.folder.reading import collect, paired_differences, read_blocks, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
 with needs_extra("captum_vz.study", "study"):
