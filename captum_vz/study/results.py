@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples import Example
 from captum_vz.study.figures import draw_differences, draw_summary, write_figure
 from captum_vz.study.folder import (
     ALL,

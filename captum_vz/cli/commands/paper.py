@@ -12,8 +12,8 @@ from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
 from captum_vz.cli.options import add_command, add_model, add_run, blimp_files, methods_of, positive, start_run
 from captum_vz.cli.output import working
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.examples.example import Example
 from captum_vz.testbed import agreement_sentences
 
 EXAMPLES: Final = (

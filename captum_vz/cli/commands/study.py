@@ -22,7 +22,7 @@ from captum_vz.cli.options import (
     positive,
     start_run,
 )
-from captum_vz.study.examples.example import Example, read_jsonl
+from captum_vz.study.examples import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.

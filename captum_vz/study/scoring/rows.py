@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import RefusedError, needs_extra
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import Encoded
-from captum_vz.study.examples.example import Example
 
 with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa

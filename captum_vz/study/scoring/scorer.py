@@ -14,8 +14,8 @@ from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.metrics import content_tokens
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
-from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import encoder_of, joined_first
 from captum_vz.study.scoring.batches import Batch

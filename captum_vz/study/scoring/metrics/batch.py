@@ -11,8 +11,8 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import Encoded, pad
-from captum_vz.study.examples.example import Example
 from captum_vz.study.scoring.rows import Row
 
 #: What probabilities sum to 1 over.
