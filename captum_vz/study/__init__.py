@@ -31,7 +31,7 @@ from captum_vz.study.examples import Example, read_jsonl, write_jsonl
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import as_method, load_plugin, register_method
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from captum_vz.study.methods import (
     check_methods,
     layer_method,
 )
-from captum_vz.study.scoring.batches import Batch, explained_classes, gradient_rows
+from captum_vz.study.scoring import Batch, explained_classes, gradient_rows
 
 #: How the names of the modules of plugins begin.
 PLUGIN: Final = "captum_vz_plugin_"

@@ -18,7 +18,7 @@ from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
 from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import encoder_of, joined_first
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, removal_of
