@@ -171,13 +171,18 @@ def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) ->
     results: dict[str, Any] = {}
     for name, records in evaluations.items():
         single = [record for record in records if form_ids(tokenizer, record) is not None]
-        right = prefers_good(model, tokenizer, single).double()
-        results[name] = {"dropped": len(records) - len(single), "overall": share_right(right)}
-        for paradigm in dict.fromkeys(record["UID"] for record in single):
-            results[name][paradigm] = share_right(right[[record["UID"] == paradigm for record in single]])
+        results[name] = {"dropped": len(records) - len(single)}
+        results[name] |= accuracies(single, prefers_good(model, tokenizer, single))
     return results
+
+
+def accuracies(records: Sequence[Record], right: Tensor) -> dict[str, dict[str, float]]:
+    """The share of right ones among all records, ``"overall"``, and among those of each paradigm."""
+    paradigms = [record["UID"] for record in records]
+    of_each = {name: right[[name == one for one in paradigms]] for name in dict.fromkeys(paradigms)}
+    return {name: share_right(its) for name, its in ({"overall": right} | of_each).items()}
 
 
 def share_right(right: Tensor) -> dict[str, float]:
     """The number of pairs, and the share of right ones."""
-    return {"pairs": len(right), "accuracy": round(right.mean().item(), 4)}
+    return {"pairs": len(right), "accuracy": round(right.double().mean().item(), 4)}
