@@ -1,6 +1,9 @@
-"""What the package raises where it gives no number."""
+"""What the package raises where it gives no number, or where a library is not installed."""
 
-__all__ = ["ArgumentError", "RefusedError", "UnsupportedLayerError"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["ArgumentError", "RefusedError", "UnsupportedLayerError", "needs_extra"]
 
 
 class RefusedError(AssertionError):
@@ -20,3 +23,23 @@ class ArgumentError(RefusedError, ValueError):
 
 class UnsupportedLayerError(RefusedError):
     """A layer cannot be explained. The message names its class, what was found, and what to pass instead."""
+
+
+@contextmanager
+def needs_extra(user: str, extra: str) -> Iterator[None]:
+    """Name the extra in the error of an import that fails inside of the `with` block.
+
+    Args:
+        user: What needs the import, such as "captum_vz.metrics".
+        extra: The extra of the package that installs the library, such as "study".
+
+    Raises:
+        ModuleNotFoundError: The library is not installed. The message names it and the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{user} needs {error.name}, which comes with the extra '{extra}': pip install \"captum-vz[{extra}]\"",
+            name=error.name,
+        ) from error

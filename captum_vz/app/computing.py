@@ -27,7 +27,7 @@ from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, check_layer
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Method, rollout_of
-from captum_vz.study.scoring.batches import Batch, token_gate_scores
+from captum_vz.study.scoring import Batch, token_gate_scores
 from captum_vz.study.scoring.given import checked_rows, named_method
 
 

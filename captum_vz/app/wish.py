@@ -40,7 +40,7 @@ from captum_vz.study.examples.text import (
     reads_whole_text,
 )
 from captum_vz.study.methods import METHODS, Method, check_methods
-from captum_vz.testbed.lexicon import other_number
+from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.model import EMBEDDED
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
 from captum_vz.generation.words import TokenText
 from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.batches import GateScores
+from captum_vz.study.scoring import GateScores
 
 #: Methods that explain a logit with several runs of the model.
 OF_LOGIT = (ValueZeroingEffect, TokenAttribution, GateScores)

@@ -20,12 +20,16 @@ do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
 
-from captum_vz.metrics.agreement import Agreement, agreement_matrix, kendall, spearman, top_k_overlap
-from captum_vz.metrics.cue_alignment import (
+from captum_vz.metrics.agreement import (
+    Agreement,
+    agreement_matrix,
     cue_average_precision,
     cue_dot_product,
     cue_precision,
     cue_reciprocal_rank,
+    kendall,
+    spearman,
+    top_k_overlap,
 )
 from captum_vz.metrics.faithfulness import (
     EXHAUSTIVE,

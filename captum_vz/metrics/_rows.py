@@ -17,6 +17,15 @@ def scores_and_tokens(scores: Tensor, keep: Tensor | None, name: str = "scores")
     return scores.detach().double().cpu(), flags(keep, scores.shape, "keep")
 
 
+def scores_of_ids(scores: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of the tokens of sentences with this content, `(batch, tokens)`, as :func:`scores_and_tokens`."""
+    if not isinstance(scores, Tensor) or scores.shape != content.shape:
+        raise ArgumentError(
+            f"scores is {describe(scores)}, but the ids are {tuple(content.shape)}: pass one score for each token."
+        )
+    return scores_and_tokens(scores, content)
+
+
 def flags(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
     """A mask `(1 or batch, tokens)` of booleans or of 0 and 1, as booleans of the whole shape on the CPU."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] in (1, shape[0]) and mask.shape[1] == shape[1]

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.metrics._rows import describe
-from captum_vz.metrics.extra import study_extra
 
-with study_extra("captum_vz.metrics"):
+with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
 
 

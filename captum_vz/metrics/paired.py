@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.metrics._rows import describe
-from captum_vz.metrics.extra import study_extra
 from captum_vz.metrics.intervals import summarize_many
 
-with study_extra("captum_vz.metrics"):
+with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
 
 #: Up to how many examples Wilcoxon's test is exact.

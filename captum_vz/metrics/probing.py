@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.metrics._rows import describe
-from captum_vz.metrics.extra import study_extra
 
-with study_extra("captum_vz.metrics"):
+with needs_extra("captum_vz.metrics", "study"):
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline

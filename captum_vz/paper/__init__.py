@@ -9,6 +9,8 @@ Everything here is made with the public names of `captum_vz.study`. It needs the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from captum_vz.errors import needs_extra
+
 if TYPE_CHECKING:
     from captum_vz.paper.evaluations import reproduce
     from captum_vz.paper.report import Reproduction
@@ -21,7 +23,5 @@ _NEED_EXTRA = {"Reproduction": "report", "reproduce": "evaluations"}
 def __getattr__(name: str) -> Any:
     if name not in _NEED_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from captum_vz.metrics.extra import study_extra
-
-    with study_extra(__name__):
+    with needs_extra(__name__, "study"):
         return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)

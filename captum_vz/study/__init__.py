@@ -25,18 +25,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from captum_vz._files import safe_name, write_whole
+from captum_vz.errors import needs_extra
 from captum_vz.study.comparison import Table, compare
+from captum_vz.study.examples import Example, read_jsonl, write_jsonl
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
-from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
 from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import as_method, load_plugin, register_method
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
+    from captum_vz.study.folder import Source
     from captum_vz.study.folder.provenance import sign_figure
-    from captum_vz.study.folder.storage import Source
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.metrics import (
@@ -104,7 +105,7 @@ _NEED_EXTRA = {
     "Metric": "scoring.metrics",
     "Patched": "examples.patching",
     "Scorer": "scoring.scorer",
-    "Source": "folder.storage",
+    "Source": "folder",
     "Study": "results",
     "VARIANTS": "scoring.metrics",
     "Variant": "scoring.metrics",
@@ -124,7 +125,5 @@ _NEED_EXTRA = {
 def __getattr__(name: str) -> Any:
     if name not in _NEED_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from captum_vz.metrics.extra import study_extra
-
-    with study_extra(__name__):
+    with needs_extra(__name__, "study"):
         return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)

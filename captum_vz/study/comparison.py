@@ -25,7 +25,7 @@ from captum_vz.study.methods import (
     encoder_of,
     joined_first,
 )
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization.pictures.comparison import clear_tau, overlap

@@ -31,7 +31,7 @@ from captum_vz import (
 )
 from captum_vz._names import chosen_names
 from captum_vz.errors import ArgumentError
-from captum_vz.study.scoring.batches import (
+from captum_vz.study.scoring import (
     Batch,
     GateScores,
     JoinedClass,

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._files import safe_name, write_whole
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.example import Example
+from captum_vz.errors import needs_extra
+from captum_vz.study.examples import Example
 from captum_vz.study.figures import draw_differences, draw_summary, write_figure
-from captum_vz.study.folder.processes import Processes
-from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import read_blocks
-from captum_vz.study.folder.storage import (
+from captum_vz.study.folder import (
     ALL,
     MANIFEST,
     Loaded,
@@ -32,10 +29,12 @@ from captum_vz.study.folder.storage import (
     read_table,
     to_parquet,
 )
-from captum_vz.study.folder.summary import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.engines import Processes
+from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
+from captum_vz.study.folder.reading import collect, paired_differences, read_blocks, skipped_rows, summarise
 from captum_vz.study.scoring.rows import COLUMNS
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
 
@@ -105,14 +104,8 @@ class Study:
         Args:
             columns: See :meth:`rows`.
         """
-        try:
+        with needs_extra("to_dataset", "datasets"):
             from datasets import Dataset
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"to_dataset needs {error.name}, which comes with the extra 'datasets': pip install "
-                '"captum-vz[datasets]"',
-                name=error.name,
-            ) from error
         return Dataset(self.to_arrow(columns))
 
     @property

@@ -14,11 +14,10 @@ from tqdm import tqdm
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
 from captum_vz.metrics.intervals import check_bootstrap
-from captum_vz.study.examples.example import Example, as_examples
-from captum_vz.study.folder.on_ray import run_on_ray
-from captum_vz.study.folder.processes import Processes
+from captum_vz.study.examples import Example, as_examples
+from captum_vz.study.folder import Source, check_groups, claim, fingerprint, on_device
+from captum_vz.study.folder.engines import Processes, run_on_ray
 from captum_vz.study.folder.provenance import files_of
-from captum_vz.study.folder.storage import Source, check_groups, claim, fingerprint, on_device
 from captum_vz.study.folder.work import Plan, Work, Worker
 from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.given import given_methods

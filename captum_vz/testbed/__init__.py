@@ -31,9 +31,8 @@ tutorials.
 """
 
 from captum_vz.testbed.data import expand_contractions, held_out, mask_target, read_paradigm
-from captum_vz.testbed.evaluation import prefers_good
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_model
+from captum_vz.testbed.model import load_model, prefers_good
 
 __all__ = [
     "agreement_sentences",

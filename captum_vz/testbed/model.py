@@ -1,20 +1,27 @@
-"""The embedded models."""
+"""The embedded models, and how often a masked language model prefers the right form."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import torch
 import transformers
 from safetensors.torch import load_model as load_weights
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from captum_vz._names import meant
+from captum_vz.testbed.data import held_out
+from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.text import Record, encode_record, form_ids
 
 if TYPE_CHECKING:
     from transformers import BertForMaskedLM, LlamaForCausalLM, RobertaPreLayerNormForMaskedLM
+
 
 #: The embedded models by their names, and the folders of their weights.
 EMBEDDED: Final[dict[str | Path, Path]] = {
@@ -22,6 +29,9 @@ EMBEDDED: Final[dict[str | Path, Path]] = {
 }
 AGREEMENT_FOLDER: Final = EMBEDDED["agreement"]
 CAUSAL_FOLDER: Final = EMBEDDED["causal"]
+
+#: The number of sentence pairs of the grammar that `measure` draws.
+EVALUATION_PAIRS: Final = 1000
 
 
 @overload
@@ -93,3 +103,86 @@ def load_model(
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
     return model.eval(), PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@torch.no_grad()
+def prefers_good(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], batch_size: int = 128
+) -> Tensor:
+    """Whether a masked language model gives the good form a higher score at the mask than the bad form.
+
+    Args:
+        model: A masked language model in eval mode.
+        tokenizer: The tokenizer of the model.
+        records: Records with a mask. Both forms must be single tokens, see :func:`form_ids`.
+        batch_size: The number of sentences in one forward pass.
+
+    Returns:
+        A boolean for each record, `(records,)`. The mean is the accuracy.
+
+    Raises:
+        ValueError: A form is not a single token.
+
+    >>> model, tokenizer = load_model()
+    >>> prefers_good(model, tokenizer, agreement_sentences(3))
+    tensor([True, True, True])
+    """
+    right = []
+    for start in range(0, len(records), batch_size):
+        batch = records[start : start + batch_size]
+        forms = [form_ids(tokenizer, record) for record in batch]
+        if None in forms:
+            record = batch[forms.index(None)]
+            raise ValueError(
+                f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token: leave out "
+                "records for which form_ids returns None."
+            )
+        encoded = [encode_record(tokenizer, record) for record in batch]
+        sentences = [example.encoding["input_ids"][0] for example in encoded]
+        ids = pad_sequence(sentences, batch_first=True, padding_value=tokenizer.pad_token_id)
+        lengths = torch.tensor([[len(sentence)] for sentence in sentences])
+        attended = torch.arange(ids.shape[1]) < lengths
+        logits = model(input_ids=ids.to(model.device), attention_mask=attended.long().to(model.device)).logits.cpu()
+        at_mask = logits[torch.arange(len(batch)), [example.target for example in encoded]]
+        good, bad = at_mask.gather(1, torch.tensor(forms)).unbind(1)
+        right.append(good > bad)
+    return torch.cat(right) if right else torch.empty(0, dtype=torch.bool)
+
+
+def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
+    """The accuracy of the model in `folder` on the held-out halves of BLiMP and on new sentences of the grammar.
+
+    Args:
+        folder: A folder written by :func:`~captum_vz.testbed.train.save_model`.
+        blimp: The folder with BLiMP's `.jsonl` files.
+        trained: The records of the training. Their sentences do not count as new.
+
+    Returns:
+        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``: the number of pairs, and the share of
+        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
+        tokens.
+    """
+    model, tokenizer = load_model(folder)
+    seen = {record["sentence_good"] for record in trained}
+    evaluations = {
+        "held_out": [record for records in held_out(blimp).values() for record in records],
+        "grammar": [record for record in agreement_sentences(EVALUATION_PAIRS) if record["sentence_good"] not in seen],
+    }
+    results: dict[str, Any] = {}
+    for name, records in evaluations.items():
+        single = [record for record in records if form_ids(tokenizer, record) is not None]
+        results[name] = {"dropped": len(records) - len(single)}
+        results[name] |= accuracies(single, prefers_good(model, tokenizer, single))
+    return results
+
+
+def accuracies(records: Sequence[Record], right: Tensor) -> dict[str, dict[str, float]]:
+    """The share of right ones among all records, ``"overall"``, and among those of each paradigm."""
+    paradigms = [record["UID"] for record in records]
+    of_each = {name: right[[name == one for one in paradigms]] for name in dict.fromkeys(paradigms)}
+    return {name: share_right(its) for name, its in ({"overall": right} | of_each).items()}
+
+
+def share_right(right: Tensor) -> dict[str, float]:
+    """The number of pairs, and the share of right ones."""
+    return {"pairs": len(right), "accuracy": round(right.double().mean().item(), 4)}

@@ -25,8 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import drop_held_out, training_records
-from captum_vz.testbed.evaluation import measure
 from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.model import measure
 from captum_vz.text import Record, encode_record, form_ids
 
 SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -16,9 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import held_out
-from captum_vz.testbed.evaluation import share_right
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_model
+from captum_vz.testbed.model import EVALUATION_PAIRS, accuracies, load_model, share_right
 from captum_vz.testbed.train import (
     LEARNING_RATE,
     MAX_LENGTH,
@@ -32,7 +31,6 @@ from captum_vz.text import Record, encode_record, form_ids
 
 #: The weight of the target in the loss. Every other token has the weight 1.
 TARGET_WEIGHT: Final = 5.0
-EVALUATION_PAIRS: Final = 1000
 DEFAULTS: Final = {"output": Path("causal"), "epochs": 12, "layers": 3, "width": 96}
 
 
@@ -143,13 +141,10 @@ def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Seque
     results: dict[str, Any] = {}
     for name, records in {"held_out": held, "grammar": new}.items():
         usable = causal_records(tokenizer, records)
-        right = prefers_good_next(model, tokenizer, usable).double()
-        results[name] = {"overall": share_right(right)}
-        for paradigm in dict.fromkeys(record["UID"] for record in usable):
-            results[name][paradigm] = share_right(right[[record["UID"] == paradigm for record in usable]])
+        results[name] = accuracies(usable, prefers_good_next(model, tokenizer, usable))
     prefixes = agreement_sentences(2 * EVALUATION_PAIRS, 5, "relational_noun")
     fresh = [r for r in causal_records(tokenizer, prefixes) if r["sentence_good"] not in seen][:EVALUATION_PAIRS]
-    results["continuations"] = share_right(continues_well(model, tokenizer, fresh).double())
+    results["continuations"] = share_right(continues_well(model, tokenizer, fresh))
     return results
 
 

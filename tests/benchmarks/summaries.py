@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from captum_vz._files import write_whole
 from captum_vz.study import METHODS, METRICS, Example, Study
-from captum_vz.study.folder.storage import Stamp, blocks_of, claim, made_of, part_path, read_examples, to_parquet
-from captum_vz.study.folder.summary import collect, paired_differences, summarise
+from captum_vz.study.folder import Stamp, blocks_of, claim, made_of, part_path, read_examples, to_parquet
+from captum_vz.study.folder.reading import collect, paired_differences, summarise
 from captum_vz.study.results import write_results
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.rows import COLUMNS

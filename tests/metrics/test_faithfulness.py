@@ -303,7 +303,7 @@ def test_bad_logits_refused() -> None:
 
 
 def test_bad_scores_and_fractions_refused() -> None:
-    with pytest.raises(RefusedError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
+    with pytest.raises(RefusedError, match=r"scores is \(2, 3\) of torch.float32, but the ids are \(2, 7\)"):
         comprehensiveness(toy(), torch.zeros(2, 3))
     with pytest.raises(RefusedError, match=r"fractions is \(10,\): pass shares"):
         sufficiency(toy(), torch.rand(2, 7), (10,))

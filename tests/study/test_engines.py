@@ -20,7 +20,7 @@ from captum_vz import _files
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Batch, Example, Study, run_study
-from captum_vz.study.folder import on_ray, processes
+from captum_vz.study.folder import engines
 from captum_vz.testbed import load_model
 from tests.study.test_command import PLUGIN
 from tests.study.test_run import assert_same_study, free_port, shards, study
@@ -146,9 +146,9 @@ def test_error_of_the_main_process_reaches_all(examples: list[Example], tmp_path
     assert [error.partition(":")[0] for _, error, _ in found] == ["ValueError"] * 3
 
     def at_the_end(rank: int) -> None:
-        processes.Processes.each, each = (
+        engines.Processes.each, each = (
             lambda self, *rest: (each(self, *rest), at_first_file())[0],
-            processes.Processes.each,
+            engines.Processes.each,
         )
         study(tmp_path / "other", examples)
 
@@ -249,7 +249,7 @@ def test_block_that_kills_its_workers_ends_the_study(cluster: Any, examples: lis
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(
-        RuntimeError, match=f"died {on_ray.TRIES} times while they computed shard . of 'agreement'.*stay"
+        RuntimeError, match=f"died {engines.TRIES} times while they computed shard . of 'agreement'.*stay"
     ):
         study(tmp_path / "s", examples[:2], {"agreement": deadly}, engine="ray")
     study(tmp_path / "s", examples[:2])

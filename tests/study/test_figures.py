@@ -29,7 +29,7 @@ from captum_vz.study.figures import (
     method_mark,
     write_figure,
 )
-from captum_vz.study.scoring.metrics.registry import _joins
+from captum_vz.study.scoring.metrics import _joins
 from tests.study.conftest import parts_of
 
 # What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,

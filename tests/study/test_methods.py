@@ -15,7 +15,7 @@ from captum_vz import LayerAttention, RandomAttribution, ValueGates, find_layers
 from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Method, Scorer, compare
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples import Example
 from captum_vz.study.methods import rollout_of
 from tests.command import refused
 from tests.study.conftest import Shipped

@@ -21,7 +21,7 @@ from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.paper import reproduce
 from captum_vz.study import METHODS, Batch, Example, Study, read_jsonl, run_study
-from captum_vz.study.folder.storage import blocks_of, claim, fingerprint, read_examples
+from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.conftest import Shipped

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from captum_vz.metrics import cue_average_precision, kendall
 from captum_vz.testbed import check
-from captum_vz.testbed.check.hints import HINTS
-from captum_vz.testbed.check.verdict import GOES_ON, MIME_TYPE
+from captum_vz.testbed.check.verdict import GOES_ON, HINTS, MIME_TYPE
 
 GRADERS = sorted(set(check.__all__) - {"SENTENCE", "Verdict", "value"})
 

@@ -27,14 +27,14 @@ from captum_vz.cli.options import (
 )
 from captum_vz.cli.output import working
 from captum_vz.errors import ArgumentError
+from captum_vz.study.examples import Example, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
-#: Those of :mod:`captum_vz.study.folder.processes`, whose import needs the extra `study`.
+#: Those of :mod:`captum_vz.study.folder.engines`, whose import needs the extra `study`.
 ENGINES: Final = ("local", "accelerate", "ray")
 
 

@@ -80,13 +80,13 @@ def extremes(prediction: Prediction, weights: Callable[[int], Tensor], kept: boo
         kept: Whether the first tokens of an order are kept, and all others removed.
 
     Returns:
-        Lowest and highest `(batch,)`, and whether they are exact.
+        Lowest and highest `(batch,)`, NaN for an example without content tokens; and whether they are exact.
     """
     answer, content = prediction.best(), prediction.content
     counts = content.sum(-1).tolist()
     lowest = torch.full((len(content),), torch.nan, dtype=torch.float64)
     highest = lowest.clone()
-    for count in sorted(set(counts)):
+    for count in sorted({*counts} - {0}):
         examples = torch.tensor([b for b, n in enumerate(counts) if n == count])
         search = _every_order if count <= EXHAUSTIVE else _greedily
         values = partial_values(prediction, answer, examples, kept)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples import Example
 from captum_vz.testbed import held_out
-from captum_vz.testbed.lexicon import add_s
+from captum_vz.testbed.grammar import add_s
 from captum_vz.text import Record, form_ids, split_words
 
 #: The paradigm with more than twice as many singular verbs as plural ones.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from captum_vz.study.examples.example import Example
+from captum_vz.study.examples import Example
 from captum_vz.text import MASK, encode_record, form_ids, record_spans
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_layers
 from captum_vz.functional import Intervention
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
-from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import predicts_next
 from captum_vz.text import record_spans
 

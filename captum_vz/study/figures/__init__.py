@@ -1,6 +1,6 @@
 """The figures of a study."""
 
-from captum_vz.study.figures.sanity import draw_sanity
+from captum_vz.study.figures.lines import draw_layers, draw_sanity, draw_summary, name_layers
 from captum_vz.study.figures.style import (
     COLUMN,
     FONT,
@@ -24,7 +24,6 @@ from captum_vz.study.figures.style import (
     write_figure,
     write_title,
 )
-from captum_vz.study.figures.summary import draw_layers, draw_summary, name_layers
 from captum_vz.study.figures.tables import (
     draw_agreement,
     draw_differences,

@@ -15,14 +15,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import needs_extra
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.description import root_figure
 from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import luminance
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     from scipy.optimize import isotonic_regression
 
 if TYPE_CHECKING:

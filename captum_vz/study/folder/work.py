@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captum_vz._files import write_whole
-from captum_vz.metrics.extra import study_extra
-from captum_vz.study.folder.provenance import made_by
-from captum_vz.study.folder.reading import has_cell
-from captum_vz.study.folder.storage import (
+from captum_vz.errors import needs_extra
+from captum_vz.study.folder import (
     Block,
     Loaded,
     Part,
@@ -26,13 +24,15 @@ from captum_vz.study.folder.storage import (
     read_part,
     to_parquet,
 )
+from captum_vz.study.folder.provenance import made_by
+from captum_vz.study.folder.reading import has_cell
 from captum_vz.study.methods import Method
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import Metric
 from captum_vz.study.scoring.rows import COLUMNS, Row, is_out_of_memory
 from captum_vz.study.scoring.scorer import Scorer
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
 
 

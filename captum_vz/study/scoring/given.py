@@ -23,7 +23,7 @@ from captum_vz.attr._call.layers import check_class, check_function, is_captums,
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.study.methods import METHODS, Method, baseline_method, check_methods, layer_method
-from captum_vz.study.scoring.batches import Batch, explained_classes, gradient_rows
+from captum_vz.study.scoring import Batch, explained_classes, gradient_rows
 
 #: How the names of the modules of plugins begin.
 PLUGIN: Final = "captum_vz_plugin_"

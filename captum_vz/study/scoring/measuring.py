@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches
-from captum_vz.study.examples.example import Example
 from captum_vz.study.scoring.metrics import EvaluationBatch, Metric, stacked
 from captum_vz.study.scoring.rows import Row, reason_of, skipped_row
 

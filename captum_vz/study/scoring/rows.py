@@ -9,12 +9,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from captum_vz.errors import RefusedError
-from captum_vz.metrics.extra import study_extra
+from captum_vz.errors import RefusedError, needs_extra
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import Encoded
-from captum_vz.study.examples.example import Example
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
 
 Row = dict[str, Any]

@@ -12,21 +12,20 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.metrics import content_tokens
-from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
-from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import encoder_of, joined_first
-from captum_vz.study.scoring.batches import Batch
+from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, removal_of
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
-with study_extra("captum_vz.study"):
+with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
     from accelerate.utils.memory import clear_device_cache
 

@@ -38,8 +38,8 @@ Not yet. value_zeroing_row: there is no answer yet. Expected numbers of shape (1
 You go on with the package's answer. This exercise counts as open.
 """
 
-from captum_vz.testbed.check.attention import attention, value, verified
 from captum_vz.testbed.check.effects import cross_map, effect, joint_row
+from captum_vz.testbed.check.functions import attention, average_precision, blank_out, deletion, kendall, verified
 from captum_vz.testbed.check.layers import generation_slice, neighbor_share, pair_share, path_share, rollout
 from captum_vz.testbed.check.maps import SENTENCE, value_zeroing_map, value_zeroing_row
 from captum_vz.testbed.check.places import (
@@ -51,8 +51,7 @@ from captum_vz.testbed.check.places import (
     place_shares,
     source_read,
 )
-from captum_vz.testbed.check.ranking import average_precision, blank_out, deletion, kendall
-from captum_vz.testbed.check.verdict import Verdict
+from captum_vz.testbed.check.verdict import Verdict, value
 
 __all__ = [
     "SENTENCE",
