@@ -25,7 +25,7 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reprod
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.unknown_code import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_examples
-from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
+from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue

@@ -15,7 +15,6 @@ from captum_vz._engine.numerics.attention import all_tokens, all_weights
 from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
 from captum_vz._engine.structure.dependence import (
-    find_streams,
     first_tokens,
     mixes_outside,
     reads_other_states,
@@ -25,9 +24,8 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.layout import Windows, find_streams, find_windows, padding_masks
 from captum_vz._engine.structure.modules import is_library_code
-from captum_vz._engine.structure.padding import padding_masks
-from captum_vz._engine.structure.windows import Windows, find_windows
 from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -97,7 +95,9 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
-        if not is_library_code(self.layer) and not self._is_in_order():
+        runner, one = self.runner(), self.attention
+        known = is_library_code(self.layer)
+        if not known and not (values_follow_token_order(runner, one) and values_follow_examples(runner, one)):
             raise UnsupportedLayerError(
                 f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
                 "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
@@ -114,11 +114,6 @@ class AttentionSite:
         if not self.attention.model_pads or tokens is None or not tokens < out == sources:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
-
-    def _is_in_order(self) -> bool:
-        """Whether values stand in the order of the tokens and examples that they are made of."""
-        runner, attention = self.runner(), self.attention
-        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""

@@ -20,7 +20,8 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Retu
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
+from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
+from captum_vz._engine.structure.layout import find_streams
 from captum_vz._engine.structure.modules import LayerTrust, is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map

@@ -16,7 +16,7 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 
 if TYPE_CHECKING:
-    from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
+    from captum_vz._engine.structure.attention_block import AttentionBlock, FrozenNorm
 
 # What the decomposition includes: the attention, the sum with the residual, the norm after it, the norm at the end.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
