@@ -107,8 +107,8 @@ class ReplayProblem:
 
     @cached_property
     def weights(self) -> Tensor:
-        """The weights that are zeroed, `(target, in, head)`, see `zeroed_weights`."""
-        return zeroed_weights(self.site, self.heads, self.targets.batch, self.targets.out)
+        """The weights that are zeroed, `(target, in, head)`, see `_zeroed_weights`."""
+        return self._zeroed_weights(self.targets.batch, self.targets.out)
 
     @cached_property
     def clean_weights(self) -> Tensor:
@@ -120,7 +120,8 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        return self._by_group(self.reached(self.targets.batch, self.targets.out))
+        seen = self.reached(self.targets.batch, self.targets.out)
+        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
 
     @property
     def possible(self) -> Tensor:
@@ -142,12 +143,24 @@ class ReplayProblem:
             return site.source_mask[batch]
         if isinstance(self.intervention, ZeroValue):
             own = batch is self.targets.batch and out is self.targets.out
-            return (self.weights if own else zeroed_weights(site, self.heads, batch, out)).ne(0).any(-1)
+            return (self.weights if own else self._zeroed_weights(batch, out)).ne(0).any(-1)
         weights = weights_at(site.attention.weights, batch, out) * self.heads[:, None]
         return weights.ne(0).any(1) & site.source_mask[batch]
 
-    def _by_group(self, seen: Tensor) -> Tensor:
-        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
+    def _zeroed_weights(self, batch: Tensor, out: Tensor) -> Tensor:
+        """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
+
+        They are 0 for other heads, for padding, and for values that are zero already. Inline, bool `(n, in, 1)`: which
+        sources are no padding.
+        """
+        attention, real = self.site.attention, self.site.source_mask
+        if attention.weights is None:  # inline: any source may have weight
+            return real[batch, :, None]
+        weights = weights_at(attention.weights, batch, out) * real[batch, None] * self.heads[:, None]
+        # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
+        # them in a quarter of the time that any() takes.
+        moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
+        return (weights * moves[batch]).transpose(1, 2).contiguous()
 
     @cached_property
     def clean(self) -> Tensor:
@@ -294,8 +307,12 @@ class PairSet:
 
     def chunks(self, rows: int, max_groups: int | None) -> Iterator[PackedChunk]:
         """All possible pairs, at most `rows` pairs of at most `max_groups` groups at a time."""
-        for pairs in pairs_at_a_time(self.possible, rows, max_groups):
-            yield self.chunk(*pairs)
+        start = 0
+        for groups in self.possible.split(max_groups or self.possible.shape[1], dim=1):
+            target, group = groups.nonzero(as_tuple=True)
+            if len(target):
+                yield from map(self.chunk, target.split(rows), (group + start).split(rows))
+            start += groups.shape[1]
 
 
 def only_chunk(pairs: PairSet) -> PackedChunk:
@@ -306,33 +323,6 @@ def only_chunk(pairs: PairSet) -> PackedChunk:
 def count_of(possible: Tensor) -> int:
     """How many pairs there are."""
     return int(possible.sum())
-
-
-def zeroed_weights(site: AttentionSite, heads: Tensor, batch: Tensor, out: Tensor) -> Tensor:
-    """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
-
-    They are 0 for other heads, for padding, and for values that are zero already. Inline, bool `(n, in, 1)`: which
-    sources are no padding.
-    """
-    attention = site.attention
-    if attention.weights is None:  # inline: any source may have weight
-        return site.source_mask[batch, :, None]
-    weights = weights_at(attention.weights, batch, out) * site.source_mask[batch, None]
-    weights = weights * heads[:, None]
-    # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
-    # them in a quarter of the time that any() takes.
-    moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
-    return (weights * moves[batch]).transpose(1, 2).contiguous()
-
-
-def pairs_at_a_time(active: Tensor, rows: int, max_groups: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The active pairs `(target, group)`, at most `rows` pairs of at most `max_groups` groups at a time."""
-    start = 0
-    for groups in active.split(max_groups or active.shape[1], dim=1):
-        target, group = groups.nonzero(as_tuple=True)
-        if len(target):
-            yield from zip(target.split(rows), (group + start).split(rows), strict=True)
-        start += groups.shape[1]
 
 
 def _places(targets: TargetRows, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:

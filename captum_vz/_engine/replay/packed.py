@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ from captum_vz.functional.interventions import ZeroValue, contexts_after
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
 
-T = TypeVar("T")
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
@@ -84,7 +83,7 @@ class PackedReplay:
         if not problem.trust.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
-        run = _ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
+        run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.max_groups is None
         chunks = (
@@ -108,15 +107,11 @@ class PackedReplay:
         problem.readings.read()
         # Where too little was left of a context, its other sources are summed. Few layers have such pairs.
         for chunk, cancelled in again:
-            yield from _exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
+            yield from exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
 
 
-def exact_chunks(problem: ReplayProblem, pairs: PackedPairs, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
+def exact_chunks(problem: ReplayProblem, run: ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
     """Outputs of some pairs. The context of each is summed over the sources that are left."""
-    yield from _exact_chunks(problem, _ChunkRunner(problem, pairs), target, group)
-
-
-def _exact_chunks(problem: ReplayProblem, run: _ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
     asked = _asked_pairs(problem)
     for part in torch.stack([target, group]).split(problem.chunk_rows, dim=1):
         if part.shape[1]:
@@ -128,12 +123,12 @@ def _asked_pairs(problem: ReplayProblem) -> PairSet:
     return once_a_pass(PairSet, problem.targets, problem.members, *masks)
 
 
-def _note_positive(noted: list[T], what: T, number: float) -> None:
+def _note_positive(noted: list[Any], what: Any, number: float) -> None:
     if number > 0:
         noted.append(what)
 
 
-class _ChunkRunner:
+class ChunkRunner:
     """Runs chunks of a problem, and keeps what the checks of the whole map need.
 
     Attributes:
@@ -336,24 +331,18 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    attention, (batch, out) = problem.site.attention, chunk.position
-    known = attention.weights
-    if known is None:
-        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    shared_by = known.shape[1] // attention.values.shape[1]
+    known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
+    assert known is not None  # narrows the type: `PackedPairs` refuses attention without
     terms = []
     for source, there in chunk.sources:
         if isinstance(known, Tensor):
-            weight = known[batch, :, out, source].to(attention.values.dtype)  # (n, head)
+            weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
         else:
-            weight = problem.clean_weights[chunk.target, :, source].to(attention.values.dtype)
+            weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
         weight = weight if problem.all_heads else weight * problem.heads
         weight = weight if there is None else weight * there
-        value = attention.values[batch, :, source]  # (n, key-value head, d_head)
-        if shared_by == 1:
-            terms.append((weight[..., None] * value).flatten(1))
-        else:
-            terms.append((weight.unflatten(1, (-1, shared_by, 1)) * value.unsqueeze(2)).flatten(1))
+        weight = weight.unflatten(1, (values.shape[1], -1, 1))  # several heads may share a value
+        terms.append((weight * values[batch, :, source].unsqueeze(2)).flatten(1))
     return functools.reduce(torch.add, terms)
 
 
@@ -362,13 +351,11 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    attention, members = problem.site.attention, problem.members
+    known, values, members = problem.site.attention.weights, problem.site.attention.values, problem.members
+    assert known is not None  # as above
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    known = attention.weights
-    if known is None:
-        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
     heads, sources = problem.site.shape.heads, problem.site.shape.sources
-    contexts = attention.values.new_empty(len(target), heads, attention.values.shape[-1])
+    contexts = values.new_empty(len(target), heads, values.shape[-1])
     number = batch * members.shape[1] + group
     for one in number.unique().tolist():
         pairs, (example, own_group) = number == one, divmod(one, members.shape[1])
@@ -379,9 +366,7 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
             weights = known[own, :, out[pairs]]
         else:
             weights = problem.clean_weights[target[pairs]].transpose(0, 1)[None]
-        real = problem.site.source_mask[own]
-        values = for_query_heads(attention.values[own], heads)
-        weights = weights.to(attention.values.dtype)
-        changed = contexts_after(problem.intervention, weights, values, zeroed[None], real)
+        given = weights.to(values.dtype), for_query_heads(values[own], heads), zeroed[None]
+        changed = contexts_after(problem.intervention, *given, problem.site.source_mask[own])
         contexts[pairs] = changed[0].transpose(0, 1)
     return contexts.flatten(1)

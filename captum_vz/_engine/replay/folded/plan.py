@@ -27,22 +27,16 @@ NORMED_CALLS = 2
 
 @dataclass(frozen=True)
 class PairTable:
-    """The pairs of a target and a group of sources that is zeroed for it.
+    """The pairs of a problem that run.
 
     Attributes:
-        batch: The example of each target, `(target,)`.
-        out: The position of each target, `(target,)`.
         weights: The attention weights of the heads that are zeroed, `(target, in, head)`.
         heads: These heads, `(head,)`.
-        members: The sources of each group, `(batch, group, member)`. Empty places are -1 and come last.
         active: Which pairs run, bool `(target, group)`.
     """
 
-    batch: Tensor
-    out: Tensor
     weights: Tensor
     heads: Tensor
-    members: Tensor
     active: Tensor
 
 
@@ -58,11 +52,10 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
 
 
 def pair_table(problem: ReplayProblem) -> PairTable:
-    targets, heads = problem.targets, problem.heads.nonzero().flatten()
-    neighbours = budget_of(problem.output.device).neighbours
-    active = fill_neighbours(problem.active, problem.members[targets.batch], neighbours)
-    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
-    return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
+    heads, neighbours = problem.heads.nonzero().flatten(), budget_of(problem.output.device).neighbours
+    active = fill_neighbours(problem.active, problem.members[problem.targets.batch], neighbours)
+    weights = problem.weights if problem.all_heads else problem.weights[..., heads]
+    return PairTable(weights, heads, active)
 
 
 def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
@@ -74,11 +67,11 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
-    heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
+    heads, members, targets = len(pairs.heads), problem.members, len(problem.targets)
     last, count = feed_forward(problem)
     firsts = last * count
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
-    counts.index_add_(0, pairs.batch, pairs.active.to(counts))
+    counts.index_add_(0, problem.targets.batch, pairs.active.to(counts))
     vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
     fewer = torch.minimum(vectors, counts)
     sums = vectors * counts
@@ -180,12 +173,12 @@ class SourceBlock:
         return for_query_heads(values.transpose(1, 2)[batch, source], heads)
 
 
-def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None, direct: bool) -> list[SourceBlock]:
-    """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups.
+def plan_chunks(problem: ReplayProblem, pairs: PairTable, direct: bool) -> list[SourceBlock]:
+    """All active pairs, in chunks of about as many rows as fit, and at most as many groups as are asked for.
 
     `direct`: groups with fewer pairs than vectors are direct.
     """
-    return list(_ChunkPlanner(pairs, direct).blocks(len(pairs.batch), rows, max_groups))
+    return list(_ChunkPlanner(problem, pairs, direct).blocks(len(problem.targets)))
 
 
 class _GroupSlice(NamedTuple):
@@ -199,10 +192,10 @@ class _GroupSlice(NamedTuple):
 class _ChunkPlanner:
     """Divides the active pairs, ordered by their group, among chunks."""
 
-    def __init__(self, pairs: PairTable, direct: bool) -> None:
+    def __init__(self, problem: ReplayProblem, pairs: PairTable, direct: bool) -> None:
         # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
         # hold is cut from a few tensors on the device.
-        active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
+        active, examples, members = (x.cpu() for x in (pairs.active, problem.targets.batch, problem.members))
         device, width = pairs.heads.device, members.shape[1]
         target, group = active.nonzero(as_tuple=True)
         number, total = examples[target] * width + group, members.shape[:2].numel()  # number: of each pair's group
@@ -217,7 +210,7 @@ class _ChunkPlanner:
         self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
         self.source = members[held].to(device)
         self.ends = [0, *held.sum(-1).cumsum(0).tolist()]
-        self.heads = len(pairs.heads)
+        self.heads, self.rows, self.max_groups = len(pairs.heads), problem.chunk_rows, problem.max_groups
         self.target, self.group = target.to(device), group.to(device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
@@ -225,15 +218,17 @@ class _ChunkPlanner:
         consecutive = (last - first == counts - 1).tolist()
         self.firsts = [x if one_by_one else None for x, one_by_one in zip(first.tolist(), consecutive, strict=True)]
 
-    def blocks(self, targets: int, rows: int, max_groups: int | None) -> Iterator[SourceBlock]:
+    def blocks(self, targets: int) -> Iterator[SourceBlock]:
         """All pairs, and each of `targets` clean targets in some chunk."""
-        chunks = list(self._partition(_pairs_at_a_time(len(self.target), targets, rows), max_groups))
+        # A chunk has about as many rows as fit, with its known rows.
+        count = max(1, round((len(self.target) + targets) / self.rows))
+        chunks = list(self._partition(max(1, -(-len(self.target) // count))))
         share = -(-targets // len(chunks))
         clean = cycle(slice(first, min(first + share, targets)) for first in range(0, targets, share))
         begin, end, start, done = 0, 0, 0, list[PairChunk]()
         for parts in chunks:
             first, last = parts[0].number, parts[-1].number
-            if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
+            if done and (self.ends[last + 1] - begin) * self.heads > max(self.rows, VECTORS):
                 yield self._block(begin, end, done)
                 begin, done = self.ends[first], []
             end = self.ends[last + 1]
@@ -247,12 +242,12 @@ class _ChunkPlanner:
         folded = min(max(self.ends[self.folded], begin), end) - begin
         return SourceBlock(self.batch[begin:end], self.source[begin:end], folded, tuple(chunks))
 
-    def _partition(self, rows: int, max_groups: int | None) -> Iterator[list[_GroupSlice]]:
+    def _partition(self, rows: int) -> Iterator[list[_GroupSlice]]:
         """All pairs, `rows` at a time, of at most `max_groups` groups."""
         parts, room = list[_GroupSlice](), rows
         for number, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
             while count:
-                if not room or len(parts) == max_groups:
+                if not room or len(parts) == self.max_groups:
                     yield parts
                     parts, room = [], rows
                 taken = min(count, room)
@@ -294,9 +289,3 @@ def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: s
     targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
     groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
     return PairChunk(targets, groups, (*spans, unchanged, changed), clean, tuple(direct))
-
-
-def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
-    """How many pairs a chunk has, so that it has about `rows` rows with its known rows."""
-    chunks = max(1, round((pairs + targets) / rows))
-    return max(1, -(-pairs // chunks))

@@ -54,7 +54,7 @@ from captum_vz._engine.replay.folded.plan import (
     plan_chunks,
     products_saved,
 )
-from captum_vz._engine.replay.packed import PackedPairs, exact_chunks, packed_pairs
+from captum_vz._engine.replay.packed import ChunkRunner, PackedPairs, exact_chunks, packed_pairs
 from captum_vz._engine.structure.modules import NoNorm, Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz.functional.interventions import ZeroValue
@@ -107,7 +107,7 @@ class FoldedLayer:
         self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
-        self.outputs = gather_rows(problem.output, pairs.batch, pairs.out)
+        self.outputs = problem.clean
         self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])
         self.base = self.outputs
         self.scale: Tensor | None = None
@@ -115,7 +115,7 @@ class FoldedLayer:
         self.modules: FoldedModules | None = None
         self.runner: PackedPairs | None = None
 
-        contexts = gather_rows(packed.contexts, pairs.batch, pairs.out).flatten(1)
+        contexts = problem.targets.of(packed.contexts).flatten(1)
         chunks = [(block, chunk) for block in blocks for chunk in block.chunks]
         lost = torch.stack([self._lost(block, chunk) for block, chunk in chunks])
         trace = Trace(packed)
@@ -126,7 +126,7 @@ class FoldedLayer:
         self._weight = structure.weight
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
         projection = self._weight.unflatten(0, (problem.site.shape.heads, -1))
-        self.projection = projection if problem.heads.all() else projection[pairs.heads]
+        self.projection = projection if problem.all_heads else projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         if structure.norm is not None:
@@ -144,7 +144,25 @@ class FoldedLayer:
         elif not problem.trust.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
 
-    def norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
+    def run(self, chunk: PairChunk, vectors: Tensor) -> Tensor:
+        """The layer's output for the rows of a chunk, `(row, d)`."""
+        problem = self._problem
+        batch, out = (x.index_select(0, chunk.target) for x in (problem.targets.batch, problem.targets.out))
+        members = gather_rows(problem.members, batch, chunk.group).clamp_min(0)
+        shares = gather_rows(self._pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
+        shares[chunk.pairs : -1], shares[-1] = 0, self.share
+        changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
+        for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
+            add_sums(rows, share, vectors[span.vectors])
+        if self.modules is None or self.runner is None:
+            if is_cancelled(changed, self.base.index_select(0, chunk.target))[: chunk.pairs].any():
+                raise CannotReplayError(TOO_LITTLE_LEFT)
+            return changed
+        self.modules.chunk, self.modules.shares = chunk, shares
+        self.modules.expected = self._norm_input(changed, chunk.target)
+        return self.runner.run(batch, out, changed)
+
+    def _norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
         """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
         if self._problem.trust.library:
             return None
@@ -161,7 +179,7 @@ class FoldedLayer:
 
     def _read(self, trace: Trace, known: Tensor, contexts: Tensor, last: Tensor) -> FeedForwardStructure:
         """Run some clean targets and each chunk's last row, with `known` contexts, and read the structure from them."""
-        pairs = self._pairs
+        targets = self._problem.targets
         few = min(len(contexts), SAMPLED_TARGETS)
         clean = torch.linspace(len(contexts) - 1, 0, few, dtype=torch.float64, device=last.device).long()
         target = torch.cat([clean, last])
@@ -172,7 +190,7 @@ class FoldedLayer:
             part = torch.cat([part, part[-1:]])
             context = given[part]
             context[-1] = torch.nan
-            outputs.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
+            outputs.append(trace.run(targets.batch[target[part]], targets.out[target[part]], context)[:-1])
             structure = structure or trace.structure(self._problem.site.attention, context)
         assert structure is not None  # narrows the type: each part has a position
         self.probes = torch.cat(outputs)[few:]
@@ -186,14 +204,14 @@ class FoldedLayer:
         `(target, d)`. Without a norm, it is the output. Where the attention's output has a norm of its own, it is
         checked there.
         """
-        pairs, clean, run = self._pairs, self.outputs, trace.run
+        targets, clean, run = self._problem.targets, self.outputs, trace.run
         first = structure.inner or structure.norm
         if first is not None:
             clean = self._in_clean_pass(first.module, 0)
             run = partial(trace.run_until, first.module)
         less = contexts - lost
         parts = torch.arange(len(less), device=less.device).split(self._problem.chunk_rows)
-        changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
+        changed = torch.cat([run(targets.batch[part], targets.out[part], less[part]) for part in parts])
         loss = lost @ structure.weight
         expected = clean - loss
         if (
@@ -217,7 +235,8 @@ class FoldedLayer:
         states = replay.runner.states[0]
         replay.runner.arguments = replay.runner.arguments_with(states, torch.zeros_like(states))
         ones = self.outputs.new_ones(1, self.outputs.shape[-1])
-        return Trace(replay).run_until(norm.module, self._pairs.batch[:1], self._pairs.out[:1], ones)[0]
+        targets = self._problem.targets
+        return Trace(replay).run_until(norm.module, targets.batch[:1], targets.out[:1], ones)[0]
 
     def _projected(self, structure: FeedForwardStructure) -> PackedPairs:
         """Runs the layer with outputs of the attention's projection in the place of contexts."""
@@ -241,8 +260,7 @@ class FoldedLayer:
             raise CannotReplayError("a module after the attention did not run once on each position")
         if not recorded[place].is_unmodified():
             raise CannotReplayError("the output of a module was changed in place")
-        value = attention.batch_first(recorded[place].value.reshape(*size, -1))
-        return gather_rows(value, self._pairs.batch, self._pairs.out)
+        return self._problem.targets.of(attention.batch_first(recorded[place].value.reshape(*size, -1)))
 
     def _first(
         self, norm: Norm, scale: Tensor, inner: tuple[Norm, Tensor] | None, module: nn.Module, composed: bool
@@ -352,7 +370,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
         raise CannotReplayError("its attention weights cannot be read")
     pairs = pair_table(problem)
     composed = products_saved(problem, pairs)[1]
-    blocks = plan_chunks(pairs, problem.chunk_rows, problem.max_groups, not composed)
+    blocks = plan_chunks(problem, pairs, not composed)
     layer = FoldedLayer(
         problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
     )
@@ -366,7 +384,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
             folded = vectors[: block.folded * len(pairs.heads)]
             layer.modules.fold(folded if layer.scale is None else folded * layer.scale, values[: block.folded])
         for chunk in block.chunks:
-            output, count, (probe, bound) = _run(layer, pairs, chunk, vectors), chunk.pairs, next(probes)
+            output, count, (probe, bound) = layer.run(chunk, vectors), chunk.pairs, next(probes)
             expected = torch.cat([layer.outputs[chunk.clean], probe[None]])
             check_folded(output[count:], expected, torch.cat([rounding[chunk.clean], bound[None]]))
             target, group, output = chunk.target[:count], chunk.group[:count], output[:count]
@@ -378,22 +396,5 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
                 cancelled.append(torch.stack([target, group])[:, which])
             yield ReplayChunk(target, group, output, layer.outputs, target)
     if cancelled:
-        yield from exact_chunks(problem, PackedPairs(problem.site), *torch.cat(cancelled, 1))
-
-
-def _run(layer: FoldedLayer, pairs: PairTable, chunk: PairChunk, vectors: Tensor) -> Tensor:
-    """The layer's output for the rows of a chunk, `(row, d)`."""
-    batch, out = (x.index_select(0, chunk.target) for x in (pairs.batch, pairs.out))
-    members = gather_rows(pairs.members, batch, chunk.group).clamp_min(0)
-    shares = gather_rows(pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
-    shares[chunk.pairs : -1], shares[-1] = 0, layer.share
-    changed = torch.index_select(layer.base, 0, chunk.target, out=layer.changed[: len(chunk.target)])
-    for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
-        add_sums(rows, share, vectors[span.vectors])
-    if layer.modules is None or layer.runner is None:
-        if is_cancelled(changed, layer.base.index_select(0, chunk.target))[: chunk.pairs].any():
-            raise CannotReplayError(TOO_LITTLE_LEFT)
-        return changed
-    layer.modules.chunk, layer.modules.shares = chunk, shares
-    layer.modules.expected = layer.norm_input(changed, chunk.target)
-    return layer.runner.run(batch, out, changed)
+        run = ChunkRunner(problem, PackedPairs(problem.site))
+        yield from exact_chunks(problem, run, *torch.cat(cancelled, 1))
