@@ -333,7 +333,7 @@ def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
     known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
     assert known is not None  # narrows the type: `PackedPairs` refuses attention without
-    terms = []
+    shared_by, terms = known.shape[1] // values.shape[1], []
     for source, there in chunk.sources:
         if isinstance(known, Tensor):
             weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
@@ -341,8 +341,11 @@ def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
             weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
         weight = weight if problem.all_heads else weight * problem.heads
         weight = weight if there is None else weight * there
-        weight = weight.unflatten(1, (values.shape[1], -1, 1))  # several heads may share a value
-        terms.append((weight * values[batch, :, source].unsqueeze(2)).flatten(1))
+        value = values[batch, :, source]  # (n, key-value head, d_head)
+        if shared_by == 1:
+            terms.append((weight[..., None] * value).flatten(1))
+        else:
+            terms.append((weight.unflatten(1, (-1, shared_by, 1)) * value.unsqueeze(2)).flatten(1))
     return functools.reduce(torch.add, terms)
 
 
