@@ -28,23 +28,15 @@ class Decomposition:
 
     The sum runs over parts: the heads, and the residual connection as one more head, which sees each token itself with
     weight one. Vectors from and to padding are zero.
-
-    Attributes:
-        weights: `(batch, row, in, part)`.
-        vectors: `(batch, in, part, d)`.
-        whole: The sum of a row's vectors and of all biases, `(batch, row, d)`.
-        rows: The positions of the rows, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`. None: each source is its own group.
-        group_count: How many groups the whole batch has.
-        residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     """
 
-    weights: Tensor
-    vectors: Tensor
-    whole: Tensor
-    rows: Tensor | None
-    groups: Tensor | None
-    group_count: int
+    weights: Tensor  # `(batch, row, in, part)`
+    vectors: Tensor  # `(batch, in, part, d)`
+    whole: Tensor  # the sum of a row's vectors and of all biases, `(batch, row, d)`
+    rows: Tensor | None  # The positions of the rows, `(batch, row)`. None: all.
+    groups: Tensor | None  # The group of each source, `(batch, in)`. None: each source is its own group.
+    group_count: int  # how many groups the whole batch has
+    # The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     residual: Tensor | None = None
 
     def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:

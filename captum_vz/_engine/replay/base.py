@@ -28,21 +28,13 @@ BLOCK = 8
 
 @dataclass(frozen=True, eq=False)
 class TargetRows:
-    """Wanted rows without padding, `(target,)`.
+    """Wanted rows without padding, `(target,)`."""
 
-    Attributes:
-        batch: The example of each target.
-        row: Its row of the map.
-        out: Its position.
-        place: Its position, counted through the batch.
-        everything: Whether they are all positions of all examples, in order.
-    """
-
-    batch: Tensor
-    row: Tensor
-    out: Tensor
-    place: Tensor
-    everything: bool
+    batch: Tensor  # the example of each target
+    row: Tensor  # its row of the map
+    out: Tensor  # its position
+    place: Tensor  # its position, counted through the batch
+    everything: bool  # whether they are all positions of all examples, in order
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -54,36 +46,24 @@ class TargetRows:
 
 @dataclass(frozen=True, eq=False)
 class ReplayProblem:
-    """All that a replay is given: which values are zeroed, and for which target positions.
-
-    Attributes:
-        trust: What need not be checked of the layer.
-        rows: The target positions of each example, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-        max_groups: How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
-        intervention: What replaces the values.
-        bfloat16_changes: Whether changes may be multiplied in bfloat16.
-        heads: Which query heads are zeroed, bool `(head,)`.
-        all_heads: Whether all are.
-        members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
-        output: The layer's clean output, `(batch, out, d)`.
-        chunk_rows: How many positions fit in one chunk.
-        readings: What the checks of a replay wait for. The driver reads it before it uses the map.
-    """
+    """All that a replay is given: which values are zeroed, and for which target positions."""
 
     site: AttentionSite
-    trust: LayerTrust
-    rows: Tensor | None
+    trust: LayerTrust  # what need not be checked of the layer
+    rows: Tensor | None  # The target positions of each example, `(batch, row)`. None: all.
+    # The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
     groups: Tensor | None
+    # How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
     max_groups: int | None
-    intervention: Intervention
-    bfloat16_changes: bool
+    intervention: Intervention  # what replaces the values
+    bfloat16_changes: bool  # whether changes may be multiplied in bfloat16
     targets: TargetRows
-    heads: Tensor
-    all_heads: bool
-    members: Tensor
-    output: Tensor
-    chunk_rows: int
+    heads: Tensor  # which query heads are zeroed, bool `(head,)`
+    all_heads: bool  # whether all are
+    members: Tensor  # the sources of each group, `(batch, group, member)`, -1 where a group has fewer members
+    output: Tensor  # the layer's clean output, `(batch, out, d)`
+    chunk_rows: int  # how many positions fit in one chunk
+    # What the checks of a replay wait for. The driver reads it before it uses the map.
     readings: Readings = field(default_factory=Readings)
 
     @classmethod
@@ -183,25 +163,15 @@ class ReplayProblem:
 
 
 class ReplayChunk(NamedTuple):
-    """Outputs of some pairs.
+    """Outputs of some pairs."""
 
-    Attributes:
-        target: The target of each pair, `(n,)`.
-        group: The group that is zeroed for it, `(n,)`.
-        output: The target's output then, `(n, d)`.
-        clean: Clean outputs, `(m, d)`. The same tensor may come with many chunks.
-        clean_row: The row of `clean` that each pair is compared with, `(n,)`.
-        unchanged: Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
-        shared: Whether other layers have the same pairs, in the same tensors.
-    """
-
-    target: Tensor
-    group: Tensor
-    output: Tensor
-    clean: Tensor
-    clean_row: Tensor
-    unchanged: Tensor | None = None
-    shared: bool = False
+    target: Tensor  # the target of each pair, `(n,)`
+    group: Tensor  # the group that is zeroed for it, `(n,)`
+    output: Tensor  # the target's output then, `(n, d)`
+    clean: Tensor  # Clean outputs, `(m, d)`. The same tensor may come with many chunks.
+    clean_row: Tensor  # the row of `clean` that each pair is compared with, `(n,)`
+    unchanged: Tensor | None = None  # Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
+    shared: bool = False  # whether other layers have the same pairs, in the same tensors
 
 
 class Replay(Protocol):
@@ -229,35 +199,21 @@ class Replay(Protocol):
 
 
 class PackedChunk(NamedTuple):
-    """Pairs that run together, and other rows of the same run. Layers with one mask share it.
+    """Pairs that run together, and other rows of the same run. Layers with one mask share it."""
 
-    Attributes:
-        target: The target of each pair, `(n,)`.
-        group: The group that is zeroed for it, `(n,)`.
-        position: The example and the position of its target, two tensors `(n,)`.
-        sources: The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
-        alone: The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
-        clean_row: The place of each pair's target among the unchanged ones, `(n,)`.
-        rows: The target of each row of the run, `(row,)`.
-        signs: By what the context of each row is multiplied, `(row, 1)`.
-        batch: The example of each row.
-        out: The position of each row.
-        checked: The rows that run unchanged: one before the pairs, and the target of each pair after them.
-        unchanged: The targets of these rows.
-    """
-
-    target: Tensor
-    group: Tensor
-    position: tuple[Tensor, Tensor]
+    target: Tensor  # the target of each pair, `(n,)`
+    group: Tensor  # the group that is zeroed for it, `(n,)`
+    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
+    # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
     sources: list[tuple[Tensor, Tensor | None]]
-    alone: Tensor | None
-    clean_row: Tensor
-    rows: Tensor
-    signs: Tensor
-    batch: Tensor
-    out: Tensor
-    checked: Tensor
-    unchanged: Tensor
+    alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
+    clean_row: Tensor  # the place of each pair's target among the unchanged ones, `(n,)`
+    rows: Tensor  # the target of each row of the run, `(row,)`
+    signs: Tensor  # by what the context of each row is multiplied, `(row, 1)`
+    batch: Tensor  # the example of each row
+    out: Tensor  # the position of each row
+    checked: Tensor  # the rows that run unchanged: one before the pairs, and the target of each pair after them
+    unchanged: Tensor  # the targets of these rows
 
 
 @dataclass(frozen=True, eq=False)

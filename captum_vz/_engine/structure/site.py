@@ -32,22 +32,14 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 @dataclass(frozen=True, eq=False)
 class AttentionSite:
-    """The attention that is explained, and what is known of it.
+    """The attention that is explained, and what is known of it."""
 
-    Attributes:
-        layer: The record of the layer.
-        attention: The record of the attention. With `windows`, it spans the positions of the layer.
-        target_mask: Which rows are no padding, bool `(batch, out)`.
-        source_mask: Which sources are no padding, bool `(batch, in)`.
-        streams: The layout of a layer whose tokens have several vectors each. None: they have one.
-        windows: Where the positions are, if the attention sees them in windows. None: it sees tokens.
-    """
-
-    layer: LayerRecord
-    attention: AttentionRecord
-    target_mask: Tensor
-    source_mask: Tensor
-    streams: Streams | None = None
+    layer: LayerRecord  # the record of the layer
+    attention: AttentionRecord  # The record of the attention. With `windows`, it spans the positions of the layer.
+    target_mask: Tensor  # which rows are no padding, bool `(batch, out)`
+    source_mask: Tensor  # which sources are no padding, bool `(batch, in)`
+    streams: Streams | None = None  # The layout of a layer whose tokens have several vectors each. None: they have one.
+    # Where the positions are, if the attention sees them in windows. None: it sees tokens.
     windows: Windows | None = None
 
     @property

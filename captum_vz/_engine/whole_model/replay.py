@@ -173,22 +173,14 @@ def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run of a layer in the clean pass.
-
-    Attributes:
-        number: How often the layer ran before.
-        attention: The attention in which values are zeroed, without its tensors.
-        heads: The heads that lose their values, bool `(head,)`.
-        output: What the layer returned, `(batch, out, d)`.
-        real: Which sources are no padding, `(batch, in)`.
-    """
+    """One run of a layer in the clean pass."""
 
     index: int
-    number: int
-    attention: AttentionRecord
-    heads: Tensor
-    output: Tensor
-    real: Tensor
+    number: int  # how often the layer ran before
+    attention: AttentionRecord  # the attention in which values are zeroed, without its tensors
+    heads: Tensor  # the heads that lose their values, bool `(head,)`
+    output: Tensor  # what the layer returned, `(batch, out, d)`
+    real: Tensor  # which sources are no padding, `(batch, in)`
 
 
 class ModelReplay:

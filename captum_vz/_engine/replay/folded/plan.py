@@ -27,17 +27,11 @@ NORMED_CALLS = 2
 
 @dataclass(frozen=True)
 class PairTable:
-    """The pairs of a problem that run.
+    """The pairs of a problem that run."""
 
-    Attributes:
-        weights: The attention weights of the heads that are zeroed, `(target, in, head)`.
-        heads: These heads, `(head,)`.
-        active: Which pairs run, bool `(target, group)`.
-    """
-
-    weights: Tensor
-    heads: Tensor
-    active: Tensor
+    weights: Tensor  # the attention weights of the heads that are zeroed, `(target, in, head)`
+    heads: Tensor  # these heads, `(head,)`
+    active: Tensor  # which pairs run, bool `(target, group)`
 
 
 def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
@@ -102,21 +96,14 @@ def output_goes_into_vectors(problem: ReplayProblem) -> bool:
 
 @dataclass(frozen=True)
 class GroupSpan:
-    """The pairs of one group in a chunk, or of several groups with as many members and the same targets.
+    """The pairs of one group in a chunk, or of several groups with as many members and the same targets."""
 
-    Attributes:
-        rows: The rows of the chunk.
-        groups: How many groups.
-        vectors: The (source, head) vectors of the groups, among those of the block.
-        targets: The targets of each group's pairs. A slice if they are consecutive, because a slice copies nothing.
-        direct: Whether the first matrix multiplies the pairs themselves, because they are fewer than the vectors.
-    """
-
-    rows: slice
-    groups: int
-    vectors: slice
+    rows: slice  # the rows of the chunk
+    groups: int  # how many groups
+    vectors: slice  # the (source, head) vectors of the groups, among those of the block
+    # The targets of each group's pairs. A slice if they are consecutive, because a slice copies nothing.
     targets: slice | Tensor
-    direct: bool
+    direct: bool  # whether the first matrix multiplies the pairs themselves, because they are fewer than the vectors
 
 
 @dataclass(frozen=True)
@@ -125,20 +112,13 @@ class PairChunk:
 
     Two kinds of known rows follow the pairs: clean targets (each target is clean in some chunk), and one target with
     weight one on each member of the first group, which the packed replay has computed.
-
-    Attributes:
-        target: The target of each row, `(row,)`.
-        group: The group of each row, `(row,)`.
-        spans: The rows by group. The last two spans are the known rows.
-        clean: The targets that run clean.
-        direct: The rows of the spans that are direct.
     """
 
-    target: Tensor
-    group: Tensor
-    spans: tuple[GroupSpan, ...]
-    clean: slice
-    direct: tuple[slice, ...]
+    target: Tensor  # the target of each row, `(row,)`
+    group: Tensor  # the group of each row, `(row,)`
+    spans: tuple[GroupSpan, ...]  # The rows by group. The last two spans are the known rows.
+    clean: slice  # the targets that run clean
+    direct: tuple[slice, ...]  # the rows of the spans that are direct
 
     @property
     def pairs(self) -> int:
@@ -154,17 +134,11 @@ class PairChunk:
 
 @dataclass(frozen=True)
 class SourceBlock:
-    """Sources whose vectors are computed together, and the chunks that need them.
+    """Sources whose vectors are computed together, and the chunks that need them."""
 
-    Attributes:
-        batch: The example of each source, group after group, `(member,)`.
-        source: The position of each source, `(member,)`.
-        folded: How many of them the first matrix multiplies. They come first.
-    """
-
-    batch: Tensor
-    source: Tensor
-    folded: int
+    batch: Tensor  # the example of each source, group after group, `(member,)`
+    source: Tensor  # the position of each source, `(member,)`
+    folded: int  # How many of them the first matrix multiplies. They come first.
     chunks: tuple[PairChunk, ...]
 
     def head_values(self, values: Tensor, heads: int, members: slice | None = None) -> Tensor:
