@@ -61,16 +61,10 @@ class Decomposition:
 def decompositions(
     block: AttentionBlock, include: str | None, rows: Tensor | None, groups: Tensor | None
 ) -> Iterator[Decomposition]:
-    """The decompositions of a layer, a few consecutive examples at a time.
+    """The decompositions of a layer, a few consecutive examples at a time. `rows` and `groups` are theirs.
 
-    Args:
-        block: The parts of the layer.
-        include: One of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
-        rows: The wanted positions, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-
-    Raises:
-        UnsupportedLayerError: The layer has no such part, or it is not recognised.
+    `include` is one of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
+    UnsupportedLayerError: the layer has no such part, or it is not recognised.
     """
     residual, norms, whole = _sum_and_norms(block, include)
     separate, hidden = None, once_a_pass(_padding, block.rows)

@@ -103,6 +103,12 @@ class ReplayProblem:
         seen = self.reached(self.targets.batch, self.targets.out)
         return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
 
+    @cached_property
+    def group_of(self) -> Tensor:
+        """The group of each source, `(batch, in)`."""
+        mask = self.site.source_mask
+        return torch.arange(mask.shape[1], device=mask.device).expand_as(mask) if self.groups is None else self.groups
+
     @property
     def possible(self) -> Tensor:
         """The pairs that may be active by the masks alone, bool `(target, group)`. Layers of one mask share it."""

@@ -354,16 +354,15 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    known, values, members = problem.site.attention.weights, problem.site.attention.values, problem.members
+    known, values, groups = problem.site.attention.weights, problem.site.attention.values, problem.members.shape[1]
     assert known is not None  # as above
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    heads, sources = problem.site.shape.heads, problem.site.shape.sources
+    heads = problem.site.shape.heads
     contexts = values.new_empty(len(target), heads, values.shape[-1])
-    number = batch * members.shape[1] + group
+    number = batch * groups + group
     for one in number.unique().tolist():
-        pairs, (example, own_group) = number == one, divmod(one, members.shape[1])
-        zeroed = torch.zeros(sources + 1, dtype=torch.bool, device=number.device)
-        zeroed = zeroed.index_fill(0, members[example, own_group] % (sources + 1), True)[:-1] & problem.heads[:, None]
+        pairs, (example, own_group) = number == one, divmod(one, groups)
+        zeroed = (problem.group_of[example] == own_group) & problem.heads[:, None]
         own = slice(example, example + 1)
         if isinstance(known, Tensor):
             weights = known[own, :, out[pairs]]

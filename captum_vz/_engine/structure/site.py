@@ -138,11 +138,8 @@ class AttentionSite:
 def attention_site(layer: LayerRecord, attention: str, streams: bool = False) -> AttentionSite:
     """The site of the attention that is meant, see `_choose_attention`.
 
-    With `streams`, tokens may have several vectors each.
-
-    Raises:
-        UnsupportedLayerError: The layer called no attention that can be read, or not the one that is asked for, or the
-            layout of its tokens is unknown.
+    With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
+    be read, or not the one that is asked for, or the layout of its tokens is unknown.
     """
     _merge_parts(layer)
     chosen = _choose_attention(layer, attention)

@@ -64,14 +64,8 @@ class ModelGates(ModelReplay):
     def run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None) -> Any:
         """What `forward` returns with gated values, in the grad mode of this thread.
 
-        Args:
-            forward: The user's call on a batch of examples.
-            gates: `(batch, in)`.
-            rows: Which example of the clean pass each example is, `(batch,)`. None: they are the same.
-
-        Raises:
-            RefusedError: A module has active dropout. A layer ran more or less often than in the clean pass, or called
-                attention otherwise.
+        `gates` are `(batch, in)`. `rows (batch,)` says which example of the clean pass each example is. None: the same.
+        RefusedError: a module has active dropout, or a layer ran or called attention otherwise than in the clean pass.
         """
         for module in self._cache.outermost:
             check_no_dropout(module)

@@ -72,8 +72,7 @@ class FoldedLayer:
     Attributes:
         outputs: The layer's clean output at each target, `(target, d)`.
         base: The attention's projected output at each target, `(target, d)`. Without `modules`, the clean output.
-        projection: The output projection of each head that is zeroed, `(head, d_head, d)`. Without `modules`, times
-            the layer scale.
+        projection: The output projection of each head that is zeroed, `(head, d_head, d)`.
         scale: The layer scale, `(d,)`: by what the layer multiplies the attention's output. None: by 1.
         modules: Answers for the norm and the linear modules. None: no module depends on the attention's output, and
             the layer adds it to the rest.
@@ -87,8 +86,6 @@ class FoldedLayer:
     Args:
         composed: Whether to multiply the attention's projection with the first linear modules.
         in_bfloat16: Whether changes are multiplied in bfloat16.
-        packed: Runs positions of the layer, and is checked where the layer is not trusted.
-        new_packed: Makes another one, not checked.
     """
 
     def __init__(
@@ -98,12 +95,11 @@ class FoldedLayer:
         blocks: list[SourceBlock],
         composed: bool,
         in_bfloat16: bool,
-        packed: PackedPairs,
-        new_packed: Callable[[], PackedPairs],
     ) -> None:
+        packed = packed_pairs(problem)
         if not isinstance(packed.answer, ModuleAnswer) or packed.later:
             raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
-        self._problem, self._pairs, self._new_packed = problem, pairs, new_packed
+        self._problem, self._pairs = problem, pairs
         self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
@@ -123,9 +119,8 @@ class FoldedLayer:
         structure = self._read(trace, contexts[last] + lost * self.share, contexts, last)
         if structure.inner is not None and self.share < 0:
             raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
-        self._weight = structure.weight
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
-        projection = self._weight.unflatten(0, (problem.site.shape.heads, -1))
+        projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))
         self.projection = projection if problem.all_heads else projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
@@ -134,7 +129,7 @@ class FoldedLayer:
             scale = structure.norm.scale(self._clean_input)
             inner = None if structure.inner is None else (structure.inner, structure.inner.scale(self.base))
             if in_bfloat16:  # checked before much is multiplied: a decoder's first token sees nothing but itself
-                left = self._clean_input[last] - (lost @ self._weight) * (1 if self.scale is None else self.scale)
+                left = self._clean_input[last] - (lost @ structure.weight) * (1 if self.scale is None else self.scale)
                 if (structure.norm.scale(left) > LEFT_IN_BFLOAT16 * scale[last]).any():
                     raise CannotReplayError(TOO_LITTLE_LEFT)
             firsts = [self._first(structure.norm, scale, inner, module, composed) for module in structure.firsts]
@@ -240,7 +235,7 @@ class FoldedLayer:
 
     def _projected(self, structure: FeedForwardStructure) -> PackedPairs:
         """Runs the layer with outputs of the attention's projection in the place of contexts."""
-        replay = self._new_packed()
+        replay = PackedPairs(self._problem.site)
         if isinstance(replay.answer, ModuleAnswer) and replay.answer.projection:
             replay.answer.projection = ()
         else:
@@ -371,9 +366,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     pairs = pair_table(problem)
     composed = products_saved(problem, pairs)[1]
     blocks = plan_chunks(problem, pairs, not composed)
-    layer = FoldedLayer(
-        problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
-    )
+    layer = FoldedLayer(problem, pairs, blocks, composed, in_bfloat16)
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     cancelled = []
