@@ -63,9 +63,8 @@ TESTED_SHARE = 0.25
 class PackedReplay:
     """Runs all pairs as positions of one sequence, in chunks.
 
-    Attributes:
-        first_tensor_only: Whether only the first tensor of the layer's arguments holds one entry a position. A decoder
-            whose sequence is as long as its encoder's has others of the same shape.
+    With `first_tensor_only`, only the first tensor of the layer's arguments holds one entry a position. A decoder whose
+    sequence is as long as its encoder's has others of the same shape.
     """
 
     def __init__(self, first_tensor_only: bool = False) -> None:
@@ -129,26 +128,19 @@ def _note_positive(noted: list[Any], what: Any, number: float) -> None:
 
 
 class ChunkRunner:
-    """Runs chunks of a problem, and keeps what the checks of the whole map need.
+    """Runs chunks of a problem, and keeps what the checks of the whole map need."""
 
-    Attributes:
-        eps: The machine epsilon of the outputs.
-        scale: The largest entry of each target's clean output, `(target,)`.
-        error: The largest error of each target with nothing zeroed.
-        change: Its largest change by zeroing.
-        cancelled: Above 0 for pairs of the last chunk of whose contexts too little was left, `(n,)`.
-    """
-
-    cancelled: Tensor
+    cancelled: Tensor  # above 0 for pairs of the last chunk of whose contexts too little was left, `(n,)`
 
     def __init__(self, problem: ReplayProblem, pairs: PackedPairs) -> None:
         self._problem, self._pairs = problem, pairs
         self._contexts = problem.targets.of(pairs.contexts).flatten(1)
         self._sizes = self._contexts.abs().amax(-1)
-        self.scale = scale_of(problem.clean)
+        self.scale = scale_of(problem.clean)  # the largest entry of each target's clean output, `(target,)`
         number = torch.finfo(self.scale.dtype)
         self.eps = number.eps
-        self.error, self.change = torch.zeros_like(self.scale), torch.full_like(self.scale, number.tiny)
+        self.error = torch.zeros_like(self.scale)  # the largest error of each target with nothing zeroed
+        self.change = torch.full_like(self.scale, number.tiny)  # its largest change by zeroing
 
     def __call__(
         self, chunk: PackedChunk, contexts: Tensor | None = None, lost: Tensor | None = None, shared: bool = False

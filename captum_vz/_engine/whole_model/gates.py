@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 
 class ModelGates(ModelReplay):
-    """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it.
+    """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it."""
 
-    Attributes:
-        seen: Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
-    """
-
+    # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
     seen: Tensor | None = None
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:

@@ -57,16 +57,11 @@ _answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", d
 
 
 class CleanCache:
-    """Outputs of modules in a clean pass.
-
-    Attributes:
-        outermost: The modules that ran inside no other module.
-        largest: Bytes of the largest tensor that a module returned.
-    """
+    """Outputs of modules in a clean pass."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.outermost: list[nn.Module] = []
-        self.largest = 0
+        self.outermost: list[nn.Module] = []  # the modules that ran inside no other module
+        self.largest = 0  # bytes of the largest tensor that a module returned
         self._layers = {id(layer) for layer in layers}
         self._reached = False  # whether one of the layers has begun
         self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs when it began

@@ -232,23 +232,15 @@ class LaterLinear:
 
 
 class FoldedModules:
-    """What the norm and the linear modules return for the chunk that runs now.
-
-    Attributes:
-        shares: The factor of each vector, which is minus its attention weight, `(row, member * head)`.
-        folded: `W g(f_h(j))` for each first module, `(member * head, features)`.
-        scale: The scale that the norm used, `(row, 1)`.
-        expected: The norm's input if it must be checked, `(row, d)`.
-        inner_scale: The scale that the norm of the attention's output used, `(row, 1)`. 1: there is none.
-        cancelled: The pairs whose attention output has too little left for this norm, bool `(pair,)`. None: unknown.
-    """
+    """What the norm and the linear modules return for the chunk that runs now."""
 
     chunk: PairChunk
-    shares: Tensor
-    folded: list[Tensor]
-    scale: Tensor
-    expected: Tensor | None = None
-    inner_scale: Tensor | float = 1.0
+    shares: Tensor  # the factor of each vector, which is minus its attention weight, `(row, member * head)`
+    folded: list[Tensor]  # `W g(f_h(j))` for each first module, `(member * head, features)`
+    scale: Tensor  # the scale that the norm used, `(row, 1)`
+    expected: Tensor | None = None  # the norm's input if it must be checked, `(row, d)`
+    inner_scale: Tensor | float = 1.0  # that of the norm of the attention's output, `(row, 1)`. 1: there is none.
+    # The pairs whose attention output has too little left for this norm, bool `(pair,)`. None: it is unknown.
     cancelled: Tensor | None = None
     _normed: VersionedTensor
 

@@ -69,24 +69,12 @@ LEFT_IN_BFLOAT16 = 32
 class FoldedLayer:
     """What the folded replay needs of a layer.
 
-    Attributes:
-        outputs: The layer's clean output at each target, `(target, d)`.
-        base: The attention's projected output at each target, `(target, d)`. Without `modules`, the clean output.
-        projection: The output projection of each head that is zeroed, `(head, d_head, d)`.
-        scale: The layer scale, `(d,)`: by what the layer multiplies the attention's output. None: by 1.
-        modules: Answers for the norm and the linear modules. None: no module depends on the attention's output, and
-            the layer adds it to the rest.
-        share: The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
-            vectors, so nothing is taken from it.
-        runner: Runs the layer with these answers.
-        probes: What the packed replay returns for the last row of each chunk, `(chunk, d)`.
-        probe_bounds: By how much the folded replay may differ from the probes, `(chunk,)`.
-        changed: A buffer for the attention's output of a chunk.
-
-    Args:
-        composed: Whether to multiply the attention's projection with the first linear modules.
-        in_bfloat16: Whether changes are multiplied in bfloat16.
+    If `composed`, the attention's projection is multiplied with the first linear modules. If `in_bfloat16`, changes are
+    multiplied in bfloat16.
     """
+
+    probes: Tensor  # what the packed replay returns for the last row of each chunk, `(chunk, d)`
+    probe_bounds: Tensor  # by how much the folded replay may differ from the probes, `(chunk,)`
 
     def __init__(
         self,
@@ -104,10 +92,16 @@ class FoldedLayer:
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
         self.outputs = problem.clean
-        self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])
+        self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])  # a buffer for a chunk
+        # The attention's projected output at each target, `(target, d)`. Without `modules`, the clean output.
         self.base = self.outputs
+        # By what the layer multiplies the attention's output, `(d,)`, its layer scale. None: by 1.
         self.scale: Tensor | None = None
+        # The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
+        # vectors, so nothing is taken from it.
         self.share = 1 if problem.trust.library and not in_bfloat16 else -1
+        # Answers for the norm and the linear modules, and what runs the layer with these answers. None: no module
+        # depends on the attention's output, and the layer adds it to the rest.
         self.modules: FoldedModules | None = None
         self.runner: PackedPairs | None = None
 
@@ -120,7 +114,7 @@ class FoldedLayer:
         if structure.inner is not None and self.share < 0:
             raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
-        projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))
+        projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))  # (head, d_head, d)
         self.projection = projection if problem.all_heads else projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
