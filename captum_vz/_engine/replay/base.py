@@ -82,7 +82,8 @@ class ReplayProblem:
         targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
         asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number), bfloat16_changes
         chunk_rows = site.layer.rows_in_chunk(output)
-        members, zeroed = once_a_pass(_group_members, site.source_mask, groups), zeroed_heads(site, heads)
+        members = once_a_pass(_group_members, site.source_mask, groups)
+        zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, site.attention.values.device)
         return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, chunk_rows)
 
     @cached_property
@@ -301,12 +302,8 @@ def _wanted_targets(rows: Tensor, wanted: Tensor | None) -> TargetRows:
     return TargetRows(batch, row, out, batch * rows.shape[1] + out, everything)
 
 
-def zeroed_heads(site: AttentionSite, heads: tuple[int, ...] | None) -> Tensor:
-    """Which query heads are zeroed, bool `(head,)`. `heads` None: all."""
-    return once_a_pass(_marked, site.shape.heads, heads, site.attention.values.device)
-
-
-def _marked(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
+def zeroed_heads(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
+    """Which of the query heads are zeroed, bool `(head,)`. `chosen` None: all."""
     if chosen is None:
         return torch.ones(count, dtype=torch.bool, device=device)
     return torch.tensor([number in chosen for number in range(count)], device=device)

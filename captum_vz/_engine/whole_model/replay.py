@@ -30,7 +30,7 @@ from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, chec
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, once_a_pass, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -224,7 +224,7 @@ class ModelReplay:
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
-        zeroed = zeroed_heads(site, heads)
+        zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, device)
         run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
         self._runs.setdefault((run.index, device), []).append(run)
 

@@ -34,20 +34,14 @@ class PairTable:
     active: Tensor  # which pairs run, bool `(target, group)`
 
 
-def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
-    """`active`, extended to all groups of a block of `count` neighbours if one of them is active.
-
-    Groups without members stay inactive.
-    """
-    if count == 1:
-        return active
-    blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
-    return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
-
-
 def pair_table(problem: ReplayProblem) -> PairTable:
-    heads, neighbours = problem.heads.nonzero().flatten(), budget_of(problem.output.device).neighbours
-    active = fill_neighbours(problem.active, problem.members[problem.targets.batch], neighbours)
+    """The active pairs, extended to all groups with members in a block of neighbours if one of them is active."""
+    heads, active = problem.heads.nonzero().flatten(), problem.active
+    count = budget_of(problem.output.device).neighbours
+    if count > 1:
+        blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
+        held = (problem.members[problem.targets.batch] >= 0).any(-1)
+        active = blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & held
     weights = problem.weights if problem.all_heads else problem.weights[..., heads]
     return PairTable(weights, heads, active)
 
