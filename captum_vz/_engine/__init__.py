@@ -10,12 +10,12 @@ from captum_vz._engine.capture.forward_pass import LayerPass, given_states, laye
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
 from captum_vz._engine.capture.module_state import random_states, repeated
 from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
+from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
 from captum_vz._engine.replay.unknown_code import check_unknown_code
+from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
@@ -33,55 +33,3 @@ from captum_vz._engine.whole_model.gates import ModelGates
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.randomness import DrawnInputs
 from captum_vz._engine.whole_model.replay import ModelReplay
-
-__all__ = [
-    "HALF",
-    "INCLUDES",
-    "OUTPUT_ROUNDING",
-    "REPLAYS",
-    "SHORT_OF_MEMORY",
-    "AttentionBlock",
-    "AttentionHandler",
-    "AttentionSite",
-    "CannotReplayError",
-    "Decomposition",
-    "DrawnInputs",
-    "EmbeddingLeaf",
-    "ImpreciseError",
-    "LayerPass",
-    "LayerRecord",
-    "ModelGates",
-    "ModelReplay",
-    "Norm",
-    "OtherMixing",
-    "OutputDistance",
-    "Readings",
-    "ReplayTrace",
-    "ReturnedTensor",
-    "ValueProjection",
-    "alike_tensors",
-    "attention_site",
-    "budget_of",
-    "check_unknown_code",
-    "decompositions",
-    "find_layers",
-    "first_module_holding",
-    "first_tensor",
-    "given_states",
-    "in_float32",
-    "is_cache",
-    "is_half",
-    "is_out_of_memory",
-    "is_reproduced",
-    "keeps_examples_apart",
-    "layer_hooks",
-    "matrix",
-    "not_finite",
-    "once_a_pass",
-    "projected_vectors",
-    "random_states",
-    "read_norm",
-    "repeated",
-    "traced_replays",
-    "value_zeroing_scores",
-]

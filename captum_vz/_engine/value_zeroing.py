@@ -42,17 +42,14 @@ REPLAYS: tuple[Replay, ...] = (
 
 @dataclass(frozen=True)
 class OutputDistance:
-    """A distance `between` two outputs `(..., d)`, for which what one of them needs alone was done by `prepare`.
+    """A distance `between` two outputs `(..., d)`, for which what one of them needs alone was done by `prepare`."""
 
-    Attributes:
-        prepare: Given the outputs, and the readings of its own checks. These raise ImpreciseError.
-        careful: The distance for outputs of which `prepare` is imprecise. None: it never is.
-        rounding: Upper bound on the distance by which rounding alone moves outputs. None: it depends on them.
-    """
-
+    # Given the outputs, and the readings of its own checks. These raise ImpreciseError.
     prepare: Callable[[Tensor, Readings], Tensor]
     between: Callable[[Tensor, Tensor], Tensor]
+    # The distance for outputs of which `prepare` is imprecise. None: it never is.
     careful: OutputDistance | None = None
+    # Upper bound on the distance by which rounding alone moves outputs. None: it depends on them.
     rounding: Callable[[torch.dtype], float] | None = None
 
 
@@ -130,7 +127,9 @@ def value_zeroing_scores(
         # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
         rounding = None if distance.rounding is not None else _rounding(problem.clean, distance)
         _check_intervention(problem)
-        trace, readings = _new_trace(site), problem.readings
+        trace, readings = ReplayTrace(site.layer.name, site.attention.tap), problem.readings
+        if _traces.wanted is not None:
+            _traces.wanted.append(trace)
         known = REPLAYS[-1:] if site.layer.hooks else REPLAYS  # a hook may count positions
         if not problem.trust.library and len(known) > 1 and decides_by_numbers(site):
             known = (*REPLAYS[-1:], *REPLAYS[:-1])
@@ -198,13 +197,6 @@ def _counted(
             left -= count
             bar.update(count)
         bar.update(left)
-
-
-def _new_trace(site: AttentionSite) -> ReplayTrace:
-    trace = ReplayTrace(site.layer.name, site.attention.tap)
-    if _traces.wanted is not None:
-        _traces.wanted.append(trace)
-    return trace
 
 
 def _check_scores(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor | None) -> None:

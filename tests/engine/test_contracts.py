@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from captum_vz._engine.capture.interventions import FillSlots, Intervene
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
-from captum_vz._engine.replay.base import ZERO, ReplayProblem
-from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer, contexts_of_pairs
-from captum_vz._engine.structure.modules import LayerTrust
-from captum_vz._engine.structure.site import attention_site
+from captum_vz._engine.replay.base import ZERO
+from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.taps.projection import BERT_LIKE
 from tests.reference import FAMILIES
@@ -90,13 +88,6 @@ def test_results_that_are_another_attention() -> None:
     assert not is_same_attention(None, expected)
     assert not is_same_attention(expected[:1], expected)
     assert not is_same_attention(torch.where(expected == expected[0, 0], torch.nan, expected), expected)
-
-
-def test_contexts_need_weights() -> None:
-    layer = LayerRecord(nn.Identity(), (), {}, output=torch.randn(1, 3, 8), attentions=[record()])
-    problem = ReplayProblem.of(attention_site(layer, "self"), LayerTrust(library=True, independent=True))
-    with pytest.raises(CannotReplayError, match="contexts cannot be computed"):
-        contexts_of_pairs(problem, torch.tensor([0]), torch.tensor([0]))
 
 
 def test_a_row_of_padding_alone() -> None:

@@ -13,7 +13,7 @@ from transformers.models.swin import modeling_swin
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.structure import windows as engine_windows
+from captum_vz._engine.structure import layout
 from captum_vz.errors import UnsupportedLayerError
 from tests.budget import set_budget
 from tests.engine.blocks import Block, Reader, SelfAttention, sequences, zeroed_one_by_one
@@ -71,7 +71,7 @@ def test_windows_of_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(counted) <= 12
     counted.clear()
     assert_same(run.odd().attribute(perturbations_per_eval=3), together)
-    monkeypatch.setattr(engine_windows, "FEWEST_COPIES", 10**9)
+    monkeypatch.setattr(layout, "FEWEST_COPIES", 10**9)
     counted.clear()
     alone = run.odd().attribute()
     assert len(counted) > 24

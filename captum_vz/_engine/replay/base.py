@@ -28,21 +28,13 @@ BLOCK = 8
 
 @dataclass(frozen=True, eq=False)
 class TargetRows:
-    """Wanted rows without padding, `(target,)`.
+    """Wanted rows without padding, `(target,)`."""
 
-    Attributes:
-        batch: The example of each target.
-        row: Its row of the map.
-        out: Its position.
-        place: Its position, counted through the batch.
-        everything: Whether they are all positions of all examples, in order.
-    """
-
-    batch: Tensor
-    row: Tensor
-    out: Tensor
-    place: Tensor
-    everything: bool
+    batch: Tensor  # the example of each target
+    row: Tensor  # its row of the map
+    out: Tensor  # its position
+    place: Tensor  # its position, counted through the batch
+    everything: bool  # whether they are all positions of all examples, in order
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -54,36 +46,24 @@ class TargetRows:
 
 @dataclass(frozen=True, eq=False)
 class ReplayProblem:
-    """All that a replay is given: which values are zeroed, and for which target positions.
-
-    Attributes:
-        trust: What need not be checked of the layer.
-        rows: The target positions of each example, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-        max_groups: How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
-        intervention: What replaces the values.
-        bfloat16_changes: Whether changes may be multiplied in bfloat16.
-        heads: Which query heads are zeroed, bool `(head,)`.
-        all_heads: Whether all are.
-        members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
-        output: The layer's clean output, `(batch, out, d)`.
-        chunk_rows: How many positions fit in one chunk.
-        readings: What the checks of a replay wait for. The driver reads it before it uses the map.
-    """
+    """All that a replay is given: which values are zeroed, and for which target positions."""
 
     site: AttentionSite
-    trust: LayerTrust
-    rows: Tensor | None
+    trust: LayerTrust  # what need not be checked of the layer
+    rows: Tensor | None  # The target positions of each example, `(batch, row)`. None: all.
+    # The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
     groups: Tensor | None
+    # How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
     max_groups: int | None
-    intervention: Intervention
-    bfloat16_changes: bool
+    intervention: Intervention  # what replaces the values
+    bfloat16_changes: bool  # whether changes may be multiplied in bfloat16
     targets: TargetRows
-    heads: Tensor
-    all_heads: bool
-    members: Tensor
-    output: Tensor
-    chunk_rows: int
+    heads: Tensor  # which query heads are zeroed, bool `(head,)`
+    all_heads: bool  # whether all are
+    members: Tensor  # the sources of each group, `(batch, group, member)`, -1 where a group has fewer members
+    output: Tensor  # the layer's clean output, `(batch, out, d)`
+    chunk_rows: int  # how many positions fit in one chunk
+    # What the checks of a replay wait for. The driver reads it before it uses the map.
     readings: Readings = field(default_factory=Readings)
 
     @classmethod
@@ -102,13 +82,14 @@ class ReplayProblem:
         targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
         asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number), bfloat16_changes
         chunk_rows = site.layer.rows_in_chunk(output)
-        members, zeroed = once_a_pass(_group_members, site.source_mask, groups), zeroed_heads(site, heads)
+        members = once_a_pass(_group_members, site.source_mask, groups)
+        zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, site.attention.values.device)
         return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, chunk_rows)
 
     @cached_property
     def weights(self) -> Tensor:
-        """The weights that are zeroed, `(target, in, head)`, see `zeroed_weights`."""
-        return zeroed_weights(self.site, self.heads, self.targets.batch, self.targets.out)
+        """The weights that are zeroed, `(target, in, head)`, see `_zeroed_weights`."""
+        return self._zeroed_weights(self.targets.batch, self.targets.out)
 
     @cached_property
     def clean_weights(self) -> Tensor:
@@ -120,7 +101,14 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        return self._by_group(self.reached(self.targets.batch, self.targets.out))
+        seen = self.reached(self.targets.batch, self.targets.out)
+        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
+
+    @cached_property
+    def group_of(self) -> Tensor:
+        """The group of each source, `(batch, in)`."""
+        mask = self.site.source_mask
+        return torch.arange(mask.shape[1], device=mask.device).expand_as(mask) if self.groups is None else self.groups
 
     @property
     def possible(self) -> Tensor:
@@ -142,12 +130,24 @@ class ReplayProblem:
             return site.source_mask[batch]
         if isinstance(self.intervention, ZeroValue):
             own = batch is self.targets.batch and out is self.targets.out
-            return (self.weights if own else zeroed_weights(site, self.heads, batch, out)).ne(0).any(-1)
+            return (self.weights if own else self._zeroed_weights(batch, out)).ne(0).any(-1)
         weights = weights_at(site.attention.weights, batch, out) * self.heads[:, None]
         return weights.ne(0).any(1) & site.source_mask[batch]
 
-    def _by_group(self, seen: Tensor) -> Tensor:
-        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
+    def _zeroed_weights(self, batch: Tensor, out: Tensor) -> Tensor:
+        """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
+
+        They are 0 for other heads, for padding, and for values that are zero already. Inline, bool `(n, in, 1)`: which
+        sources are no padding.
+        """
+        attention, real = self.site.attention, self.site.source_mask
+        if attention.weights is None:  # inline: any source may have weight
+            return real[batch, :, None]
+        weights = weights_at(attention.weights, batch, out) * real[batch, None] * self.heads[:, None]
+        # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
+        # them in a quarter of the time that any() takes.
+        moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
+        return (weights * moves[batch]).transpose(1, 2).contiguous()
 
     @cached_property
     def clean(self) -> Tensor:
@@ -170,25 +170,15 @@ class ReplayProblem:
 
 
 class ReplayChunk(NamedTuple):
-    """Outputs of some pairs.
+    """Outputs of some pairs."""
 
-    Attributes:
-        target: The target of each pair, `(n,)`.
-        group: The group that is zeroed for it, `(n,)`.
-        output: The target's output then, `(n, d)`.
-        clean: Clean outputs, `(m, d)`. The same tensor may come with many chunks.
-        clean_row: The row of `clean` that each pair is compared with, `(n,)`.
-        unchanged: Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
-        shared: Whether other layers have the same pairs, in the same tensors.
-    """
-
-    target: Tensor
-    group: Tensor
-    output: Tensor
-    clean: Tensor
-    clean_row: Tensor
-    unchanged: Tensor | None = None
-    shared: bool = False
+    target: Tensor  # the target of each pair, `(n,)`
+    group: Tensor  # the group that is zeroed for it, `(n,)`
+    output: Tensor  # the target's output then, `(n, d)`
+    clean: Tensor  # Clean outputs, `(m, d)`. The same tensor may come with many chunks.
+    clean_row: Tensor  # the row of `clean` that each pair is compared with, `(n,)`
+    unchanged: Tensor | None = None  # Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
+    shared: bool = False  # whether other layers have the same pairs, in the same tensors
 
 
 class Replay(Protocol):
@@ -216,35 +206,21 @@ class Replay(Protocol):
 
 
 class PackedChunk(NamedTuple):
-    """Pairs that run together, and other rows of the same run. Layers with one mask share it.
+    """Pairs that run together, and other rows of the same run. Layers with one mask share it."""
 
-    Attributes:
-        target: The target of each pair, `(n,)`.
-        group: The group that is zeroed for it, `(n,)`.
-        position: The example and the position of its target, two tensors `(n,)`.
-        sources: The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
-        alone: The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
-        clean_row: The place of each pair's target among the unchanged ones, `(n,)`.
-        rows: The target of each row of the run, `(row,)`.
-        signs: By what the context of each row is multiplied, `(row, 1)`.
-        batch: The example of each row.
-        out: The position of each row.
-        checked: The rows that run unchanged: one before the pairs, and the target of each pair after them.
-        unchanged: The targets of these rows.
-    """
-
-    target: Tensor
-    group: Tensor
-    position: tuple[Tensor, Tensor]
+    target: Tensor  # the target of each pair, `(n,)`
+    group: Tensor  # the group that is zeroed for it, `(n,)`
+    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
+    # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
     sources: list[tuple[Tensor, Tensor | None]]
-    alone: Tensor | None
-    clean_row: Tensor
-    rows: Tensor
-    signs: Tensor
-    batch: Tensor
-    out: Tensor
-    checked: Tensor
-    unchanged: Tensor
+    alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
+    clean_row: Tensor  # the place of each pair's target among the unchanged ones, `(n,)`
+    rows: Tensor  # the target of each row of the run, `(row,)`
+    signs: Tensor  # by what the context of each row is multiplied, `(row, 1)`
+    batch: Tensor  # the example of each row
+    out: Tensor  # the position of each row
+    checked: Tensor  # the rows that run unchanged: one before the pairs, and the target of each pair after them
+    unchanged: Tensor  # the targets of these rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,8 +270,12 @@ class PairSet:
 
     def chunks(self, rows: int, max_groups: int | None) -> Iterator[PackedChunk]:
         """All possible pairs, at most `rows` pairs of at most `max_groups` groups at a time."""
-        for pairs in pairs_at_a_time(self.possible, rows, max_groups):
-            yield self.chunk(*pairs)
+        start = 0
+        for groups in self.possible.split(max_groups or self.possible.shape[1], dim=1):
+            target, group = groups.nonzero(as_tuple=True)
+            if len(target):
+                yield from map(self.chunk, target.split(rows), (group + start).split(rows))
+            start += groups.shape[1]
 
 
 def only_chunk(pairs: PairSet) -> PackedChunk:
@@ -306,33 +286,6 @@ def only_chunk(pairs: PairSet) -> PackedChunk:
 def count_of(possible: Tensor) -> int:
     """How many pairs there are."""
     return int(possible.sum())
-
-
-def zeroed_weights(site: AttentionSite, heads: Tensor, batch: Tensor, out: Tensor) -> Tensor:
-    """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
-
-    They are 0 for other heads, for padding, and for values that are zero already. Inline, bool `(n, in, 1)`: which
-    sources are no padding.
-    """
-    attention = site.attention
-    if attention.weights is None:  # inline: any source may have weight
-        return site.source_mask[batch, :, None]
-    weights = weights_at(attention.weights, batch, out) * site.source_mask[batch, None]
-    weights = weights * heads[:, None]
-    # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
-    # them in a quarter of the time that any() takes.
-    moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
-    return (weights * moves[batch]).transpose(1, 2).contiguous()
-
-
-def pairs_at_a_time(active: Tensor, rows: int, max_groups: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The active pairs `(target, group)`, at most `rows` pairs of at most `max_groups` groups at a time."""
-    start = 0
-    for groups in active.split(max_groups or active.shape[1], dim=1):
-        target, group = groups.nonzero(as_tuple=True)
-        if len(target):
-            yield from zip(target.split(rows), (group + start).split(rows), strict=True)
-        start += groups.shape[1]
 
 
 def _places(targets: TargetRows, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
@@ -349,12 +302,8 @@ def _wanted_targets(rows: Tensor, wanted: Tensor | None) -> TargetRows:
     return TargetRows(batch, row, out, batch * rows.shape[1] + out, everything)
 
 
-def zeroed_heads(site: AttentionSite, heads: tuple[int, ...] | None) -> Tensor:
-    """Which query heads are zeroed, bool `(head,)`. `heads` None: all."""
-    return once_a_pass(_marked, site.shape.heads, heads, site.attention.values.device)
-
-
-def _marked(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
+def zeroed_heads(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
+    """Which of the query heads are zeroed, bool `(head,)`. `chosen` None: all."""
     if chosen is None:
         return torch.ones(count, dtype=torch.bool, device=device)
     return torch.tensor([number in chosen for number in range(count)], device=device)

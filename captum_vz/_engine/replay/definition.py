@@ -25,7 +25,7 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reprod
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.unknown_code import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_examples
-from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
+from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
@@ -97,11 +97,10 @@ class DefinitionReplay:
 
 def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
     """One run for each group. Examples that depend on each other lose their values in runs of their own."""
-    site, members = problem.site, problem.members
-    (batch, _, out, sources), device = site.shape, members.device
-    belongs = torch.zeros(*members.shape[:2], sources + 1, dtype=torch.bool, device=device)  # (batch, group, in)
-    in_group = belongs.scatter(2, members % (sources + 1), True)[..., :-1] & site.source_mask[:, None]
-    active = torch.zeros(members.shape[:2], dtype=torch.bool, device=device)
+    site, groups = problem.site, torch.arange(problem.members.shape[1], device=problem.members.device)
+    (batch, _, out, _), device = site.shape, groups.device
+    in_group = (problem.group_of[:, None] == groups[:, None]) & site.source_mask[:, None]  # (batch, group, in)
+    active = torch.zeros(in_group.shape[:2], dtype=torch.bool, device=device)
     # All rows count, not only the wanted ones. In a layer that mixes positions, a wanted row depends on what other rows
     # attend to.
     rows = torch.arange(out, device=device)
@@ -131,17 +130,16 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
     this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`,
     or all of a short sequence.
     """
-    site, (batch, groups) = problem.site, problem.members.shape[:2]
+    site, groups = problem.site, problem.members.shape[1]
     totals = scores.sum(1).flatten()
     order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
     for number in order if len(order) <= ALL else [*order[:SAMPLE], order[-1]]:
         example, group = divmod(number, groups)
-        members = problem.members[example, group] % (site.shape.sources + 1)
-        zeroed = torch.zeros(batch, site.shape.sources + 1, dtype=torch.bool, device=members.device)
-        zeroed[example] = zeroed[example].index_fill(0, members, True)
+        zeroed = torch.zeros_like(site.source_mask)
+        zeroed[example] = (problem.group_of[example] == group) & site.source_mask[example]
         target = ((problem.targets.batch == example) & problem.active[:, group]).nonzero().flatten()
         try:
-            output = _run(problem, zeroed[:, :-1] & site.source_mask)
+            output = _run(problem, zeroed)
         except CannotReplayError:  # it needs a cache, for example: no run shows anything
             return
         yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
@@ -223,19 +221,17 @@ def _examples_are_independent(problem: ReplayProblem) -> bool:
 def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
     """One run for each place in a window if no output depends on two windows, else one for each group."""
     batch, out, sources = windows.shape
-    groups, position, held = problem.groups, windows.position, windows.position != NO_POSITION
+    position, held = windows.position, windows.position != NO_POSITION
     window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
-    if window_of_output is not None and groups is None and problem.max_groups is None:
+    if window_of_output is not None and problem.groups is None and problem.max_groups is None:
         places, place = windows.place.unique(return_inverse=True)
         zeroed = (windows.place == places[:, None]) & held
         source = torch.full((len(places), windows.count), NO_POSITION, device=position.device)
         source[place, windows.window] = (position % sources).where(held, NO_POSITION)
         group = source[:, window_of_output].where(window_of_output != NO_POSITION, NO_POSITION)
     else:
-        if groups is None:
-            groups = torch.arange(sources, device=position.device).expand(batch, sources)
         number = torch.arange(problem.members.shape[1], device=position.device)[:, None]
-        zeroed = (groups.flatten()[position] == number) & held
+        zeroed = (problem.group_of.flatten()[position] == number) & held
         group = number[..., None].expand(-1, batch, out)
     at_once = min(windows.at_once, problem.max_groups or len(zeroed))
     at_once = min(at_once, max(1, problem.chunk_rows // (batch * max(out, sources))))  # where memory was short

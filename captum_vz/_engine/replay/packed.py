@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ from captum_vz.functional.interventions import ZeroValue, contexts_after
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
 
-T = TypeVar("T")
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
@@ -64,9 +63,8 @@ TESTED_SHARE = 0.25
 class PackedReplay:
     """Runs all pairs as positions of one sequence, in chunks.
 
-    Attributes:
-        first_tensor_only: Whether only the first tensor of the layer's arguments holds one entry a position. A decoder
-            whose sequence is as long as its encoder's has others of the same shape.
+    With `first_tensor_only`, only the first tensor of the layer's arguments holds one entry a position. A decoder whose
+    sequence is as long as its encoder's has others of the same shape.
     """
 
     def __init__(self, first_tensor_only: bool = False) -> None:
@@ -84,7 +82,7 @@ class PackedReplay:
         if not problem.trust.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
-        run = _ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
+        run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.max_groups is None
         chunks = (
@@ -108,15 +106,11 @@ class PackedReplay:
         problem.readings.read()
         # Where too little was left of a context, its other sources are summed. Few layers have such pairs.
         for chunk, cancelled in again:
-            yield from _exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
+            yield from exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
 
 
-def exact_chunks(problem: ReplayProblem, pairs: PackedPairs, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
+def exact_chunks(problem: ReplayProblem, run: ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
     """Outputs of some pairs. The context of each is summed over the sources that are left."""
-    yield from _exact_chunks(problem, _ChunkRunner(problem, pairs), target, group)
-
-
-def _exact_chunks(problem: ReplayProblem, run: _ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
     asked = _asked_pairs(problem)
     for part in torch.stack([target, group]).split(problem.chunk_rows, dim=1):
         if part.shape[1]:
@@ -128,32 +122,25 @@ def _asked_pairs(problem: ReplayProblem) -> PairSet:
     return once_a_pass(PairSet, problem.targets, problem.members, *masks)
 
 
-def _note_positive(noted: list[T], what: T, number: float) -> None:
+def _note_positive(noted: list[Any], what: Any, number: float) -> None:
     if number > 0:
         noted.append(what)
 
 
-class _ChunkRunner:
-    """Runs chunks of a problem, and keeps what the checks of the whole map need.
+class ChunkRunner:
+    """Runs chunks of a problem, and keeps what the checks of the whole map need."""
 
-    Attributes:
-        eps: The machine epsilon of the outputs.
-        scale: The largest entry of each target's clean output, `(target,)`.
-        error: The largest error of each target with nothing zeroed.
-        change: Its largest change by zeroing.
-        cancelled: Above 0 for pairs of the last chunk of whose contexts too little was left, `(n,)`.
-    """
-
-    cancelled: Tensor
+    cancelled: Tensor  # above 0 for pairs of the last chunk of whose contexts too little was left, `(n,)`
 
     def __init__(self, problem: ReplayProblem, pairs: PackedPairs) -> None:
         self._problem, self._pairs = problem, pairs
         self._contexts = problem.targets.of(pairs.contexts).flatten(1)
         self._sizes = self._contexts.abs().amax(-1)
-        self.scale = scale_of(problem.clean)
+        self.scale = scale_of(problem.clean)  # the largest entry of each target's clean output, `(target,)`
         number = torch.finfo(self.scale.dtype)
         self.eps = number.eps
-        self.error, self.change = torch.zeros_like(self.scale), torch.full_like(self.scale, number.tiny)
+        self.error = torch.zeros_like(self.scale)  # the largest error of each target with nothing zeroed
+        self.change = torch.full_like(self.scale, number.tiny)  # its largest change by zeroing
 
     def __call__(
         self, chunk: PackedChunk, contexts: Tensor | None = None, lost: Tensor | None = None, shared: bool = False
@@ -336,20 +323,17 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    attention, (batch, out) = problem.site.attention, chunk.position
-    known = attention.weights
-    if known is None:
-        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    shared_by = known.shape[1] // attention.values.shape[1]
-    terms = []
+    known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
+    assert known is not None  # narrows the type: `PackedPairs` refuses attention without
+    shared_by, terms = known.shape[1] // values.shape[1], []
     for source, there in chunk.sources:
         if isinstance(known, Tensor):
-            weight = known[batch, :, out, source].to(attention.values.dtype)  # (n, head)
+            weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
         else:
-            weight = problem.clean_weights[chunk.target, :, source].to(attention.values.dtype)
+            weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
         weight = weight if problem.all_heads else weight * problem.heads
         weight = weight if there is None else weight * there
-        value = attention.values[batch, :, source]  # (n, key-value head, d_head)
+        value = values[batch, :, source]  # (n, key-value head, d_head)
         if shared_by == 1:
             terms.append((weight[..., None] * value).flatten(1))
         else:
@@ -362,26 +346,21 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    attention, members = problem.site.attention, problem.members
+    known, values, groups = problem.site.attention.weights, problem.site.attention.values, problem.members.shape[1]
+    assert known is not None  # as above
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    known = attention.weights
-    if known is None:
-        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    heads, sources = problem.site.shape.heads, problem.site.shape.sources
-    contexts = attention.values.new_empty(len(target), heads, attention.values.shape[-1])
-    number = batch * members.shape[1] + group
+    heads = problem.site.shape.heads
+    contexts = values.new_empty(len(target), heads, values.shape[-1])
+    number = batch * groups + group
     for one in number.unique().tolist():
-        pairs, (example, own_group) = number == one, divmod(one, members.shape[1])
-        zeroed = torch.zeros(sources + 1, dtype=torch.bool, device=number.device)
-        zeroed = zeroed.index_fill(0, members[example, own_group] % (sources + 1), True)[:-1] & problem.heads[:, None]
+        pairs, (example, own_group) = number == one, divmod(one, groups)
+        zeroed = (problem.group_of[example] == own_group) & problem.heads[:, None]
         own = slice(example, example + 1)
         if isinstance(known, Tensor):
             weights = known[own, :, out[pairs]]
         else:
             weights = problem.clean_weights[target[pairs]].transpose(0, 1)[None]
-        real = problem.site.source_mask[own]
-        values = for_query_heads(attention.values[own], heads)
-        weights = weights.to(attention.values.dtype)
-        changed = contexts_after(problem.intervention, weights, values, zeroed[None], real)
+        given = weights.to(values.dtype), for_query_heads(values[own], heads), zeroed[None]
+        changed = contexts_after(problem.intervention, *given, problem.site.source_mask[own])
         contexts[pairs] = changed[0].transpose(0, 1)
     return contexts.flatten(1)

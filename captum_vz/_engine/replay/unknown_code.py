@@ -149,22 +149,19 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
 class _Graph(AttentionHandler, TorchFunctionMode):
     """A run of a layer with gradients, in which each attention returns a start of the graph.
 
-    Attributes:
-        keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
-        zeroed: Which entries are zeroed of what some functions return, by the number of the function.
-        answers: Context and weights of each call of attention. They are computed unless they are given.
-        edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
-        in_inference_mode: Whether the layer switches gradients off in a way that cannot be undone.
-        clones: What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
+    With `keep`, gradients stay on in a layer's own `torch.no_grad()`. `zeroed` says which entries are zeroed of what
+    some functions return, by the number of the function.
     """
 
     def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
         super().__init__()
         self.site, self.keep, self.zeroed = site, keep, zeroed
+        # Context and weights of each call of attention. They are computed unless they are given.
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
-        self.edges: list[GradientEdge | None] = []
-        self.in_inference_mode = False
+        self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
+        self.in_inference_mode = False  # whether the layer switches gradients off in a way that cannot be undone
+        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
         self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.

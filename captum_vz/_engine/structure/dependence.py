@@ -1,4 +1,4 @@
-"""Which values of an attention depend on which positions of the layer's input, and how the tokens are laid out.
+"""Which values of an attention depend on which positions of the layer's input.
 
 The layer runs again on a changed input, and the run ends at the values. Two changes are used:
 
@@ -6,8 +6,6 @@ The layer runs again on a changed input, and the run ends at the values. Two cha
   keeps their order.
 - NaN marks every value that depends on a position. It also changes scores that decide an order, and code that checks
   for NaN may remove it.
-
-Some layers carry several vectors of each token, in streams (hyper-connections, AltUp).
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import SiteHandler, StopAtOutput, StopAtValues, StopRunError
-from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
-    first_tensor,
     fixed_normal,
     for_query_heads,
     is_changed,
@@ -33,7 +30,6 @@ from captum_vz._engine.numerics.tensors import (
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._private import tree_leaves
-from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.taps.handler import AttentionHandler
@@ -262,30 +258,3 @@ def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, 
     except (StopRunError, CannotReplayError) as end:
         return end.args[0] if isinstance(end, StopRunError) else None
     return None
-
-
-# The axis of the streams: (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
-AXES = (2, 0)
-
-
-def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:
-    """The streams of a layer, or None if its tokens have one vector each.
-
-    UnsupportedLayerError: tokens and streams have the same number, so that either axis could hold the streams.
-    """
-    output = first_tensor(record.output)
-    if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:
-        return None
-    batch, _, out, sources = attention.shape
-    if output.shape[:3] == (batch, 1, out):  # one prompt for each image (SAM)
-        return Streams(1, 1)
-    # Other sources than the tokens: summaries of them (DeepSeek-V4), or a cache.
-    if out != sources or len(record.attentions) > 1:
-        return None
-    axes = [axis for axis in AXES if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
-    if len(axes) > 1:
-        raise UnsupportedLayerError(
-            f"The layer {record.name} carries {tuple(output.shape)}, as many vectors of each token as there are tokens "
-            "and examples, so the axes cannot be distinguished. Pass another number of examples."
-        )
-    return Streams(axes[0], output.shape[axes[0]]) if axes else None

@@ -141,9 +141,7 @@ def _without_family(module: nn.Module, member: nn.Module) -> str:
 
 def _stack_name(list_name: str) -> str:
     """Return the name of the stack that a list of layers belongs to: its path up to the first number."""
-    parts = list_name.split(".")
-    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0]] if numbers else parts)
+    return ".".join(takewhile(lambda part: not part.isdigit(), list_name.split(".")))
 
 
 def _called(stack: str | None, names: list[str]) -> list[str]:
@@ -163,8 +161,5 @@ def _choices(names: list[str]) -> str:
 
 def _side(stack_name: str) -> str | None:
     """Return "encoder" or "decoder", whichever occurs in the last part of the path that names one, or None."""
-    for part in reversed(stack_name.lower().split(".")):
-        for side in ("encoder", "decoder"):
-            if side in part:
-                return side
-    return None
+    parts = reversed(stack_name.lower().split("."))
+    return next((side for part in parts for side in ("encoder", "decoder") if side in part), None)

@@ -34,15 +34,10 @@ COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class LayerTrust:
-    """What need not be checked of a layer.
+    """What need not be checked of a layer."""
 
-    Attributes:
-        library: All code of the layer is torch's and transformers'.
-        independent: Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
-    """
-
-    library: bool
-    independent: bool
+    library: bool  # all code of the layer is torch's and transformers'
+    independent: bool  # Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
 
     @classmethod
     def of(cls, layer: LayerRecord) -> LayerTrust:

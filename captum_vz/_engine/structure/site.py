@@ -15,7 +15,6 @@ from captum_vz._engine.numerics.attention import all_tokens, all_weights
 from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
 from captum_vz._engine.structure.dependence import (
-    find_streams,
     first_tokens,
     mixes_outside,
     reads_other_states,
@@ -25,31 +24,22 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.layout import Windows, find_streams, find_windows, padding_masks
 from captum_vz._engine.structure.modules import is_library_code
-from captum_vz._engine.structure.padding import padding_masks
-from captum_vz._engine.structure.windows import Windows, find_windows
 from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSite:
-    """The attention that is explained, and what is known of it.
+    """The attention that is explained, and what is known of it."""
 
-    Attributes:
-        layer: The record of the layer.
-        attention: The record of the attention. With `windows`, it spans the positions of the layer.
-        target_mask: Which rows are no padding, bool `(batch, out)`.
-        source_mask: Which sources are no padding, bool `(batch, in)`.
-        streams: The layout of a layer whose tokens have several vectors each. None: they have one.
-        windows: Where the positions are, if the attention sees them in windows. None: it sees tokens.
-    """
-
-    layer: LayerRecord
-    attention: AttentionRecord
-    target_mask: Tensor
-    source_mask: Tensor
-    streams: Streams | None = None
+    layer: LayerRecord  # the record of the layer
+    attention: AttentionRecord  # The record of the attention. With `windows`, it spans the positions of the layer.
+    target_mask: Tensor  # which rows are no padding, bool `(batch, out)`
+    source_mask: Tensor  # which sources are no padding, bool `(batch, in)`
+    streams: Streams | None = None  # The layout of a layer whose tokens have several vectors each. None: they have one.
+    # Where the positions are, if the attention sees them in windows. None: it sees tokens.
     windows: Windows | None = None
 
     @property
@@ -97,7 +87,9 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
-        if not is_library_code(self.layer) and not self._is_in_order():
+        runner, one = self.runner(), self.attention
+        known = is_library_code(self.layer)
+        if not known and not (values_follow_token_order(runner, one) and values_follow_examples(runner, one)):
             raise UnsupportedLayerError(
                 f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
                 "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
@@ -114,11 +106,6 @@ class AttentionSite:
         if not self.attention.model_pads or tokens is None or not tokens < out == sources:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
-
-    def _is_in_order(self) -> bool:
-        """Whether values stand in the order of the tokens and examples that they are made of."""
-        runner, attention = self.runner(), self.attention
-        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""
@@ -151,11 +138,8 @@ class AttentionSite:
 def attention_site(layer: LayerRecord, attention: str, streams: bool = False) -> AttentionSite:
     """The site of the attention that is meant, see `_choose_attention`.
 
-    With `streams`, tokens may have several vectors each.
-
-    Raises:
-        UnsupportedLayerError: The layer called no attention that can be read, or not the one that is asked for, or the
-            layout of its tokens is unknown.
+    With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
+    be read, or not the one that is asked for, or the layout of its tokens is unknown.
     """
     _merge_parts(layer)
     chosen = _choose_attention(layer, attention)

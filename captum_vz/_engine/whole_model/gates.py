@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 
 class ModelGates(ModelReplay):
-    """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it.
+    """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it."""
 
-    Attributes:
-        seen: Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
-    """
-
+    # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
     seen: Tensor | None = None
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
@@ -64,14 +61,8 @@ class ModelGates(ModelReplay):
     def run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None) -> Any:
         """What `forward` returns with gated values, in the grad mode of this thread.
 
-        Args:
-            forward: The user's call on a batch of examples.
-            gates: `(batch, in)`.
-            rows: Which example of the clean pass each example is, `(batch,)`. None: they are the same.
-
-        Raises:
-            RefusedError: A module has active dropout. A layer ran more or less often than in the clean pass, or called
-                attention otherwise.
+        `gates` are `(batch, in)`. `rows (batch,)` says which example of the clean pass each example is. None: the same.
+        RefusedError: a module has active dropout, or a layer ran or called attention otherwise than in the clean pass.
         """
         for module in self._cache.outermost:
             check_no_dropout(module)

@@ -20,26 +20,22 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Retu
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
+from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
+from captum_vz._engine.structure.layout import find_streams
 from captum_vz._engine.structure.modules import LayerTrust, is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map
 
 
 class OtherMixing:
-    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record.
-
-    Attributes:
-        pairs: Indices of layers that ran one after the other, the second on something else than what the first
-            returned. Each pair once, in the order in which they ran.
-        mixers: The layers that mix their tokens by more than their attention.
-        untested: The layers of unknown code of which no run shows whether they do.
-    """
+    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record."""
 
     def __init__(self) -> None:
+        # Indices of layers that ran one after the other, the second on something else than what the first returned.
+        # Each pair once, in the order in which they ran.
         self.pairs: list[tuple[int, int]] = []
-        self.mixers: list[int] = []
-        self.untested: list[int] = []
+        self.mixers: list[int] = []  # the layers that mix their tokens by more than their attention
+        self.untested: list[int] = []  # those of unknown code of which no run shows whether they do
         self._known: dict[Any, bool | None] = {}  # by the kind of a layer
         # By device where replicas of a model run side by side.
         self._before: dict[torch.device | None, tuple[int, ReturnedTensor]] = {}

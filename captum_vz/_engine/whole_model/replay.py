@@ -30,7 +30,7 @@ from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, chec
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, once_a_pass, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -57,16 +57,11 @@ _answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", d
 
 
 class CleanCache:
-    """Outputs of modules in a clean pass.
-
-    Attributes:
-        outermost: The modules that ran inside no other module.
-        largest: Bytes of the largest tensor that a module returned.
-    """
+    """Outputs of modules in a clean pass."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.outermost: list[nn.Module] = []
-        self.largest = 0
+        self.outermost: list[nn.Module] = []  # the modules that ran inside no other module
+        self.largest = 0  # bytes of the largest tensor that a module returned
         self._layers = {id(layer) for layer in layers}
         self._reached = False  # whether one of the layers has begun
         self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs when it began
@@ -173,22 +168,14 @@ def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run of a layer in the clean pass.
-
-    Attributes:
-        number: How often the layer ran before.
-        attention: The attention in which values are zeroed, without its tensors.
-        heads: The heads that lose their values, bool `(head,)`.
-        output: What the layer returned, `(batch, out, d)`.
-        real: Which sources are no padding, `(batch, in)`.
-    """
+    """One run of a layer in the clean pass."""
 
     index: int
-    number: int
-    attention: AttentionRecord
-    heads: Tensor
-    output: Tensor
-    real: Tensor
+    number: int  # how often the layer ran before
+    attention: AttentionRecord  # the attention in which values are zeroed, without its tensors
+    heads: Tensor  # the heads that lose their values, bool `(head,)`
+    output: Tensor  # what the layer returned, `(batch, out, d)`
+    real: Tensor  # which sources are no padding, `(batch, in)`
 
 
 class ModelReplay:
@@ -237,7 +224,7 @@ class ModelReplay:
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
-        zeroed = zeroed_heads(site, heads)
+        zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, device)
         run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
         self._runs.setdefault((run.index, device), []).append(run)
 

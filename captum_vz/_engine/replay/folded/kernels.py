@@ -46,25 +46,17 @@ Run = tuple[nn.Module, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class FeedForwardStructure:
-    """What follows the attention.
+    """What follows the attention."""
 
-    Attributes:
-        projection: The attention's output projection, a linear module.
-        weight: Its matrix, `(head * d_head, d)`.
-        norm: The norm that takes the residual stream. None: no module depends on the attention, and the layer's output
-            is a sum of the attention's output and other terms.
-        inner: The norm of the attention's output before it is added to the stream, or None.
-        firsts: The linear modules that take the norm's output.
-        laters: The linear modules that depend on it later.
-        activations: The modules that take the output of the first linear modules and compute a known activation.
-    """
-
-    projection: nn.Module
-    weight: Tensor
+    projection: nn.Module  # the attention's output projection, a linear module
+    weight: Tensor  # its matrix, `(head * d_head, d)`
+    # The norm that takes the residual stream. None: no module depends on the attention, and the layer's output is a sum
+    # of the attention's output and other terms.
     norm: Norm | None = None
-    inner: Norm | None = None
-    firsts: tuple[nn.Module, ...] = ()
-    laters: tuple[nn.Module, ...] = ()
+    inner: Norm | None = None  # the norm of the attention's output before it is added to the stream, or None
+    firsts: tuple[nn.Module, ...] = ()  # the linear modules that take the norm's output
+    laters: tuple[nn.Module, ...] = ()  # the linear modules that depend on it later
+    # The modules that take the output of the first linear modules and compute a known activation.
     activations: tuple[tuple[nn.Module, Activation], ...] = ()
 
 
@@ -208,23 +200,17 @@ class FirstLinear:
     Where the attention's output has a norm of its own, with scale t and linear part k, it takes
 
         s (base + t (inner - sum_h a_h W g(k(f_h)))) + constant
-
-    Attributes:
-        weight: The transpose of the module's matrix W, `(features, d)`.
-        composed: The attention's projection times W, `(head, d_head, features)`. None: they are multiplied one by one.
-        base: `W g(p)` of each target, `(target, features)`. With an inner norm, p is the stream without `t k(o)`.
-        inner: `W g(k(o))` of each target's attention output o, `(target, features)`. None: there is no inner norm.
-        constant: `W beta`, plus W's own bias, `(1, features)`.
-        result: A buffer that each chunk fills.
     """
 
     module: nn.Module
-    weight: Tensor
+    weight: Tensor  # the transpose of the module's matrix W, `(features, d)`
+    # The attention's projection times W, `(head, d_head, features)`. None: they are multiplied one by one.
     composed: Tensor | None
-    base: Tensor
+    base: Tensor  # `W g(p)` of each target, `(target, features)`. With an inner norm, p is the stream without `t k(o)`.
+    # `W g(k(o))` of each target's attention output o, `(target, features)`. None: there is no inner norm.
     inner: Tensor | None
-    constant: Tensor
-    result: Tensor
+    constant: Tensor  # `W beta`, plus W's own bias, `(1, features)`
+    result: Tensor  # a buffer that each chunk fills
 
     def fold(self, directions: Tensor, values: Tensor) -> Tensor:
         """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
@@ -235,39 +221,26 @@ class FirstLinear:
 
 @dataclass(frozen=True)
 class LaterLinear:
-    """A linear module that runs later, on what changes with the pairs.
-
-    Attributes:
-        weight: The transpose of the module's matrix, `(d, features)`.
-        bias: The module's own bias. None: it has none, or only changes are multiplied.
-        clean: Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's
-            changes of the input. If given, only these changes are multiplied, in bfloat16.
-    """
+    """A linear module that runs later, on what changes with the pairs."""
 
     module: nn.Module
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # the transpose of the module's matrix, `(d, features)`
+    bias: Tensor | None  # The module's own bias. None: it has none, or only changes are multiplied.
+    # Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's changes of
+    # the input. If given, only these changes are multiplied, in bfloat16.
     clean: tuple[Tensor, Tensor, Tensor] | None
 
 
 class FoldedModules:
-    """What the norm and the linear modules return for the chunk that runs now.
-
-    Attributes:
-        shares: The factor of each vector, which is minus its attention weight, `(row, member * head)`.
-        folded: `W g(f_h(j))` for each first module, `(member * head, features)`.
-        scale: The scale that the norm used, `(row, 1)`.
-        expected: The norm's input if it must be checked, `(row, d)`.
-        inner_scale: The scale that the norm of the attention's output used, `(row, 1)`. 1: there is none.
-        cancelled: The pairs whose attention output has too little left for this norm, bool `(pair,)`. None: unknown.
-    """
+    """What the norm and the linear modules return for the chunk that runs now."""
 
     chunk: PairChunk
-    shares: Tensor
-    folded: list[Tensor]
-    scale: Tensor
-    expected: Tensor | None = None
-    inner_scale: Tensor | float = 1.0
+    shares: Tensor  # the factor of each vector, which is minus its attention weight, `(row, member * head)`
+    folded: list[Tensor]  # `W g(f_h(j))` for each first module, `(member * head, features)`
+    scale: Tensor  # the scale that the norm used, `(row, 1)`
+    expected: Tensor | None = None  # the norm's input if it must be checked, `(row, d)`
+    inner_scale: Tensor | float = 1.0  # that of the norm of the attention's output, `(row, 1)`. 1: there is none.
+    # The pairs whose attention output has too little left for this norm, bool `(pair,)`. None: it is unknown.
     cancelled: Tensor | None = None
     _normed: VersionedTensor
 

@@ -27,42 +27,23 @@ NORMED_CALLS = 2
 
 @dataclass(frozen=True)
 class PairTable:
-    """The pairs of a target and a group of sources that is zeroed for it.
+    """The pairs of a problem that run."""
 
-    Attributes:
-        batch: The example of each target, `(target,)`.
-        out: The position of each target, `(target,)`.
-        weights: The attention weights of the heads that are zeroed, `(target, in, head)`.
-        heads: These heads, `(head,)`.
-        members: The sources of each group, `(batch, group, member)`. Empty places are -1 and come last.
-        active: Which pairs run, bool `(target, group)`.
-    """
-
-    batch: Tensor
-    out: Tensor
-    weights: Tensor
-    heads: Tensor
-    members: Tensor
-    active: Tensor
-
-
-def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
-    """`active`, extended to all groups of a block of `count` neighbours if one of them is active.
-
-    Groups without members stay inactive.
-    """
-    if count == 1:
-        return active
-    blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
-    return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
+    weights: Tensor  # the attention weights of the heads that are zeroed, `(target, in, head)`
+    heads: Tensor  # these heads, `(head,)`
+    active: Tensor  # which pairs run, bool `(target, group)`
 
 
 def pair_table(problem: ReplayProblem) -> PairTable:
-    targets, heads = problem.targets, problem.heads.nonzero().flatten()
-    neighbours = budget_of(problem.output.device).neighbours
-    active = fill_neighbours(problem.active, problem.members[targets.batch], neighbours)
-    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
-    return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
+    """The active pairs, extended to all groups with members in a block of neighbours if one of them is active."""
+    heads, active = problem.heads.nonzero().flatten(), problem.active
+    count = budget_of(problem.output.device).neighbours
+    if count > 1:
+        blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
+        held = (problem.members[problem.targets.batch] >= 0).any(-1)
+        active = blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & held
+    weights = problem.weights if problem.all_heads else problem.weights[..., heads]
+    return PairTable(weights, heads, active)
 
 
 def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
@@ -74,11 +55,11 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
-    heads, members, targets = len(pairs.heads), pairs.members, len(pairs.batch)
+    heads, members, targets = len(pairs.heads), problem.members, len(problem.targets)
     last, count = feed_forward(problem)
     firsts = last * count
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
-    counts.index_add_(0, pairs.batch, pairs.active.to(counts))
+    counts.index_add_(0, problem.targets.batch, pairs.active.to(counts))
     vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
     fewer = torch.minimum(vectors, counts)
     sums = vectors * counts
@@ -109,21 +90,14 @@ def output_goes_into_vectors(problem: ReplayProblem) -> bool:
 
 @dataclass(frozen=True)
 class GroupSpan:
-    """The pairs of one group in a chunk, or of several groups with as many members and the same targets.
+    """The pairs of one group in a chunk, or of several groups with as many members and the same targets."""
 
-    Attributes:
-        rows: The rows of the chunk.
-        groups: How many groups.
-        vectors: The (source, head) vectors of the groups, among those of the block.
-        targets: The targets of each group's pairs. A slice if they are consecutive, because a slice copies nothing.
-        direct: Whether the first matrix multiplies the pairs themselves, because they are fewer than the vectors.
-    """
-
-    rows: slice
-    groups: int
-    vectors: slice
+    rows: slice  # the rows of the chunk
+    groups: int  # how many groups
+    vectors: slice  # the (source, head) vectors of the groups, among those of the block
+    # The targets of each group's pairs. A slice if they are consecutive, because a slice copies nothing.
     targets: slice | Tensor
-    direct: bool
+    direct: bool  # whether the first matrix multiplies the pairs themselves, because they are fewer than the vectors
 
 
 @dataclass(frozen=True)
@@ -132,20 +106,13 @@ class PairChunk:
 
     Two kinds of known rows follow the pairs: clean targets (each target is clean in some chunk), and one target with
     weight one on each member of the first group, which the packed replay has computed.
-
-    Attributes:
-        target: The target of each row, `(row,)`.
-        group: The group of each row, `(row,)`.
-        spans: The rows by group. The last two spans are the known rows.
-        clean: The targets that run clean.
-        direct: The rows of the spans that are direct.
     """
 
-    target: Tensor
-    group: Tensor
-    spans: tuple[GroupSpan, ...]
-    clean: slice
-    direct: tuple[slice, ...]
+    target: Tensor  # the target of each row, `(row,)`
+    group: Tensor  # the group of each row, `(row,)`
+    spans: tuple[GroupSpan, ...]  # The rows by group. The last two spans are the known rows.
+    clean: slice  # the targets that run clean
+    direct: tuple[slice, ...]  # the rows of the spans that are direct
 
     @property
     def pairs(self) -> int:
@@ -161,17 +128,11 @@ class PairChunk:
 
 @dataclass(frozen=True)
 class SourceBlock:
-    """Sources whose vectors are computed together, and the chunks that need them.
+    """Sources whose vectors are computed together, and the chunks that need them."""
 
-    Attributes:
-        batch: The example of each source, group after group, `(member,)`.
-        source: The position of each source, `(member,)`.
-        folded: How many of them the first matrix multiplies. They come first.
-    """
-
-    batch: Tensor
-    source: Tensor
-    folded: int
+    batch: Tensor  # the example of each source, group after group, `(member,)`
+    source: Tensor  # the position of each source, `(member,)`
+    folded: int  # How many of them the first matrix multiplies. They come first.
     chunks: tuple[PairChunk, ...]
 
     def head_values(self, values: Tensor, heads: int, members: slice | None = None) -> Tensor:
@@ -180,12 +141,12 @@ class SourceBlock:
         return for_query_heads(values.transpose(1, 2)[batch, source], heads)
 
 
-def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None, direct: bool) -> list[SourceBlock]:
-    """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups.
+def plan_chunks(problem: ReplayProblem, pairs: PairTable, direct: bool) -> list[SourceBlock]:
+    """All active pairs, in chunks of about as many rows as fit, and at most as many groups as are asked for.
 
     `direct`: groups with fewer pairs than vectors are direct.
     """
-    return list(_ChunkPlanner(pairs, direct).blocks(len(pairs.batch), rows, max_groups))
+    return list(_ChunkPlanner(problem, pairs, direct).blocks(len(problem.targets)))
 
 
 class _GroupSlice(NamedTuple):
@@ -199,10 +160,10 @@ class _GroupSlice(NamedTuple):
 class _ChunkPlanner:
     """Divides the active pairs, ordered by their group, among chunks."""
 
-    def __init__(self, pairs: PairTable, direct: bool) -> None:
+    def __init__(self, problem: ReplayProblem, pairs: PairTable, direct: bool) -> None:
         # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
         # hold is cut from a few tensors on the device.
-        active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
+        active, examples, members = (x.cpu() for x in (pairs.active, problem.targets.batch, problem.members))
         device, width = pairs.heads.device, members.shape[1]
         target, group = active.nonzero(as_tuple=True)
         number, total = examples[target] * width + group, members.shape[:2].numel()  # number: of each pair's group
@@ -217,7 +178,7 @@ class _ChunkPlanner:
         self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
         self.source = members[held].to(device)
         self.ends = [0, *held.sum(-1).cumsum(0).tolist()]
-        self.heads = len(pairs.heads)
+        self.heads, self.rows, self.max_groups = len(pairs.heads), problem.chunk_rows, problem.max_groups
         self.target, self.group = target.to(device), group.to(device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
@@ -225,15 +186,17 @@ class _ChunkPlanner:
         consecutive = (last - first == counts - 1).tolist()
         self.firsts = [x if one_by_one else None for x, one_by_one in zip(first.tolist(), consecutive, strict=True)]
 
-    def blocks(self, targets: int, rows: int, max_groups: int | None) -> Iterator[SourceBlock]:
+    def blocks(self, targets: int) -> Iterator[SourceBlock]:
         """All pairs, and each of `targets` clean targets in some chunk."""
-        chunks = list(self._partition(_pairs_at_a_time(len(self.target), targets, rows), max_groups))
+        # A chunk has about as many rows as fit, with its known rows.
+        count = max(1, round((len(self.target) + targets) / self.rows))
+        chunks = list(self._partition(max(1, -(-len(self.target) // count))))
         share = -(-targets // len(chunks))
         clean = cycle(slice(first, min(first + share, targets)) for first in range(0, targets, share))
         begin, end, start, done = 0, 0, 0, list[PairChunk]()
         for parts in chunks:
             first, last = parts[0].number, parts[-1].number
-            if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
+            if done and (self.ends[last + 1] - begin) * self.heads > max(self.rows, VECTORS):
                 yield self._block(begin, end, done)
                 begin, done = self.ends[first], []
             end = self.ends[last + 1]
@@ -247,12 +210,12 @@ class _ChunkPlanner:
         folded = min(max(self.ends[self.folded], begin), end) - begin
         return SourceBlock(self.batch[begin:end], self.source[begin:end], folded, tuple(chunks))
 
-    def _partition(self, rows: int, max_groups: int | None) -> Iterator[list[_GroupSlice]]:
+    def _partition(self, rows: int) -> Iterator[list[_GroupSlice]]:
         """All pairs, `rows` at a time, of at most `max_groups` groups."""
         parts, room = list[_GroupSlice](), rows
         for number, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
             while count:
-                if not room or len(parts) == max_groups:
+                if not room or len(parts) == self.max_groups:
                     yield parts
                     parts, room = [], rows
                 taken = min(count, room)
@@ -294,9 +257,3 @@ def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: s
     targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
     groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
     return PairChunk(targets, groups, (*spans, unchanged, changed), clean, tuple(direct))
-
-
-def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
-    """How many pairs a chunk has, so that it has about `rows` rows with its known rows."""
-    chunks = max(1, round((pairs + targets) / rows))
-    return max(1, -(-pairs // chunks))

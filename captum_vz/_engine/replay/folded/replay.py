@@ -54,7 +54,7 @@ from captum_vz._engine.replay.folded.plan import (
     plan_chunks,
     products_saved,
 )
-from captum_vz._engine.replay.packed import PackedPairs, exact_chunks, packed_pairs
+from captum_vz._engine.replay.packed import ChunkRunner, PackedPairs, exact_chunks, packed_pairs
 from captum_vz._engine.structure.modules import NoNorm, Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz.functional.interventions import ZeroValue
@@ -69,27 +69,12 @@ LEFT_IN_BFLOAT16 = 32
 class FoldedLayer:
     """What the folded replay needs of a layer.
 
-    Attributes:
-        outputs: The layer's clean output at each target, `(target, d)`.
-        base: The attention's projected output at each target, `(target, d)`. Without `modules`, the clean output.
-        projection: The output projection of each head that is zeroed, `(head, d_head, d)`. Without `modules`, times
-            the layer scale.
-        scale: The layer scale, `(d,)`: by what the layer multiplies the attention's output. None: by 1.
-        modules: Answers for the norm and the linear modules. None: no module depends on the attention's output, and
-            the layer adds it to the rest.
-        share: The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
-            vectors, so nothing is taken from it.
-        runner: Runs the layer with these answers.
-        probes: What the packed replay returns for the last row of each chunk, `(chunk, d)`.
-        probe_bounds: By how much the folded replay may differ from the probes, `(chunk,)`.
-        changed: A buffer for the attention's output of a chunk.
-
-    Args:
-        composed: Whether to multiply the attention's projection with the first linear modules.
-        in_bfloat16: Whether changes are multiplied in bfloat16.
-        packed: Runs positions of the layer, and is checked where the layer is not trusted.
-        new_packed: Makes another one, not checked.
+    If `composed`, the attention's projection is multiplied with the first linear modules. If `in_bfloat16`, changes are
+    multiplied in bfloat16.
     """
+
+    probes: Tensor  # what the packed replay returns for the last row of each chunk, `(chunk, d)`
+    probe_bounds: Tensor  # by how much the folded replay may differ from the probes, `(chunk,)`
 
     def __init__(
         self,
@@ -98,24 +83,29 @@ class FoldedLayer:
         blocks: list[SourceBlock],
         composed: bool,
         in_bfloat16: bool,
-        packed: PackedPairs,
-        new_packed: Callable[[], PackedPairs],
     ) -> None:
+        packed = packed_pairs(problem)
         if not isinstance(packed.answer, ModuleAnswer) or packed.later:
             raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
-        self._problem, self._pairs, self._new_packed = problem, pairs, new_packed
+        self._problem, self._pairs = problem, pairs
         self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
-        self.outputs = gather_rows(problem.output, pairs.batch, pairs.out)
-        self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])
+        self.outputs = problem.clean
+        self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])  # a buffer for a chunk
+        # The attention's projected output at each target, `(target, d)`. Without `modules`, the clean output.
         self.base = self.outputs
+        # By what the layer multiplies the attention's output, `(d,)`, its layer scale. None: by 1.
         self.scale: Tensor | None = None
+        # The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
+        # vectors, so nothing is taken from it.
         self.share = 1 if problem.trust.library and not in_bfloat16 else -1
+        # Answers for the norm and the linear modules, and what runs the layer with these answers. None: no module
+        # depends on the attention's output, and the layer adds it to the rest.
         self.modules: FoldedModules | None = None
         self.runner: PackedPairs | None = None
 
-        contexts = gather_rows(packed.contexts, pairs.batch, pairs.out).flatten(1)
+        contexts = problem.targets.of(packed.contexts).flatten(1)
         chunks = [(block, chunk) for block in blocks for chunk in block.chunks]
         lost = torch.stack([self._lost(block, chunk) for block, chunk in chunks])
         trace = Trace(packed)
@@ -123,10 +113,9 @@ class FoldedLayer:
         structure = self._read(trace, contexts[last] + lost * self.share, contexts, last)
         if structure.inner is not None and self.share < 0:
             raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
-        self._weight = structure.weight
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
-        projection = self._weight.unflatten(0, (problem.site.shape.heads, -1))
-        self.projection = projection if problem.heads.all() else projection[pairs.heads]
+        projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))  # (head, d_head, d)
+        self.projection = projection if problem.all_heads else projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         if structure.norm is not None:
@@ -134,7 +123,7 @@ class FoldedLayer:
             scale = structure.norm.scale(self._clean_input)
             inner = None if structure.inner is None else (structure.inner, structure.inner.scale(self.base))
             if in_bfloat16:  # checked before much is multiplied: a decoder's first token sees nothing but itself
-                left = self._clean_input[last] - (lost @ self._weight) * (1 if self.scale is None else self.scale)
+                left = self._clean_input[last] - (lost @ structure.weight) * (1 if self.scale is None else self.scale)
                 if (structure.norm.scale(left) > LEFT_IN_BFLOAT16 * scale[last]).any():
                     raise CannotReplayError(TOO_LITTLE_LEFT)
             firsts = [self._first(structure.norm, scale, inner, module, composed) for module in structure.firsts]
@@ -144,7 +133,25 @@ class FoldedLayer:
         elif not problem.trust.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
 
-    def norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
+    def run(self, chunk: PairChunk, vectors: Tensor) -> Tensor:
+        """The layer's output for the rows of a chunk, `(row, d)`."""
+        problem = self._problem
+        batch, out = (x.index_select(0, chunk.target) for x in (problem.targets.batch, problem.targets.out))
+        members = gather_rows(problem.members, batch, chunk.group).clamp_min(0)
+        shares = gather_rows(self._pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
+        shares[chunk.pairs : -1], shares[-1] = 0, self.share
+        changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
+        for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
+            add_sums(rows, share, vectors[span.vectors])
+        if self.modules is None or self.runner is None:
+            if is_cancelled(changed, self.base.index_select(0, chunk.target))[: chunk.pairs].any():
+                raise CannotReplayError(TOO_LITTLE_LEFT)
+            return changed
+        self.modules.chunk, self.modules.shares = chunk, shares
+        self.modules.expected = self._norm_input(changed, chunk.target)
+        return self.runner.run(batch, out, changed)
+
+    def _norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
         """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
         if self._problem.trust.library:
             return None
@@ -161,7 +168,7 @@ class FoldedLayer:
 
     def _read(self, trace: Trace, known: Tensor, contexts: Tensor, last: Tensor) -> FeedForwardStructure:
         """Run some clean targets and each chunk's last row, with `known` contexts, and read the structure from them."""
-        pairs = self._pairs
+        targets = self._problem.targets
         few = min(len(contexts), SAMPLED_TARGETS)
         clean = torch.linspace(len(contexts) - 1, 0, few, dtype=torch.float64, device=last.device).long()
         target = torch.cat([clean, last])
@@ -172,7 +179,7 @@ class FoldedLayer:
             part = torch.cat([part, part[-1:]])
             context = given[part]
             context[-1] = torch.nan
-            outputs.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
+            outputs.append(trace.run(targets.batch[target[part]], targets.out[target[part]], context)[:-1])
             structure = structure or trace.structure(self._problem.site.attention, context)
         assert structure is not None  # narrows the type: each part has a position
         self.probes = torch.cat(outputs)[few:]
@@ -186,14 +193,14 @@ class FoldedLayer:
         `(target, d)`. Without a norm, it is the output. Where the attention's output has a norm of its own, it is
         checked there.
         """
-        pairs, clean, run = self._pairs, self.outputs, trace.run
+        targets, clean, run = self._problem.targets, self.outputs, trace.run
         first = structure.inner or structure.norm
         if first is not None:
             clean = self._in_clean_pass(first.module, 0)
             run = partial(trace.run_until, first.module)
         less = contexts - lost
         parts = torch.arange(len(less), device=less.device).split(self._problem.chunk_rows)
-        changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
+        changed = torch.cat([run(targets.batch[part], targets.out[part], less[part]) for part in parts])
         loss = lost @ structure.weight
         expected = clean - loss
         if (
@@ -217,11 +224,12 @@ class FoldedLayer:
         states = replay.runner.states[0]
         replay.runner.arguments = replay.runner.arguments_with(states, torch.zeros_like(states))
         ones = self.outputs.new_ones(1, self.outputs.shape[-1])
-        return Trace(replay).run_until(norm.module, self._pairs.batch[:1], self._pairs.out[:1], ones)[0]
+        targets = self._problem.targets
+        return Trace(replay).run_until(norm.module, targets.batch[:1], targets.out[:1], ones)[0]
 
     def _projected(self, structure: FeedForwardStructure) -> PackedPairs:
         """Runs the layer with outputs of the attention's projection in the place of contexts."""
-        replay = self._new_packed()
+        replay = PackedPairs(self._problem.site)
         if isinstance(replay.answer, ModuleAnswer) and replay.answer.projection:
             replay.answer.projection = ()
         else:
@@ -241,8 +249,7 @@ class FoldedLayer:
             raise CannotReplayError("a module after the attention did not run once on each position")
         if not recorded[place].is_unmodified():
             raise CannotReplayError("the output of a module was changed in place")
-        value = attention.batch_first(recorded[place].value.reshape(*size, -1))
-        return gather_rows(value, self._pairs.batch, self._pairs.out)
+        return self._problem.targets.of(attention.batch_first(recorded[place].value.reshape(*size, -1)))
 
     def _first(
         self, norm: Norm, scale: Tensor, inner: tuple[Norm, Tensor] | None, module: nn.Module, composed: bool
@@ -352,10 +359,8 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
         raise CannotReplayError("its attention weights cannot be read")
     pairs = pair_table(problem)
     composed = products_saved(problem, pairs)[1]
-    blocks = plan_chunks(pairs, problem.chunk_rows, problem.max_groups, not composed)
-    layer = FoldedLayer(
-        problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
-    )
+    blocks = plan_chunks(problem, pairs, not composed)
+    layer = FoldedLayer(problem, pairs, blocks, composed, in_bfloat16)
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     cancelled = []
@@ -366,7 +371,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
             folded = vectors[: block.folded * len(pairs.heads)]
             layer.modules.fold(folded if layer.scale is None else folded * layer.scale, values[: block.folded])
         for chunk in block.chunks:
-            output, count, (probe, bound) = _run(layer, pairs, chunk, vectors), chunk.pairs, next(probes)
+            output, count, (probe, bound) = layer.run(chunk, vectors), chunk.pairs, next(probes)
             expected = torch.cat([layer.outputs[chunk.clean], probe[None]])
             check_folded(output[count:], expected, torch.cat([rounding[chunk.clean], bound[None]]))
             target, group, output = chunk.target[:count], chunk.group[:count], output[:count]
@@ -378,22 +383,5 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
                 cancelled.append(torch.stack([target, group])[:, which])
             yield ReplayChunk(target, group, output, layer.outputs, target)
     if cancelled:
-        yield from exact_chunks(problem, PackedPairs(problem.site), *torch.cat(cancelled, 1))
-
-
-def _run(layer: FoldedLayer, pairs: PairTable, chunk: PairChunk, vectors: Tensor) -> Tensor:
-    """The layer's output for the rows of a chunk, `(row, d)`."""
-    batch, out = (x.index_select(0, chunk.target) for x in (pairs.batch, pairs.out))
-    members = gather_rows(pairs.members, batch, chunk.group).clamp_min(0)
-    shares = gather_rows(pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
-    shares[chunk.pairs : -1], shares[-1] = 0, layer.share
-    changed = torch.index_select(layer.base, 0, chunk.target, out=layer.changed[: len(chunk.target)])
-    for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
-        add_sums(rows, share, vectors[span.vectors])
-    if layer.modules is None or layer.runner is None:
-        if is_cancelled(changed, layer.base.index_select(0, chunk.target))[: chunk.pairs].any():
-            raise CannotReplayError(TOO_LITTLE_LEFT)
-        return changed
-    layer.modules.chunk, layer.modules.shares = chunk, shares
-    layer.modules.expected = layer.norm_input(changed, chunk.target)
-    return layer.runner.run(batch, out, changed)
+        run = ChunkRunner(problem, PackedPairs(problem.site))
+        yield from exact_chunks(problem, run, *torch.cat(cancelled, 1))

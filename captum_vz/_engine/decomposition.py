@@ -16,7 +16,7 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 
 if TYPE_CHECKING:
-    from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
+    from captum_vz._engine.structure.attention_block import AttentionBlock, FrozenNorm
 
 # What the decomposition includes: the attention, the sum with the residual, the norm after it, the norm at the end.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
@@ -28,23 +28,15 @@ class Decomposition:
 
     The sum runs over parts: the heads, and the residual connection as one more head, which sees each token itself with
     weight one. Vectors from and to padding are zero.
-
-    Attributes:
-        weights: `(batch, row, in, part)`.
-        vectors: `(batch, in, part, d)`.
-        whole: The sum of a row's vectors and of all biases, `(batch, row, d)`.
-        rows: The positions of the rows, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`. None: each source is its own group.
-        group_count: How many groups the whole batch has.
-        residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     """
 
-    weights: Tensor
-    vectors: Tensor
-    whole: Tensor
-    rows: Tensor | None
-    groups: Tensor | None
-    group_count: int
+    weights: Tensor  # `(batch, row, in, part)`
+    vectors: Tensor  # `(batch, in, part, d)`
+    whole: Tensor  # the sum of a row's vectors and of all biases, `(batch, row, d)`
+    rows: Tensor | None  # The positions of the rows, `(batch, row)`. None: all.
+    groups: Tensor | None  # The group of each source, `(batch, in)`. None: each source is its own group.
+    group_count: int  # how many groups the whole batch has
+    # The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     residual: Tensor | None = None
 
     def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -69,16 +61,10 @@ class Decomposition:
 def decompositions(
     block: AttentionBlock, include: str | None, rows: Tensor | None, groups: Tensor | None
 ) -> Iterator[Decomposition]:
-    """The decompositions of a layer, a few consecutive examples at a time.
+    """The decompositions of a layer, a few consecutive examples at a time. `rows` and `groups` are theirs.
 
-    Args:
-        block: The parts of the layer.
-        include: One of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
-        rows: The wanted positions, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-
-    Raises:
-        UnsupportedLayerError: The layer has no such part, or it is not recognised.
+    `include` is one of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
+    UnsupportedLayerError: the layer has no such part, or it is not recognised.
     """
     residual, norms, whole = _sum_and_norms(block, include)
     separate, hidden = None, once_a_pass(_padding, block.rows)

@@ -37,15 +37,7 @@ FrozenNorm: TypeAlias = tuple[Norm, Tensor]
 class AttentionBlock:
     """The parts of a recorded layer around one of its attentions, in float32 if the layer is in half precision.
 
-    All tensors are `(batch, out, d)`. The record must hold the layer's steps.
-
-    Attributes:
-        rows: Which rows are no padding, bool `(batch, out)`.
-        sources: Which sources are no padding, bool `(batch, in)`.
-        weights: The attention's weights, `(batch, head, out, in)`.
-        is_second: Whether another attention comes before this one.
-        matrix: The output projection without bias, `(head * d_head, d)`.
-        projected: The projection's output, with bias.
+    `weights` are `(batch, head, out, in)`, hidden states `(batch, out, d)`. The record must hold the layer's steps.
     """
 
     def __init__(self, site: AttentionSite) -> None:

@@ -1,1 +1,0 @@
-"""A layer's output as a sum of one vector for each source."""
