@@ -12,8 +12,14 @@ from captum_vz._engine.capture.module_state import random_states, repeated
 from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
-from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
+from captum_vz._engine.numerics.tensors import (
+    SHORT_OF_MEMORY,
+    alike_tensors,
+    budget_of,
+    first_tensor,
+    is_out_of_memory,
+    once_a_pass,
+)
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers

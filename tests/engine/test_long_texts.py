@@ -18,7 +18,7 @@ from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find
 from captum_vz._engine.capture import records
 from captum_vz._engine.numerics import attention
 from captum_vz._engine.numerics.attention import RowWeights, all_weights, weighted_values, weights_at
-from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import budget_of
 from captum_vz.attr._base import layer_maps
 from tests.captum.footprint import footprint
 from tests.engine.parameters import quick

@@ -17,8 +17,15 @@ from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, replace_leaf, t
 from captum_vz._engine.capture.module_state import ModuleState, repeated
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
-from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.tensors import ResultsOfPass, alike_tensors, map_each, nudged, results_of_pass
+from captum_vz._engine.numerics.tensors import (
+    ResultsOfPass,
+    alike_tensors,
+    is_out_of_memory,
+    keep_freed_memory,
+    map_each,
+    nudged,
+    results_of_pass,
+)
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes, current_pass, undoing
 from captum_vz._engine.taps.handler import (

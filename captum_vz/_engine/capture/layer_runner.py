@@ -21,8 +21,14 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, forgetting, inference_mode, map_each
+from captum_vz._engine.numerics.tensors import (
+    clone_tensor,
+    first_tensor,
+    forgetting,
+    inference_mode,
+    is_out_of_memory,
+    map_each,
+)
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays

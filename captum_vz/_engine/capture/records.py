@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor, is_changed, once_a_pass, version
+from captum_vz._engine.numerics.tensors import budget_of, first_tensor, is_changed, once_a_pass, version
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._private import modules_of, own_parameters, tree_leaves
 from captum_vz.errors import UnsupportedLayerError

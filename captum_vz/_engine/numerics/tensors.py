@@ -1,10 +1,12 @@
-"""Operations on tensors, and on the nested arguments and outputs of modules."""
+"""Operations on tensors and nested arguments, what a pass computes once, and how much is computed at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,29 +23,26 @@ class ResultsOfPass:
     """What `once_a_pass` computed in a pass. What the next layers do not use is dropped: each may have its own mask."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Any, list[Tensor]]] = {}
-        self._last: dict[Any, int] = {}  # the number of the layer that asked last
+        # Each result with the number of the layer that asked last, and the tensors, so that no other has their ids.
+        self._known: dict[Any, tuple[Any, int, list[Tensor]]] = {}
         self._layer = 0
 
     def of(self, compute: Callable[..., T], given: tuple[Any, ...], tensors: list[Tensor]) -> T:
         """What `compute(*given)` returns, or returned."""
         key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
-        if key not in self._known:
-            self._known[key] = compute(*given), tensors  # kept, so that no other tensor has their ids
-        self._last[key] = self._layer
-        result: T = self._known[key][0]
+        result: T = self._known[key][0] if key in self._known else compute(*given)
+        self._known[key] = result, self._layer, tensors
         return result
 
     def forget(self) -> None:
         """Drop all results. A layer with code of the user's may write into a shared mask without torch counting it."""
         self._known.clear()
-        self._last.clear()
 
     def end_layer(self) -> None:
         """Called when a layer has returned."""
         self._layer += 1
-        for key in [key for key, last in self._last.items() if last + KEPT_LAYERS < self._layer]:
-            del self._known[key], self._last[key]
+        for key in [key for key, (_, last, _) in self._known.items() if last + KEPT_LAYERS < self._layer]:
+            del self._known[key]
 
 
 # None: no pass runs, or a layer is run again.
@@ -68,15 +67,23 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-class forgetting:  # noqa: N801 - read as a function
-    """Lets `once_a_pass` compute each time inside a `with` block."""
+class setting:  # noqa: N801 - read as a function
+    """Gives a context variable a value inside a `with` block."""
+
+    # No generator: an interrupted generator ends later, when another value may be set.
+    def __init__(self, variable: ContextVar[Any], value: Any) -> None:
+        self.variable, self.value = variable, value
 
     def __enter__(self) -> None:
-        self.outer = results_of_pass.get()
-        results_of_pass.set(None)
+        self.outer = self.variable.get()
+        self.variable.set(self.value)
 
     def __exit__(self, *error: object) -> None:
-        results_of_pass.set(self.outer)
+        self.variable.set(self.outer)
+
+
+# Lets `once_a_pass` compute each time inside a `with` block.
+forgetting = partial(setting, results_of_pass, None)
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -226,3 +233,67 @@ def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
 def is_changed(found: Tensor, clean: Tensor) -> Tensor:
     """Return where two runs of the same code differ, to the last bit. NaN in both runs is no difference."""
     return (found != clean) & ~(found.isnan() & clean.isnan())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The constants of one type of device.
+
+    Attributes:
+        chunk_bytes: Bytes of the widest activation of one chunk. On a CPU a chunk should stay in the cache, but each
+            costs as much as thirty rows more, in calls whose time does not grow with the rows.
+        copies_bytes: Bytes of the largest output of any module on all copies of a model's inputs together. On a CPU,
+            twice as many were slower for large batches, and half as many split one sentence for a large vocabulary.
+        neighbours: How many neighbouring groups of sources share their targets, so that one product serves them all. A
+            CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
+        folding_calls: What the some hundreds of calls of the folded replay cost besides its products, in operations
+            that the device could do meanwhile, for each first matrix of the feed-forward.
+    """
+
+    chunk_bytes: int
+    copies_bytes: int
+    neighbours: int
+    folding_calls: float
+
+    def items_in_chunk(self, like: Tensor, numbers: int) -> int:
+        """How many items of `numbers` numbers fit in one chunk, at least one. `like` gives the dtype."""
+        return max(1, self.chunk_bytes // (numbers * like.element_size()))
+
+
+SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks were computed"
+# How torch words its errors where it has no class for them: on a CPU, in cuBLAS, and on other devices.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
+# By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
+BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=4.6e8)}
+OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
+
+
+def budget_of(device: torch.device) -> Budget:
+    """The budget of a device."""
+    return BUDGETS.get(device.type, OTHER_DEVICES)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short. It says nothing of the layer that was run."""
+    worded = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return worded or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def keep_freed_memory() -> None:
+    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk.
+
+    glibc returns large blocks to the system when they are freed, until a larger block was freed. It does so for blocks
+    of up to 32 MiB. Nothing is written into this block, so that it takes no memory.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Return whether the device has units for bfloat16 products, several times as fast as float32 products."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+    return False

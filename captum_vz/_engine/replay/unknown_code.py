@@ -24,7 +24,6 @@ from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
     SMALL_STRENGTHS,
@@ -32,6 +31,7 @@ from captum_vz._engine.numerics.tensors import (
     fixed_normal,
     inference_mode,
     is_changed,
+    is_out_of_memory,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code

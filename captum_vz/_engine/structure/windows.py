@@ -18,8 +18,7 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import first_tensor, is_changed, nudged, repeat_examples
+from captum_vz._engine.numerics.tensors import first_tensor, is_changed, is_out_of_memory, nudged, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.modules import keeps_examples_apart
 from captum_vz._private import tree_leaves, tree_map

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tensors import for_query_heads, setting
 from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import (
@@ -132,19 +133,8 @@ thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_hand
 current_handler = thread_handler.get
 
 
-class handled_by:  # noqa: N801 - read as a function
-    """Makes a handler the handler of this thread inside a `with` block."""
-
-    # No generator: an interrupted generator ends later, when another handler may be set.
-    def __init__(self, handler: AttentionHandler | None) -> None:
-        self.handler = handler
-
-    def __enter__(self) -> None:
-        self.outer = current_handler()
-        thread_handler.set(self.handler)
-
-    def __exit__(self, *error: object) -> None:
-        thread_handler.set(self.outer)
+# Makes a handler the handler of this thread inside a `with` block.
+handled_by = partial(setting, thread_handler)
 
 
 # Plain functions without state, so that a copy of a layer can carry them.

@@ -29,8 +29,14 @@ from torch.nn.parallel.scatter_gather import scatter
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import (
+    budget_of,
+    clone_tensor,
+    first_numbers,
+    first_tensor,
+    is_out_of_memory,
+    repeat_examples,
+)
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -57,16 +63,11 @@ _answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", d
 
 
 class CleanCache:
-    """Outputs of modules in a clean pass.
-
-    Attributes:
-        outermost: The modules that ran inside no other module.
-        largest: Bytes of the largest tensor that a module returned.
-    """
+    """Outputs of modules in a clean pass."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.outermost: list[nn.Module] = []
-        self.largest = 0
+        self.outermost: list[nn.Module] = []  # the modules that ran inside no other
+        self.largest = 0  # bytes of the largest tensor that a module returned
         self._layers = {id(layer) for layer in layers}
         self._reached = False  # whether one of the layers has begun
         self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs when it began
