@@ -11,7 +11,7 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import all_tokens
 from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
-from captum_vz._engine.taps.transformers import MADE_OF
+from captum_vz._engine.taps.functions import MADE_OF
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 
