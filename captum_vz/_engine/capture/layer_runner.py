@@ -12,14 +12,13 @@ from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, hidden_states
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
     clone_tensor,
@@ -35,6 +34,8 @@ from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, hand
 from captum_vz._private import accelerate_hook, own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
+T = TypeVar("T")
+Module = TypeVar("Module", bound=nn.Module)
 # Errors that a layer may raise on arguments that it does not expect. Other classes of errors pass through to the user,
 # because they may have another cause, such as a timeout.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
@@ -70,19 +71,16 @@ class LayerRunner:
         self.layer = without_hooks(record.layer)
         self.arguments: tuple[Any, Any] = without_caches((record.args, record.kwargs))
         self._layout = layout
-        self._states: frozenset[int | str] = frozenset()
         if layout is not None:
-            shape = record.first_output.shape
-            args, kwargs = self.arguments
-            named = [*enumerate(args), *kwargs.items()]
-            self._states = frozenset(name for name, x in named if isinstance(x, Tensor) and x.shape == shape)
+            shape, (args, kwargs) = record.first_output.shape, self.arguments
+            named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+            self._states = {name for name, x in named if isinstance(x, Tensor) and x.shape == shape}
             self.arguments = self._each_state(layout.tokens, args, kwargs)
 
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.arguments[0], *self.arguments[1].values()) if isinstance(x, Tensor)]
-        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+        return hidden_states(*self.arguments)
 
     def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
         """Let other modules run in the place of some submodules. The layer of the model is not touched."""
@@ -97,8 +95,7 @@ class LayerRunner:
 
     def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
         """The arguments with `new` in the place of the tensor `old`."""
-        args, kwargs = tree_map(partial(replace_leaf, old, new), self.arguments)
-        return args, kwargs
+        return with_leaf(old, new, self.arguments)
 
     def run(
         self,
@@ -142,7 +139,7 @@ class LayerRunner:
         A layer that was given a key-value cache need not run without it.
         """
         record = self._record
-        if any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
+        if caches_in((record.args, record.kwargs)):
             return
         try:
             with inference_mode(record.first_output.is_inference()):
@@ -160,9 +157,9 @@ class LayerRunner:
         return tuple(changed), {name: change(x) if name in self._states else x for name, x in kwargs.items()}
 
 
-def replace_leaf(old: Tensor, new: Tensor, value: Any) -> Any:
-    """`new` for the tensor `old`, and any other leaf of arguments as it is."""
-    return new if value is old else value
+def with_leaf(old: Tensor, new: Tensor, nested: T) -> T:
+    """Nested arguments or outputs with `new` in the place of the tensor `old`."""
+    return tree_map(lambda x: new if x is old else x, nested)
 
 
 def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -191,14 +188,19 @@ def without_caches(arguments: Any) -> Any:
 
     Dicts that a layer writes to for later layers (Gemma 4) are copied, so that each run has its own.
     """
-    return tree_map(_without_cache, arguments, is_leaf=is_cache)
+
+    def without(value: Any) -> Any:
+        if is_cache(value):
+            return None
+        # A subclass of UserDict, as Gemma 4's is, becomes a plain dict.
+        return dict(value) if isinstance(value, UserDict) else value
+
+    return tree_map(without, arguments, is_leaf=is_cache)
 
 
-def _without_cache(value: Any) -> Any:
-    if is_cache(value):
-        return None
-    # A subclass of UserDict, as Gemma 4's is, becomes a plain dict.
-    return dict(value) if isinstance(value, UserDict) else value
+def caches_in(arguments: Any) -> list[Any]:
+    """The key-value caches among nested arguments."""
+    return [x for x in tree_leaves(arguments, is_leaf=is_cache) if is_cache(x)]
 
 
 def is_cache(value: Any) -> bool:
@@ -211,12 +213,10 @@ def is_cache(value: Any) -> bool:
 def tokens_in_caches(layer: nn.Module, arguments: Any) -> int:
     """How many tokens the key-value caches among the arguments hold for a layer, or for an attention module."""
     place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
-    caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
-    return max((int(cache.get_seq_length(place)) for cache in caches), default=0)
+    return max((int(cache.get_seq_length(place)) for cache in caches_in(arguments)), default=0)
 
 
 HALF = (torch.float16, torch.bfloat16)
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def is_half(record: LayerRecord) -> bool:
@@ -310,7 +310,7 @@ def check_no_tokens_in_cache(record: LayerRecord, reason: str, remedy: str = "")
     """Refuse to run a layer again that attends to tokens in its key-value cache, which are not in its input."""
     first = record.attentions[0]
     missing = first.shape.sources - first.shape.out - record.encoder_sources(first)
-    if missing > 0 and any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
+    if missing > 0 and caches_in((record.args, record.kwargs)):
         raise RefusedError(
             f"{record.name} {reason}, but {missing} of its tokens are in the key-value cache only. Run the model "
             f"without a cache: pass the whole sequence at once{remedy}."

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import budget_of, first_tensor, is_changed, once_a_pass, version
+from captum_vz._engine.numerics.tensors import budget_of, first_tensor, is_changed, once_a_pass, tensors_in, version
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._private import modules_of, own_parameters, tree_leaves
+from captum_vz._engine.taps.changes import ModuleState
+from captum_vz._private import modules_of, own_parameters
 from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.taps.projection import ValueProjection
+
+
+def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments of a layer that may be hidden states: its own first, then those of other layers."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
 
 class AttentionShape(NamedTuple):
@@ -60,21 +66,13 @@ class ReturnedTensor(VersionedTensor):
 
 @dataclass(frozen=True)
 class InlineValues:
-    """Where the values are of an attention that its module computes inline.
+    """Where the values are of an attention that its module computes inline."""
 
-    Attributes:
-        row: Where they are in the projection's output.
-        projection: The submodule or parameter that projects the values.
-        other_projection: The submodule that projects values of the same tokens for some other rows, if there is one.
-        columns: The features of each head's values.
-        zero: What the projection returns for a value that is zero: for each head, or one number for all.
-    """
-
-    row: ValueProjection
-    projection: nn.Module | nn.Parameter
-    other_projection: nn.Module | None
-    columns: list[slice]
-    zero: list[Tensor] | float
+    row: ValueProjection  # where they are in the projection's output
+    projection: nn.Module | nn.Parameter  # what projects them
+    other_projection: nn.Module | None  # what projects values of the same tokens for some other rows, if it exists
+    columns: list[slice]  # the features of each head's values
+    zero: list[Tensor] | float  # what is projected for a value that is zero: for each head, or one number for all
 
     def by_head(self, rows: Tensor) -> Tensor:
         """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
@@ -99,48 +97,31 @@ class InlineValues:
 
 @dataclass(eq=False)
 class AttentionRecord:
-    """One attention of a layer in the clean pass.
+    """One attention of a layer in the clean pass."""
 
-    Attributes:
-        module: The attention module: the module whose forward called the attention function.
-        values: The values `(batch, key-value head, in, d_head)`; inline, the output of the value projection
-            `(batch, in, features)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
-            with `causal` all that are not later.
-        weights: The weights after the softmax, `(batch, head, out, in)`. None: they cannot be read.
-        context: The sums of weighted values, `(batch, out, head, d_head)`. None: they cannot be read.
-        calls: How many calls of the attention function, or runs of value projections, make up this attention. Values
-            and context are those of the first.
-        calls_before: How many calls of the attention function came before, for other attentions of the layer.
-        repeated: Whether the same run of `module` called the attention function for the record before this one.
-        tokens_first: Whether the layer's tensors are `(tokens, batch, d)`, as torch.nn's are by default.
-        model_pads: Whether the model may add padding after the inputs.
-        inline: Where the values are, if the module computes attention inline.
-        output: What `module` returned.
-        projection: The submodule that made `output` of the context. None: no submodule did, or it is unknown.
-        replaceable: Whether `output` is the context or its projection, and nothing else happened to the context.
-        tap: Where the attention was read, in words.
-        causal: Whether no token sees a later one, of as many sources as tokens. There is no `visible` then.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module whose forward called the attention function
     shape: AttentionShape
+    # (batch, key-value head, in, d_head), or inline the output of the value projection (batch, in, features).
     values: Tensor
+    # Which sources the mask lets through, bool, broadcastable to the weights. None: all, or with `causal` all that are
+    # not later.
     visible: Tensor | None
-    weights: Weights | None = None
-    context: Tensor | None = None
+    weights: Weights | None = None  # after the softmax, (batch, head, out, in). None: they cannot be read
+    context: Tensor | None = None  # sums of weighted values, (batch, out, head, d_head). None: they cannot be read
     dropout: float = 0.0
+    # How many calls of the attention function, or runs of value projections, make up this attention. Values and context
+    # are those of the first.
     calls: int = 1
-    calls_before: int = 0
-    repeated: bool = False
-    tokens_first: bool = False
-    model_pads: bool = False
-    inline: InlineValues | None = None
-    output: Any = None
-    projection: nn.Module | None = None
-    replaceable: bool = False
-    tap: str = "value projection"
-    causal: bool = False
+    calls_before: int = 0  # calls of the attention function for other attentions of the layer
+    repeated: bool = False  # whether the record before this one is of the same run of `module`
+    tokens_first: bool = False  # whether the layer's tensors are (tokens, batch, d), as torch.nn's are by default
+    model_pads: bool = False  # whether the model may add padding after the inputs
+    inline: InlineValues | None = None  # where the values are, if the module computes attention inline
+    output: Any = None  # what `module` returned
+    projection: nn.Module | None = None  # the submodule that made `output` of the context, if it is known
+    replaceable: bool = False  # whether `output` is the context or its projection, and nothing else happened to it
+    tap: str = "value projection"  # where the attention was read, in words
+    causal: bool = False  # whether no token sees a later one, of as many sources as tokens
 
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer as `(batch, tokens, ...)`."""
@@ -160,70 +141,46 @@ def _seen_with_any_head(visible: Tensor, shape: AttentionShape) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a submodule. Tensors are copied, because layers may write into them.
-
-    Attributes:
-        module: The submodule.
-        given: The first input itself. None: the submodule has several positional inputs, or none.
-        input: A copy of the first input. None: it has another size than the layer's hidden states.
-        output: A copy of the first output. None: it has another size.
-    """
+    """One run of a submodule. Tensors are copied, because layers may write into them."""
 
     module: nn.Module
-    given: VersionedTensor | None
-    input: Tensor | None
-    output: Tensor | None
+    given: VersionedTensor | None  # the first input itself. None: there are several positional inputs, or none
+    input: Tensor | None  # a copy of the first input. None: it has another size than the layer's hidden states
+    output: Tensor | None  # a copy of the first output. None: it has another size
 
 
 @dataclass(eq=False)
 class LayerRecord:
-    """One run of a layer in the clean pass.
-
-    Attributes:
-        index: The layer's place among the layers that are explained.
-        number: How often the layer ran before in this pass.
-        name: The name of its class.
-        attentions: Its attentions, in the order in which they were called.
-        modules_run: Its submodules, in the order in which they began.
-        module_rows: How many vectors each submodule with parameters was given in each of its runs, by id.
-        module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
-        keep_module_io: Whether `module_io` is filled.
-        steps: The runs of its submodules, in the order in which they returned. None: they are not kept.
-        state: What the layer's modules held before this run.
-        writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
-        hooks: The user's hooks on the layer, if they changed what its forward returned. Each with whether it takes
-            keyword arguments.
-        warnings: What the user is warned of.
-        given: Where the user says that the values are.
-        layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
-        inputs: What the user's call was given. Empty: it is unknown.
-        projects_more: An attention module that projects more than its tokens' values by the same weights. None: none.
-    """
+    """One run of a layer in the clean pass."""
 
     layer: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    index: int = 0
-    name: str = ""
-    number: int = 0
+    index: int = 0  # its place among the layers that are explained
+    number: int = 0  # how often it ran before in this pass
     output: Any = None
-    attentions: list[AttentionRecord] = field(default_factory=list)
-    modules_run: list[nn.Module] = field(default_factory=list)
+    attentions: list[AttentionRecord] = field(default_factory=list)  # in the order in which they were called
+    modules_run: list[nn.Module] = field(default_factory=list)  # submodules, in the order in which they began
+    # How many vectors each submodule with parameters was given in each of its runs, by id.
     module_rows: dict[int, list[int]] = field(default_factory=dict)
+    # Input and output of each innermost submodule with parameters that ran after the attention, by id.
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
-    keep_module_io: bool = False
-    steps: list[Step] | None = None
-    state: ModuleState = field(default_factory=ModuleState)
-    writes_arguments: bool = False
+    keep_module_io: bool = False  # whether `module_io` is filled
+    steps: list[Step] | None = None  # runs of submodules, in the order in which they returned. None: none are kept
+    state: ModuleState = field(default_factory=ModuleState)  # what the layer's modules held before this run
+    writes_arguments: bool = False  # whether it writes into its arguments, so that each run needs its own
+    # The user's hooks if they changed what its forward returned, each with whether it takes keyword arguments.
     hooks: list[tuple[Callable[..., Any], bool]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    given: ValueProjection | None = None
-    layout: str = "tokens"
-    inputs: tuple[Any, ...] = ()
-    projects_more: nn.Module | None = None
+    warnings: list[str] = field(default_factory=list)  # for the user
+    given: ValueProjection | None = None  # where the user says that the values are
+    layout: str = "tokens"  # how the attention sees them: "tokens", "streams" (several vectors each) or "windows"
+    inputs: tuple[Any, ...] = ()  # what the user's call was given, if it is known
+    projects_more: nn.Module | None = None  # an attention module that projects more than values by the same weights
 
-    def __post_init__(self) -> None:
-        self.name = self.name or type(self.layer).__name__
+    @property
+    def name(self) -> str:
+        """The name of its class."""
+        return type(self.layer).__name__
 
     @cached_property
     def modules(self) -> list[nn.Module]:
@@ -245,8 +202,7 @@ class LayerRecord:
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
-        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+        return hidden_states(self.args, self.kwargs)
 
     @property
     def first_output(self) -> Tensor:
@@ -274,7 +230,7 @@ class LayerRecord:
 
         A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
         """
-        hidden, tensors = returned.copy, [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+        hidden, tensors = returned.copy, tensors_in((self.args, self.kwargs))
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
         if given is None or returned.is_seen_in(given):
             return given is not None

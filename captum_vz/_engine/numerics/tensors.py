@@ -96,12 +96,17 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested arguments or outputs, in their order."""
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+
+
 def alike_tensors(output: Any) -> list[Tensor]:
     """Return a module's first output, and all others of its shape that hold other numbers."""
     first = first_tensor(output)
     if first is None:
         return []
-    others = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x is not first and x.shape == first.shape]
+    others = [x for x in tensors_in(output) if x is not first and x.shape == first.shape]
     return [first, *(x for x in others if x.is_floating_point() and not x.equal(first))]
 
 
@@ -163,7 +168,7 @@ def clone_tensor(value: Any) -> Any:
 
 def first_numbers(output: Any) -> Tensor | None:
     """Return the first floating-point tensor of a nested output that is not a scalar, or None."""
-    return next((x for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()), None)
+    return next((x for x in tensors_in(output) if x.dim() and x.is_floating_point()), None)
 
 
 def inference_mode(on: bool) -> AbstractContextManager[Any]:

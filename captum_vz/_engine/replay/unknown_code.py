@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
@@ -35,6 +34,7 @@ from captum_vz._engine.numerics.tensors import (
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code
+from captum_vz._engine.taps.changes import random_states
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
     SET_GRADIENTS,
