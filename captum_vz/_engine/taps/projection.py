@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.numerics.tensors import mask_as_bool, tensors_in
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._private import tree_leaves
@@ -64,36 +64,26 @@ class Mask(Enum):
 
 @dataclass(frozen=True)
 class ValueProjection:
-    """Where the values of an attention module are.
+    """Where the values of an attention module are."""
 
-    Attributes:
-        projection: Name of the submodule whose output `(batch, in, features)` holds the values, or name of a parameter
-            `(d, heads, d_head)` that the hidden states are multiplied by.
-        heads: Name of the attention module's attribute that holds the number of heads.
-        head_columns: (head, heads, features) -> the features that hold the values of this head.
-        groups: Name of the attribute that holds the number of groups of heads. The heads of a group share a value,
-            which follows the queries and the key of the group. `head_columns` is not used then.
-        bias: Name of a parameter that is added to the values after the projection.
-        mask: What the numbers in the masks mean.
-        sequence_first: Whether the tensors of the layer are (tokens, batch, d).
-        transposed: Whether the projection returns (in, batch, features), unlike the other tensors of the layer.
-        second_projection: Name of a submodule that computes a second value of each token, used by other rows (global
-            attention).
-        pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
-        select: projection's output -> the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. The
-            user says so of a layer without a row, and `projection` is then a path in the layer. None: see above.
-    """
-
+    # The submodule whose output (batch, in, features) holds the values, or a parameter (d, heads, d_head) that the
+    # hidden states are multiplied by.
     projection: str
-    heads: str = "num_attention_heads"
+    heads: str = "num_attention_heads"  # the attribute that holds the number of heads
+    # (head, heads, features) -> the features that hold the values of this head.
     head_columns: Callable[[int, int, int], slice] = _values_only
+    # The attribute that holds the number of groups of heads. The heads of a group share a value, which follows the
+    # queries and the key of the group. `head_columns` is not used then.
     groups: str | None = None
-    bias: str | None = None
-    mask: Mask = Mask.USUAL
-    sequence_first: bool = False
-    transposed: bool = False
+    bias: str | None = None  # a parameter that is added to the values after the projection
+    mask: Mask = Mask.USUAL  # what the numbers in the masks mean
+    sequence_first: bool = False  # whether the tensors of the layer are (tokens, batch, d)
+    transposed: bool = False  # whether the projection returns (in, batch, features), unlike the layer's other tensors
+    # A submodule that computes a second value of each token, used by other rows (global attention).
     second_projection: str | None = None
-    pads: bool = False
+    pads: bool = False  # whether the model pads its inputs at the end, to a multiple of an attention block's length
+    # The projection's output -> the values in it, a view (batch, in, d) or (batch, in, head, d_head). The user says so
+    # of a layer without a row, and `projection` is then a path in the layer.
     select: Callable[[Tensor], Tensor] | None = None
 
     def rows(self, projected: Tensor) -> Tensor:
@@ -138,122 +128,100 @@ class ValueProjection:
 
 BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
-LONGFORMER = ValueProjection(
-    "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
-)
-BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
-DEFORMABLE = ValueProjection("value_proj", "n_heads")
 
-VALUE_PROJECTIONS = {
-    "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
-    "BigBirdBlockSparseAttention": BIGBIRD,
-    "BigBirdPegasusBlockSparseAttention": BIGBIRD,
-    "BigBirdPegasusSelfAttention": BERT_LIKE,
-    "BigBirdSelfAttention": BERT_LIKE,
-    "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "BlipTextSelfAttention": BERT_LIKE,
-    "BloomAttention": ValueProjection("query_key_value", "num_heads", _interleaved),
-    "BrosSelfAttention": BERT_LIKE,
-    "CanineSelfAttention": BERT_LIKE,
-    "ClvpSelfAttention": BART_LIKE,
-    "CodeGenAttention": ValueProjection("qkv_proj", head_columns=_in_four_blocks),
-    "ConvBertSelfAttention": BERT_LIKE,
-    "CpmAntAttention": ValueProjection("project_v", "num_heads"),
-    "CvtSelfAttention": ValueProjection("projection_value", "num_heads"),
-    "DabDetrDecoderLayerCrossAttention": ValueProjection("cross_attn_value_proj", "decoder_attention_heads"),
-    "DabDetrDecoderLayerSelfAttention": ValueProjection("self_attn_value_proj", "self_attn.attention_heads"),
-    "Data2VecVisionSelfAttention": BERT_LIKE,
-    "DeformableDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "DonutSwinSelfAttention": BERT_LIKE,
-    "FalconAttention": ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"),
-    "FastSpeech2ConformerAttention": ValueProjection("linear_v", "num_heads"),
-    "FlavaSelfAttention": BERT_LIKE,
-    "FunnelRelMultiheadAttention": ValueProjection("v_head", "config.n_head"),
-    "GLPNEfficientSelfAttention": BERT_LIKE,
-    "GitSelfAttention": BERT_LIKE,
-    "GPTJAttention": ValueProjection("v_proj"),
-    "GPTNeoSelfAttention": BART_LIKE,
-    "GPTNeoXJapaneseAttention": ValueProjection("query_key_value", head_columns=_interleaved),
-    "GotOcr2VisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "GroupViTAttention": BART_LIKE,
-    "HieraMaskUnitAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "IBertSelfAttention": BERT_LIKE,
-    "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
-    "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
-    "LEDDecoderAttention": BART_LIKE,
-    "LEDEncoderSelfAttention": LONGFORMER,
-    "LayoutLMv3SelfAttention": BERT_LIKE,
-    "LiltSelfAttention": BERT_LIKE,
-    "LongT5LocalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
-    "LongT5TransientGlobalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
-    "LongformerSelfAttention": LONGFORMER,
-    "LukeSelfAttention": BERT_LIKE,
-    "MPNetSelfAttention": ValueProjection("v"),
-    "MaskFormerSwinSelfAttention": BERT_LIKE,
-    "MegatronBertSelfAttention": BERT_LIKE,
-    "MgpstrAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "MobileViTSelfAttention": BERT_LIKE,
-    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES),
-    "MvpAttention": BART_LIKE,
-    "PegasusXGlobalLocalAttention": BART_LIKE,
-    "PerceiverSelfAttention": ValueProjection("value", "num_heads"),
-    "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
-    "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
-    "PvtEfficientSelfAttention": BERT_LIKE,
-    "PvtV2SelfAttention": BERT_LIKE,
-    "RTDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "RTDetrV2MultiscaleDeformableAttention": DEFORMABLE,
-    "RemBertSelfAttention": BERT_LIKE,
-    "RfDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "RoFormerSelfAttention": BERT_LIKE,
-    "SamHQVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SegGptAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SpeechT5Attention": BART_LIKE,
-    "Swin2SRSelfAttention": BERT_LIKE,
-    "Swinv2SelfAttention": BERT_LIKE,
-    "TableTransformerAttention": BART_LIKE,
-    "TapasSelfAttention": BERT_LIKE,
-    "TimesformerSelfAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "UnlimitedOcrSamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "ViltSelfAttention": BERT_LIKE,
-    "VisualBertSelfAttention": BERT_LIKE,
-    "VitDetAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "VitsAttention": BART_LIKE,
-    "XGLMAttention": BART_LIKE,
-    "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
-    "YosoSelfAttention": BERT_LIKE,
-    # Class names that several families use: the key starts with the name of the file.
-    "modeling_dab_detr.DetrAttention": BART_LIKE,
-    "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
-    "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
-    "modeling_flaubert.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
-    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True),
-    "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
-    "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
-    "modeling_xlm.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
-}
+
+def _by_class(rows: dict[ValueProjection, str]) -> dict[str, ValueProjection]:
+    """A table with one entry for each class name."""
+    return {name: row for row, names in rows.items() for name in names.split()}
+
+
+# The row of each class. A class name that several families use starts with the name of the file.
+VALUE_PROJECTIONS = _by_class(
+    {
+        BERT_LIKE: """
+            BigBirdPegasusSelfAttention BigBirdSelfAttention BlipTextSelfAttention BrosSelfAttention CanineSelfAttention
+            ConvBertSelfAttention Data2VecVisionSelfAttention DonutSwinSelfAttention FlavaSelfAttention
+            GLPNEfficientSelfAttention GitSelfAttention IBertSelfAttention LayoutLMv3SelfAttention LiltSelfAttention
+            LukeSelfAttention MaskFormerSwinSelfAttention MegatronBertSelfAttention MobileViTSelfAttention
+            PvtEfficientSelfAttention PvtV2SelfAttention RemBertSelfAttention RoFormerSelfAttention Swin2SRSelfAttention
+            Swinv2SelfAttention TapasSelfAttention ViltSelfAttention VisualBertSelfAttention YosoSelfAttention
+        """,
+        BART_LIKE: """
+            ClvpSelfAttention GPTNeoSelfAttention GroupViTAttention LEDDecoderAttention MvpAttention
+            PegasusXGlobalLocalAttention SpeechT5Attention TableTransformerAttention VitsAttention XGLMAttention
+            modeling_dab_detr.DetrAttention
+        """,
+        ValueProjection("qkv", "num_heads", _last_third): """
+            BlipAttention HieraMaskUnitAttention MgpstrAttention TimesformerSelfAttention VitDetAttention
+        """,
+        ValueProjection("qkv", head_columns=_last_third): """
+            GotOcr2VisionAttention SamHQVisionAttention SamVisionAttention SegGptAttention
+            UnlimitedOcrSamVisionAttention
+        """,
+        ValueProjection("value_proj", "n_heads"): """
+            DeformableDetrMultiscaleDeformableAttention RTDetrMultiscaleDeformableAttention
+            RTDetrV2MultiscaleDeformableAttention RfDetrMultiscaleDeformableAttention
+        """,
+        ValueProjection("value", mask=Mask.FACTOR, pads=True): """
+            BigBirdBlockSparseAttention BigBirdPegasusBlockSparseAttention
+        """,
+        ValueProjection(
+            "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
+        ): """
+            LEDEncoderSelfAttention LongformerSelfAttention
+        """,
+        ValueProjection("v", "n_heads", mask=Mask.BLOCKS): "LongT5LocalAttention LongT5TransientGlobalAttention",
+        ValueProjection("value_proj", "num_attn_heads"): "ProphetNetAttention ProphetNetNgramSelfAttention",
+        ValueProjection("value_proj"): """
+            modeling_deberta_v2.DisentangledSelfAttention modeling_sew_d.DisentangledSelfAttention
+        """,
+        ValueProjection("v_lin", "n_heads"): "modeling_flaubert.MultiHeadAttention modeling_xlm.MultiHeadAttention",
+        ValueProjection("att_proj", "num_heads", _last_third): "BarkSelfAttention",
+        ValueProjection("query_key_value", "num_heads", _interleaved): "BloomAttention",
+        ValueProjection("qkv_proj", head_columns=_in_four_blocks): "CodeGenAttention",
+        ValueProjection("project_v", "num_heads"): "CpmAntAttention",
+        ValueProjection("projection_value", "num_heads"): "CvtSelfAttention",
+        ValueProjection("cross_attn_value_proj", "decoder_attention_heads"): "DabDetrDecoderLayerCrossAttention",
+        ValueProjection("self_attn_value_proj", "self_attn.attention_heads"): "DabDetrDecoderLayerSelfAttention",
+        ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"): "FalconAttention",
+        ValueProjection("linear_v", "num_heads"): "FastSpeech2ConformerAttention",
+        ValueProjection("v_head", "config.n_head"): "FunnelRelMultiheadAttention",
+        ValueProjection("v_proj"): "GPTJAttention",
+        ValueProjection("query_key_value", head_columns=_interleaved): "GPTNeoXJapaneseAttention",
+        ValueProjection("c_attn", "num_heads", _last_third): "ImageGPTAttention",
+        ValueProjection("value", "n_heads"): "Kosmos2_5VisionAttention",
+        ValueProjection("v"): "MPNetSelfAttention",
+        ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES): "MptAttention",
+        ValueProjection("value", "num_heads"): "PerceiverSelfAttention",
+        ValueProjection("v", "n_head", sequence_first=True): "XLNetRelativeAttention",
+        ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"): """
+            modeling_deberta.DisentangledSelfAttention
+        """,
+        ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True): "modeling_fsmt.Attention",
+        ValueProjection("c_attn", "n_head", _last_third): "modeling_openai.Attention",
+    }
+)
 
 # Classes that compute attention inline before transformers 5. Since then their forward looks up a function.
-BEFORE_5: dict[str, ValueProjection] = {}
-for _row, _names in {
-    BERT_LIKE: """
-        AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
-        BridgeTowerSelfAttention CamembertSelfAttention Data2VecTextSelfAttention ElectraSelfAttention
-        ErnieSelfAttention MobileBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
-        RoCBertSelfAttention SegformerEfficientSelfAttention SwinSelfAttention XLMRobertaSelfAttention
-        XLMRobertaXLSelfAttention XmodSelfAttention
-    """,
-    BART_LIKE: """
-        RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
-        modeling_detr.DetrAttention
-    """,
-    ValueProjection("v", "n_heads"): """
-        LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
-    """,
-    ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
-}.items():
-    BEFORE_5 |= dict.fromkeys(_names.split(), _row)
+BEFORE_5 = _by_class(
+    {
+        BERT_LIKE: """
+            AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
+            BridgeTowerSelfAttention CamembertSelfAttention Data2VecTextSelfAttention ElectraSelfAttention
+            ErnieSelfAttention MobileBertSelfAttention RoCBertSelfAttention RobertaPreLayerNormSelfAttention
+            RobertaSelfAttention SegformerEfficientSelfAttention SwinSelfAttention XLMRobertaSelfAttention
+            XLMRobertaXLSelfAttention XmodSelfAttention
+        """,
+        ValueProjection("v", "n_heads"): """
+            LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
+        """,
+        BART_LIKE: """
+            RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
+            modeling_detr.DetrAttention
+        """,
+        ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
+    }
+)
 
 
 # Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
@@ -345,8 +313,7 @@ def visible_by_argument(
 
     The mask is the first of `arguments` that has the shape of one.
     """
-    tensors = (value for value in tree_leaves(arguments) if isinstance(value, Tensor))
-    found = (_read_mask(mask, batch, out, sources, row) for mask in tensors)
+    found = (_read_mask(mask, batch, out, sources, row) for mask in tensors_in(arguments))
     return next((allowed for allowed in found if allowed is not None), None)
 
 
