@@ -8,11 +8,12 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
-from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.tensors import (
     SHORT_OF_MEMORY,
+    ReturnedTensor,
     alike_tensors,
     budget_of,
     first_tensor,

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from captum_vz._engine.capture.interventions import FillSlots, Intervene
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
 from captum_vz._engine.replay.base import ZERO, ReplayProblem
 from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer, contexts_of_pairs
 from captum_vz._engine.structure.modules import LayerTrust
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
-from captum_vz._engine.taps.projection import BERT_LIKE
+from captum_vz._engine.taps.projection import BERT_LIKE, InlineValues
 from tests.reference import FAMILIES
 
 SHAPE = AttentionShape(batch=1, heads=2, out=3, sources=3)

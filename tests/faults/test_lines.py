@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from captum_vz._engine.capture.recorder import Recorder
+from captum_vz._engine.capture.records import Recorder
 from captum_vz._engine.taps import changes
 from captum_vz._engine.taps.functions import _Mode as SdpaMode
 from captum_vz._engine.taps.projection import ParameterProjectionMode

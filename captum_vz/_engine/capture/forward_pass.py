@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches, with_leaf
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
+from captum_vz._engine.capture.records import LayerRecord, Recorder
 from captum_vz._engine.numerics.tensors import (
     ResultsOfPass,
+    VersionedTensor,
     alike_tensors,
     is_out_of_memory,
     keep_freed_memory,

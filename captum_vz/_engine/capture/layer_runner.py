@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, hidden_states
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Recorder, hidden_states
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
     clone_tensor,

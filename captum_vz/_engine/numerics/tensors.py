@@ -67,6 +67,34 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
+class VersionedTensor:
+    """A tensor of the clean pass. The layer's own code may write into it later."""
+
+    def __init__(self, value: Tensor) -> None:
+        # Inference tensors have no version counter, so they are cloned.
+        self.value = value.clone() if value.is_inference() else value
+        self._version = version(self.value)
+
+    def is_unmodified(self) -> bool:
+        """Whether nothing was written into the tensor since."""
+        return version(self.value) == self._version
+
+    def is_seen_in(self, found: Tensor) -> bool:
+        """Whether `found` is a view of the tensor with the same numbers in the same order. No number is read."""
+        value = self.value
+        same_place = found.numel() == value.numel() and found.dtype == value.dtype and found.device == value.device
+        in_order = found is value or (found.is_contiguous() and value.is_contiguous())
+        return same_place and in_order and found.data_ptr() == value.data_ptr() and self.is_unmodified()
+
+
+class ReturnedTensor(VersionedTensor):
+    """The output of a layer, and a copy of it, because models may write into their tensors later."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__(value)
+        self.copy = self.value if value.is_inference() else value.clone()
+
+
 class setting:  # noqa: N801 - read as a function
     """Gives a context variable a value inside a `with` block."""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, tensors_in
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._private import tree_leaves
@@ -107,7 +108,13 @@ class ValueProjection:
             return self.select(projected)
         return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
 
-    def columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
+    def in_run(self, module: nn.Module, holder: nn.Module, projected: Tensor) -> InlineValues:
+        """Where the values of an attention module are, whose projection is a part of `holder` and returned this."""
+        other = None if self.second_projection is None else getattr(module, self.second_projection)
+        projection, columns = attrgetter(self.projection)(holder), self._columns(module, projected)
+        return InlineValues(self, projection, other, columns, self._zero(module))
+
+    def _columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
         """Return the features of `rows` that hold the values of each head."""
         part, features = self._part(projected), self.rows(projected).shape[-1]
         # Selected heads have an axis, or are taken for one.
@@ -118,12 +125,43 @@ class ValueProjection:
         size = heads // groups + 2
         return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
 
-    def zero(self, module: nn.Module) -> list[Tensor] | float:
+    def _zero(self, module: nn.Module) -> list[Tensor] | float:
         """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
         if self.bias is None:
             return 0.0
         bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
         return [-bias[_values_only(head, heads, len(bias))] for head in range(heads)]
+
+
+@dataclass(frozen=True)
+class InlineValues:
+    """Where the values are of an attention that its module computes inline."""
+
+    row: ValueProjection  # where they are in the projection's output
+    projection: nn.Module | nn.Parameter  # what projects them
+    other_projection: nn.Module | None  # what projects values of the same tokens for some other rows, if it exists
+    columns: list[slice]  # the features of each head's values
+    zero: list[Tensor] | float  # what is projected for a value that is zero: for each head, or one number for all
+
+    def by_head(self, rows: Tensor) -> Tensor:
+        """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
+        return torch.cat([rows[..., columns] for columns in self.columns], dim=-1)
+
+    def change(self, rows: Tensor, changed: Tensor, new: Callable[[Tensor], Tensor]) -> None:
+        """Write into `rows (n, in, features)`, where `changed (n, head, in)` is True, what `new` makes of the values.
+
+        `new` is given the values `(n, head, in, d_head)`. CannotReplayError: heads that share their values are not
+        changed alike.
+        """
+        zero: list[Any] = [self.zero] * len(self.columns) if isinstance(self.zero, float) else self.zero
+        parts = zip(self.columns, zero, strict=True)
+        values = new(torch.stack([rows[..., columns] - one for columns, one in parts], dim=1))
+        for head, columns in enumerate(self.columns):
+            shared = (other for other in range(head) if self.columns[other] == columns)
+            if any(not torch.equal(changed[:, head], changed[:, other]) for other in shared):
+                raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
+            own = values[:, head] + zero[head]
+            rows[..., columns] = torch.where(changed[:, head, :, None], own, rows[..., columns])
 
 
 BERT_LIKE = ValueProjection("value")
