@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Recorder, hidden_states
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Recorder
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
-    clone_tensor,
     first_tensor,
     forgetting,
+    hidden_states,
     inference_mode,
     is_out_of_memory,
     map_each,
@@ -114,16 +114,14 @@ class LayerRunner:
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
         with handled_by(handler), around(), forgetting():
-            output = first_tensor(self._forward(args, kwargs))
+            output = first_tensor(self._forward((args, kwargs)))
         if output is None:
             raise CannotReplayError("run again, it returned no tensor")
         return output if self._layout is None else self._layout.tokens(output)
 
-    def _forward(self, args: Any, kwargs: Any) -> Any:
-        if self._record.writes_arguments:
-            args, kwargs = map_each(clone_tensor, (args, kwargs))
+    def _forward(self, arguments: tuple[Any, Any]) -> Any:
         try:
-            return self._record.after_hooks(args, kwargs, self.layer.forward(*args, **kwargs))
+            return self._record.forward(self.layer, arguments)
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
@@ -176,10 +174,8 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
 
 def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
     """What a layer returns for its clean arguments, without caches."""
-    arguments = without_caches((record.args, record.kwargs))
-    args, kwargs = map_each(clone_tensor, arguments) if record.writes_arguments else arguments
     with handled_by(handler):
-        return record.after_hooks(args, kwargs, record.layer.forward(*args, **kwargs))
+        return record.forward(record.layer, without_caches((record.args, record.kwargs)))
 
 
 def without_caches(arguments: Any) -> Any:
@@ -253,10 +249,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     try:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
-        empty: dict[str, Any] = {"attentions": [], "modules_run": [], "module_rows": {}, "module_io": {}}
-        if record.steps is not None:
-            empty["steps"] = []
-        again = replace(record, layer=layer, args=args, kwargs=kwargs, **empty)
+        again = replace(record, layer=layer, args=args, kwargs=kwargs, attentions=[], modules_run=[], module_rows={})
+        again.module_io, again.steps = {}, None if record.steps is None else []
         recorder = Recorder(again)
         with without_autocast(record.first_output.device):
             recorder.finish(run_again(again, recorder))

@@ -15,8 +15,11 @@ from captum_vz._engine.numerics.tensors import (
     ReturnedTensor,
     VersionedTensor,
     budget_of,
+    clone_tensor,
     first_tensor,
+    hidden_states,
     is_changed,
+    map_each,
     once_a_pass,
     tensors_in,
     version,
@@ -33,12 +36,6 @@ from captum_vz._engine.taps.projection import (
 )
 from captum_vz._private import modules_of, own_modules, own_parameters
 from captum_vz.errors import UnsupportedLayerError
-
-
-def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The arguments of a layer that may be hidden states: its own first, then those of other layers."""
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
 
 class AttentionShape(NamedTuple):
@@ -162,8 +159,10 @@ class LayerRecord:
             )
         return output
 
-    def after_hooks(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """What the user's hooks on the layer make of what its forward returned."""
+    def forward(self, layer: nn.Module, arguments: tuple[Any, Any]) -> Any:
+        """What the user's hooks make of what the forward of `layer`, the layer or a copy, returns."""
+        args, kwargs = map_each(clone_tensor, arguments) if self.writes_arguments else arguments
+        output = layer.forward(*args, **kwargs)
         for hook, with_kwargs in self.hooks:
             changed = hook(self.layer, args, *([kwargs] if with_kwargs else []), output)
             output = output if changed is None else changed

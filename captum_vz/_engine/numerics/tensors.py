@@ -129,6 +129,12 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
+def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the arguments of a layer that may be hidden states: its own first, then those of other layers."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return [x for x in given if x.is_floating_point() and x.dim() > 2]
+
+
 def alike_tensors(output: Any) -> list[Tensor]:
     """Return a module's first output, and all others of its shape that hold other numbers."""
     first = first_tensor(output)

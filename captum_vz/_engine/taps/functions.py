@@ -30,20 +30,8 @@ from captum_vz._engine.numerics.attention import Weights, all_weights, causal_ma
 from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.handler import (
-    AttentionCall,
-    AttentionHandler,
-    check_not_overridden,
-    current_handler,
-    handled_by,
-)
-from captum_vz._private import (
-    ATTENTION_NAME,
-    BUILTIN_ATTENTION,
-    attention_name,
-    is_transformed,
-    sdpa_of_transformers,
-)
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, is_transformed, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
@@ -213,19 +201,15 @@ def _attention(
     ):
         visible = None if given is None else mask_as_bool(given)
         call = AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False)
-        return _answer(handler, call, loaded)
-    plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
-    if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
-        with handled_by(None):
-            check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
-    if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
-        dropout = 0.0
-    visible = None if mask is None else once_a_pass(mask_as_bool, mask)
-    call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
-    return _answer(handler, call, loaded)
-
-
-def _answer(handler: AttentionHandler, call: AttentionCall, loaded: str | None) -> tuple[Tensor, Tensor | None]:
+    else:
+        plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
+        if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
+            with handled_by(None):
+                check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
+        if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
+            dropout = 0.0
+        visible = None if mask is None else once_a_pass(mask_as_bool, mask)
+        call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
     context, weights = handler.on_attention(call)
     # In a plain run, torch's function alone returns no weights.
     return context, None if loaded == "sdpa" or weights is None else all_weights(weights)
@@ -354,11 +338,11 @@ class TransformersTap:
     def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
         found: dict[int, Any] = {id(config): config for config in map(_config_of, modules)}
         configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
-        if configs:
-            _register()
-            read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
-            configs = [config for config in configs if id(config) in read]
-        for config in configs:
+        if not configs:
+            return
+        _register()
+        read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
+        for config in (one for one in configs if id(one) in read):
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
             name.looked_up = _looks_up_eager()

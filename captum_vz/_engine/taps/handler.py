@@ -48,31 +48,19 @@ class AttentionTap(Protocol):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call, as a tap hands it to a handler.
+    """One attention call, as a tap hands it to a handler."""
 
-    Attributes:
-        module: The attention module. None: the attention function does not say which module calls it.
-        values: The values, `(batch, key-value head, in, d_head)`.
-        compute: Computes this call for any values: the context `(batch, out, head, d_head)` and the weights
-            `(batch, head, out, in)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
-            with `causal` all that are not later.
-        dropout: The dropout rate of the weights.
-        plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
-        explained: Whether the weights are known to give the context: `compute` multiplies them with the values.
-        obeys_mask: Whether hidden sources are known to have no weight.
-        causal: Whether no token sees a later one. There is no `visible` then.
-    """
-
-    module: nn.Module | None
-    values: Tensor
+    module: nn.Module | None  # None: the attention function does not say which module calls it
+    values: Tensor  # (batch, key-value head, in, d_head)
+    # Computes this call for any values: the context (batch, out, head, d_head) and the weights (batch, head, out, in).
     compute: Callable[[Tensor], tuple[Tensor, Weights]]
-    visible: Tensor | None = None
-    dropout: float = 0.0
+    visible: Tensor | None = None  # the sources that the mask lets through, bool, broadcastable to the weights
+    dropout: float = 0.0  # the rate of the weights
+    # Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
     plain: Callable[[], Any] | None = None
-    explained: bool = False
-    obeys_mask: bool = True
-    causal: bool = False
+    explained: bool = False  # whether the weights are known to give the context: `compute` multiplies them by values
+    obeys_mask: bool = True  # whether hidden sources are known to have no weight
+    causal: bool = False  # whether no token sees a later one. `visible` is None then
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Weights) -> Weights:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
