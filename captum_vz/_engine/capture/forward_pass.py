@@ -140,10 +140,8 @@ def layer_hooks(
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:
-    """A layer's arguments on the device that it runs on.
-
-    Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
-    """
+    """A layer's arguments on the device that it runs on."""
+    # A wrapper of the layer's forward moves them if accelerate spreads a model over devices. Replays run without it.
     hook = accelerate_hook(layer)
     devices = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
     device = next((one for one in reversed(devices) if one is not None), None)
@@ -178,12 +176,7 @@ class LayerPass:
         self._count: Counter[int] = Counter()
 
     def run(self, forward: Callable[[], Any]) -> Any:
-        """What `forward` returns. A pass runs once.
-
-        Raises:
-            UnsupportedLayerError: A layer was not run.
-            RefusedError: A layer has active dropout.
-        """
+        """What `forward` returns. A pass runs once. UnsupportedLayerError: a layer was not run."""
         for layer in self.layers:
             check_no_dropout(layer)
         keep_freed_memory()

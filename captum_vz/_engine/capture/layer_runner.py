@@ -42,12 +42,9 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 
 @dataclass(frozen=True)
 class Streams:
-    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector.
+    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector."""
 
-    There are `count` streams, along the `axis` of the layer's tensors. With one stream, the axis has length 1.
-    """
-
-    axis: int
+    axis: int  # of the layer's tensors. With one stream, it has length 1
     count: int
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -102,13 +99,9 @@ class LayerRunner:
         arguments: tuple[Any, Any] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Tensor:
-        """The hidden states that the layer returns. The code enters `around` while the layer runs.
+        """The hidden states that the layer returns, for the arguments of the clean pass unless others are given.
 
-        Without a `handler`, attention is computed. Without `arguments`, those of the clean pass are used.
-
-        Raises:
-            CannotReplayError: The layer does not run on these arguments, or returns no tensor.
-            RuntimeError: There is not enough memory. See `is_out_of_memory`.
+        `around` is entered while the layer runs. CannotReplayError: it does not run so, or returns no tensor.
         """
         args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
@@ -131,12 +124,9 @@ class LayerRunner:
             raise CannotReplayError(reason) from error
 
     def _check_runs_plainly(self) -> None:
-        """Check that the layer still runs on its clean input. If it does not, no other replay may answer in its place.
-
-        A layer that was given a key-value cache need not run without it.
-        """
+        """Check that the layer still runs on its clean input. If not, no other replay may answer in its place."""
         record = self._record
-        if caches_in((record.args, record.kwargs)):
+        if caches_in((record.args, record.kwargs)):  # it need not run without them
             return
         try:
             with inference_mode(record.first_output.is_inference()):
@@ -179,15 +169,12 @@ def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
 
 
 def without_caches(arguments: Any) -> Any:
-    """A layer's arguments without key-value caches, so that running the layer again grows none.
-
-    Dicts that a layer writes to for later layers (Gemma 4) are copied, so that each run has its own.
-    """
+    """A layer's arguments without key-value caches, so that running the layer again grows none."""
 
     def without(value: Any) -> Any:
         if is_cache(value):
             return None
-        # A subclass of UserDict, as Gemma 4's is, becomes a plain dict.
+        # Gemma 4 writes into such a dict for later layers. Each run has its own, which is a plain dict.
         return dict(value) if isinstance(value, UserDict) else value
 
     return tree_map(without, arguments, is_leaf=is_cache)
@@ -239,10 +226,7 @@ def in_float32(module: Module) -> Module:
 
 
 def recorded_in_float32(record: LayerRecord) -> LayerRecord:
-    """The same layer on the same input, run and recorded in float32.
-
-    RefusedError: the layer cannot be run again in float32.
-    """
+    """The same layer on the same input, run and recorded in float32. RefusedError: it cannot be."""
     remedy = ", or load the model in float32"
     check_no_tokens_in_cache(record, "is in half precision and has to be run again in float32", remedy)
     _check_runs_again(record)
@@ -285,10 +269,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
 
 
 def _check_runs_again(record: LayerRecord) -> None:
-    """Check that running the layer's forward again gives its output at each position: no state that a run changes.
-
-    In its own precision, because some layers are far from it in float32: rounding chooses other experts.
-    """
+    """Check that running the layer's forward again gives its output at each position: no state that a run changes."""
+    # In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     clean = first_tensor(record.output)
     again = first_tensor(run_again(record, AttentionHandler()))
     if clean is not None and (again is None or again.shape != clean.shape or not is_close_in_half(again, clean)):
@@ -333,10 +315,7 @@ class _Answer:
 
 
 class ModuleAnswer(nn.Module, _Answer):
-    """Takes the place of the attention module, and returns its output for given contexts.
-
-    With `projected`, what is given is the output itself.
-    """
+    """Takes the place of the attention module, and returns its output for contexts, or for its `projected` output."""
 
     def __init__(self, attention: AttentionRecord, projected: bool = False) -> None:
         super().__init__()

@@ -169,10 +169,8 @@ class LayerRecord:
         return output
 
     def is_given(self, returned: ReturnedTensor) -> bool:
-        """Whether the layer's input is `returned`: the first argument of this shape holds the same numbers.
-
-        A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
-        """
+        """Whether the layer's input is `returned`: the first argument of this shape holds the same numbers."""
+        # A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
         hidden, tensors = returned.copy, tensors_in((self.args, self.kwargs))
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
         if given is None or returned.is_seen_in(given):

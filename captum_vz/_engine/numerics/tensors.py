@@ -115,10 +115,7 @@ forgetting = partial(setting, results_of_pass, None)
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output, or its first element if it is a tuple, a list or a mapping, at any depth.
-
-    None if the result is not a tensor.
-    """
+    """Return a module's output, or the first element of tuples, lists and mappings at any depth, if it is a tensor."""
     while isinstance(output, (tuple, list, Mapping)) and output:
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
     return output if isinstance(output, Tensor) else None
@@ -145,11 +142,8 @@ def alike_tensors(output: Any) -> list[Tensor]:
 
 
 def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
-    """Apply `change` to each leaf of a layer's arguments.
-
-    An object that occurs twice (states passed as queries and as values) is changed once, so it stays one object.
-    """
-    changed: dict[int, Any] = {}
+    """Apply `change` to each leaf of a layer's arguments."""
+    changed: dict[int, Any] = {}  # so that states passed as queries and as values stay one object
 
     def once(value: Any) -> Any:
         if id(value) not in changed:
@@ -186,10 +180,7 @@ def mask_as_bool(mask: Tensor) -> Tensor:
 
 
 def repeat_examples(value: Any, copies: int, batch: int) -> Any:
-    """Repeat a tensor with one entry for each of the `batch` examples: all examples, `copies` times in a row.
-
-    Any other value is returned unchanged.
-    """
+    """Repeat the `batch` examples of a tensor, `copies` times in a row. Any other value is returned unchanged."""
     if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
         return value
     return value.repeat(copies, *[1] * (value.dim() - 1))
@@ -225,10 +216,7 @@ def with_noise(x: Tensor, strengths: Tensor) -> Tensor:
 
 
 def noise_like(x: Tensor, strength: float) -> Tensor:
-    """Return noise in the shape of `x (..., features)`, the same vector for all positions.
-
-    The noise is normally distributed, with a standard deviation of `strength` times the largest entry of `x`.
-    """
+    """Return normal noise of `strength` times the largest entry of `x (..., d)`, one vector for all positions."""
     return strength * max_abs(x) * fixed_normal(x.new_empty(x.shape[-1:])).expand_as(x)
 
 
@@ -245,11 +233,8 @@ def fixed_normal(x: Tensor) -> Tensor:
 
 
 def nudged(x: Tensor, share: float | None = None) -> Tensor:
-    """Add normal noise to each position of `x (..., d)`, of `share` times the mean absolute value of the position.
-
-    `share` is `eps**0.5` of the dtype if it is None. At a position of zeros, the mean over all positions is used.
-    """
-    size = x.abs().mean(-1, keepdim=True)
+    """Add normal noise to each position of `x (..., d)`, of `share` or `eps**0.5` times its mean absolute value."""
+    size = x.abs().mean(-1, keepdim=True)  # at a position of zeros, the mean over all positions is used
     share = torch.finfo(x.dtype).eps ** 0.5 if share is None else share
     return x + share * size.where(size > 0, size.mean()) * fixed_normal(x)
 
@@ -260,10 +245,7 @@ def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
 
 
 def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
-    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`.
-
-    Two positions differ in at least one digit.
-    """
+    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`."""
     places = x.shape[:1] if tokens_first or x.dim() == 2 else x.shape[1:-1]
     index = torch.arange(places.numel(), device=x.device).view(*places, *[1] * tokens_first).expand(x.shape[:-1])
     return [(index >> digit) % 2 == 1 for digit in range((places.numel() - 1).bit_length())]
@@ -276,22 +258,19 @@ def is_changed(found: Tensor, clean: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Budget:
-    """The constants of one type of device.
+    """The constants of one type of device."""
 
-    Attributes:
-        chunk_bytes: Bytes of the widest activation of one chunk. On a CPU a chunk should stay in the cache, but each
-            costs as much as thirty rows more, in calls whose time does not grow with the rows.
-        copies_bytes: Bytes of the largest output of any module on all copies of a model's inputs together. On a CPU,
-            twice as many were slower for large batches, and half as many split one sentence for a large vocabulary.
-        neighbours: How many neighbouring groups of sources share their targets, so that one product serves them all. A
-            CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
-        folding_calls: What the some hundreds of calls of the folded replay cost besides its products, in operations
-            that the device could do meanwhile, for each first matrix of the feed-forward.
-    """
-
+    # Bytes of the widest activation of one chunk. On a CPU a chunk should stay in the cache, but each costs as much as
+    # thirty rows more, in calls whose time does not grow with the rows.
     chunk_bytes: int
+    # Bytes of the largest output of any module on all copies of a model's inputs together. On a CPU, twice as many were
+    # slower for large batches, and half as many split one sentence for a large vocabulary.
     copies_bytes: int
+    # How many neighbouring groups of sources share their targets, so that one product serves them all. A CPU computes
+    # no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
     neighbours: int
+    # What the some hundreds of calls of the folded replay cost besides its products, in operations that the device
+    # could do meanwhile, for each first matrix of the feed-forward.
     folding_calls: float
 
     def items_in_chunk(self, like: Tensor, numbers: int) -> int:
@@ -320,11 +299,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk.
-
-    glibc returns large blocks to the system when they are freed, until a larger block was freed. It does so for blocks
-    of up to 32 MiB. Nothing is written into this block, so that it takes no memory.
-    """
+    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk."""
+    # glibc returns blocks of up to 32 MiB to the system when they are freed, until a larger block was freed. Nothing is
+    # written into this block, so that it takes no memory.
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 

@@ -256,14 +256,10 @@ def _hides_later(module: nn.Module, out: int, kwargs: dict[str, Any]) -> bool:
 
 
 def _mask_to_add(loaded: str | None, mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """The mask as eager attention adds it to the scores.
-
-    A mask for another implementation than eager is boolean. A mask for eager attention is left as it is, except in
-    float64.
-    """
+    """The mask as eager attention adds it to the scores."""
     if mask is None:
         return None
-    if mask.dtype == torch.bool and loaded != "eager":
+    if mask.dtype == torch.bool and loaded != "eager":  # it was made for another implementation
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
     # Many models compute the softmax in float32. There float64's smallest number is -inf, and a row of -inf gives NaN.
@@ -305,13 +301,10 @@ def _looks_up_eager() -> bool:
 
 
 def _function_of_user(name: Any) -> Callable[..., Any] | None:
-    """The attention function of this name, if the user registered it.
-
-    The functions of transformers compute what eager attention computes. So do the kernels of its hub, whose names have
-    a slash.
-    """
+    """The attention function of this name, if the user registered it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # Those of transformers compute what eager attention computes. So do its hub's kernels, whose names have a slash.
     known = not isinstance(name, str) or name in (NAME, "eager") or "/" in name
     function = None if known else ALL_ATTENTION_FUNCTIONS.get(name)
     code = getattr(function, "func", function)

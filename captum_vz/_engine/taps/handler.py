@@ -39,10 +39,9 @@ class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
     def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
-        """Let attention calls of layers reach the handler of the thread, until `changes` are taken back.
+        """Let attention calls of layers and their submodules reach the handler of the thread.
 
-        `modules` are the layers and their submodules. All that is changed is noted in `changes`. Threads without a
-        handler compute as ever.
+        All that is changed is noted in `changes`, which take it back. Threads without a handler compute as ever.
         """
 
 
@@ -150,10 +149,8 @@ def left_out_by_replays(layer: nn.Module) -> str:
 
 
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The hooks of the user's among the `hooks` of a module.
-
-    Ours are not counted, nor are those of transformers that collect hidden states, and of torch that count operations.
-    """
+    """The hooks of the user's among the `hooks` of a module."""
+    # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
     ours = ("captum_vz.", OUTPUT_CAPTURING, "torch.utils.module_tracker")
     return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
 

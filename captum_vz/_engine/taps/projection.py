@@ -347,10 +347,7 @@ class ProjectionTap:
 def visible_by_argument(
     arguments: Any, batch: int, out: int, sources: int, row: ValueProjection = BERT_LIKE
 ) -> Tensor | None:
-    """Which sources a layer's mask lets through, `(batch, 1, 1 or out, in)`, or None if no argument is a mask.
-
-    The mask is the first of `arguments` that has the shape of one.
-    """
+    """Which sources the first argument with the shape of a mask lets through, `(batch, 1, 1 or out, in)`, or None."""
     found = (_read_mask(mask, batch, out, sources, row) for mask in tensors_in(arguments))
     return next((allowed for allowed in found if allowed is not None), None)
 
