@@ -71,7 +71,7 @@ class RowWeights:
         query, key = self.query[examples][:, :, rows], self.key[examples]
         mask, place = self.mask, self._place
         if self.causal:
-            mask = (place[: key.shape[2]] <= place[rows, None])[None, None]
+            mask = (place[: self.shape[3]] <= place[: self.shape[2]][rows, None])[None, None]
         elif mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
             mask = mask[examples] if len(mask) > 1 else mask

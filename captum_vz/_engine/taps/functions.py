@@ -36,6 +36,9 @@ from captum_vz.errors import UnsupportedLayerError
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
+NAME = "captum_vz"  # of our function in transformers
+EAGER = "eager_attention_forward"
+MADE_OF = "captum_vz_made_of"  # the attribute of a mask that holds the mask of tokens which it was made of
 
 
 def attention(
@@ -58,10 +61,8 @@ def attention(
     with handled_by(None):
         check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     visible = None if attn_mask is None else once_a_pass(_visible, attn_mask)
+    compute = partial(weighted_values, query, key, attn_mask, scale, is_causal)
     causal = is_causal and query.shape[2] == key.shape[2]
-    if is_causal and not causal:
-        attn_mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
-    compute = partial(weighted_values, query, key, attn_mask, scale, causal)
     call = AttentionCall(None, value, compute, visible, dropout_p, explained=True, causal=causal)
     context, weights = handler.on_attention(call)
     handler.last_weights = weights
@@ -125,11 +126,6 @@ def _holds_function(modules: Sequence[nn.Module]) -> bool:
     return id(BUILTIN_ATTENTION) in map(id, held)  # a thousand names, so without a loop in Python
 
 
-EAGER = "eager_attention_forward"
-# The attribute of a mask that holds the mask of tokens which it was made of.
-MADE_OF = "captum_vz_made_of"
-
-
 class LoadedAlias(str):
     """Our name, which also equals the name of the implementation whose numbers we compute.
 
@@ -149,9 +145,6 @@ class LoadedAlias(str):
         return not self == other
 
     __hash__ = str.__hash__
-
-
-NAME = "captum_vz"
 
 
 def _attention(

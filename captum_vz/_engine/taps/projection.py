@@ -25,9 +25,10 @@ from captum_vz._engine.taps.handler import current_handler
 from captum_vz._private import tree_leaves
 
 
-def _values_only(head: int, heads: int, features: int) -> slice:
-    """The projection returns values only, head after head."""
-    return _slice(head, heads, features)
+def _slice(number: int, parts: int, features: int) -> slice:
+    """Return part `number` of `features` features that are divided into equal parts: a head of values alone."""
+    width = features // parts
+    return slice(number * width, (number + 1) * width)
 
 
 def _last_third(head: int, heads: int, features: int) -> slice:
@@ -45,12 +46,6 @@ def _in_four_blocks(head: int, heads: int, features: int) -> slice:
     in_block = heads // 4
     block, index = divmod(head, in_block)
     return _slice((3 * block + 1) * in_block + index, 3 * heads, features)
-
-
-def _slice(number: int, parts: int, features: int) -> slice:
-    """Return part `number` of `features` features that are divided into equal parts."""
-    width = features // parts
-    return slice(number * width, (number + 1) * width)
 
 
 class Mask(Enum):
@@ -72,7 +67,7 @@ class ValueProjection:
     projection: str
     heads: str = "num_attention_heads"  # the attribute that holds the number of heads
     # (head, heads, features) -> the features that hold the values of this head.
-    head_columns: Callable[[int, int, int], slice] = _values_only
+    head_columns: Callable[[int, int, int], slice] = _slice
     # The attribute that holds the number of groups of heads. The heads of a group share a value, which follows the
     # queries and the key of the group. `head_columns` is not used then.
     groups: str | None = None
@@ -130,7 +125,7 @@ class ValueProjection:
         if self.bias is None:
             return 0.0
         bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
-        return [-bias[_values_only(head, heads, len(bias))] for head in range(heads)]
+        return [-bias[_slice(head, heads, len(bias))] for head in range(heads)]
 
 
 @dataclass(frozen=True)
