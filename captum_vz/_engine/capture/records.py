@@ -301,8 +301,8 @@ class Recorder(AttentionHandler):
 
     def _copied(self, value: Tensor | None) -> Tensor | None:
         """A copy of hidden states. None: the tensor has another size."""
-        size = None if value is None else (value.numel(), value.shape[-1:])  # some layers flatten batch and tokens
-        if value is None or all((x.numel(), x.shape[-1:]) != size for x in self.record.states):
+        states = self.record.states  # some layers flatten batch and tokens
+        if value is None or not any(x.numel() == value.numel() and x.shape[-1:] == value.shape[-1:] for x in states):
             return None
         key = id(value), version(value)
         if key not in self._copies or key[1] is None:

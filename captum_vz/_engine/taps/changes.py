@@ -206,7 +206,7 @@ def _remove_hooks(tables: tuple[dict[int, Any], ...], hooks: list[Callable[..., 
     for holder in tables:
         for number in [number for number, one in list(holder.items()) if id(one) in ours]:
             # The hook goes last: after an interruption, the next call finds it, and with it the rest.
-            for table in sorted(tables, key=lambda one: one is holder):
+            for table in (*(other for other in tables if other is not holder), holder):
                 table.pop(number, None)
 
 
