@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from captum_vz._engine.numerics import budget
+from captum_vz._engine.numerics import tensors
 
 
 def set_budget(monkeypatch: pytest.MonkeyPatch, **constants: Any) -> None:
     """Give all devices a budget with these constants until the test ends."""
-    monkeypatch.setattr(budget, "BUDGETS", {kind: replace(one, **constants) for kind, one in budget.BUDGETS.items()})
-    monkeypatch.setattr(budget, "OTHER_DEVICES", replace(budget.OTHER_DEVICES, **constants))
+    monkeypatch.setattr(tensors, "BUDGETS", {kind: replace(one, **constants) for kind, one in tensors.BUDGETS.items()})
+    monkeypatch.setattr(tensors, "OTHER_DEVICES", replace(tensors.OTHER_DEVICES, **constants))

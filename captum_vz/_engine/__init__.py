@@ -8,17 +8,24 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
-from captum_vz._engine.capture.module_state import random_states, repeated
-from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
-from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
+from captum_vz._engine.numerics.tensors import (
+    SHORT_OF_MEMORY,
+    ReturnedTensor,
+    alike_tensors,
+    budget_of,
+    first_tensor,
+    is_out_of_memory,
+    once_a_pass,
+)
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
+from captum_vz._engine.taps.changes import random_states, repeated
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
 from captum_vz._engine.value_zeroing import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
+from captum_vz._engine.numerics.tensors import budget_of, for_query_heads, once_a_pass
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.attention import by_rows
-from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
-from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
 from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import traced_replays
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.capture.records import LayerRecord, Recorder
 from captum_vz._engine.numerics.tensors import ResultsOfPass
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout

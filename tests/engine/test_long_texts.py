@@ -18,7 +18,7 @@ from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find
 from captum_vz._engine.capture import records
 from captum_vz._engine.numerics import attention
 from captum_vz._engine.numerics.attention import RowWeights, all_weights, weighted_values, weights_at
-from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import budget_of
 from captum_vz.attr._base import layer_maps
 from tests.captum.footprint import footprint
 from tests.engine.parameters import quick
@@ -93,6 +93,16 @@ def masks() -> dict[str, Tensor | None]:
         "heads": torch.randn(4, 7, 7, dtype=torch.float64),
         "added": torch.zeros(2, 1, 7, 7, dtype=torch.float64).masked_fill(~blind, -torch.inf),
     }
+
+
+@pytest.mark.parametrize(("out", "sources"), [(5, 7), (7, 5)])
+def test_causal_rows_of_other_sources(out: int, sources: int, few_rows: None) -> None:
+    query, key, values = torch.randn(2, 4, out, 8), torch.randn(2, 4, sources, 8), torch.randn(2, 4, sources, 8)
+    with torch.no_grad():
+        context, weights = weighted_values(query, key, None, None, True, values)
+    assert isinstance(weights, RowWeights)
+    expected = functional.scaled_dot_product_attention(query, key, values, is_causal=True)
+    torch.testing.assert_close(context.transpose(1, 2), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz import LayerAttention, ValueZeroing
-from captum_vz._engine.taps.sdpa import _Mode
+from captum_vz._engine.taps.functions import _Mode
 from tests.engine.blocks import Block, block_of, mask_of_window, sequences, zeroed_one_by_one
 from tests.engine.by_attribute import OnClass, OnModule
 from tests.engine.by_name import ByName, InAMethod

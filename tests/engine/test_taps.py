@@ -17,8 +17,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
+from captum_vz._engine.taps.functions import NAME, LoadedAlias
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
-from captum_vz._engine.taps.transformers import NAME, LoadedAlias
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
 from tests.engine.by_name import ByName

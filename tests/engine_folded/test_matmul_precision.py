@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz._engine import traced_replays
-from captum_vz._engine.numerics.budget import has_fast_bfloat16
+from captum_vz._engine.numerics.tensors import has_fast_bfloat16
 from captum_vz._engine.replay.folded import kernels
 from tests.engine_folded.replays import HIGHEST, MEDIUM, long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED

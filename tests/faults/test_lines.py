@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from captum_vz._engine.capture.recorder import Recorder
+from captum_vz._engine.capture.records import Recorder
 from captum_vz._engine.taps import changes
+from captum_vz._engine.taps.functions import _Mode as SdpaMode
 from captum_vz._engine.taps.projection import ParameterProjectionMode
-from captum_vz._engine.taps.sdpa import _Mode as SdpaMode
 from captum_vz._private import function_mode_state, pop_function_mode, push_function_mode, without_function_modes
 from tests.engine.parameters import sampled
 from tests.faults.interruption import Tracer, first_of_each, places_of

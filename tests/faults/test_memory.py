@@ -164,7 +164,7 @@ LIMITED = """
 import resource, warnings, torch
 from torch import nn
 from captum_vz import ValueZeroing
-from captum_vz._engine.numerics import budget
+from captum_vz._engine.numerics import tensors
 from dataclasses import replace
 torch.manual_seed(0); torch.set_num_threads(1)
 model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 4096, batch_first=True, norm_first=True), 2).eval()
@@ -173,7 +173,7 @@ explain = ValueZeroing(model, model.layers)
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     expected = explain.attribute(x)
-budget.BUDGETS["cpu"] = replace(budget.BUDGETS["cpu"], chunk_bytes=1 << 30, folding_calls=1e18)
+tensors.BUDGETS["cpu"] = replace(tensors.BUDGETS["cpu"], chunk_bytes=1 << 30, folding_calls=1e18)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as caught:

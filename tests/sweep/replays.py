@@ -8,7 +8,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from captum_vz._engine import traced_replays
-from captum_vz._engine.numerics import budget
+from captum_vz._engine.numerics import tensors
 from captum_vz._engine.value_zeroing import ReplayTrace
 
 # The replay of packed pairs, as the tables name it.
@@ -18,7 +18,7 @@ FOLDED = "folded pairs"
 WINDOWS = "definition, windows"
 
 replays_noted = traced_replays
-_BUDGETS = budget.BUDGETS
+_BUDGETS = tensors.BUDGETS
 
 
 def way_of(traces: list[ReplayTrace]) -> str:
@@ -45,5 +45,5 @@ def why_not_folded(traces: list[ReplayTrace]) -> str:
 def folding_threshold(on: bool) -> Iterator[None]:
     """Fold where users get the folded replay (`on`), or wherever folding saves any row of a matrix (not `on`)."""
     always = {kind: replace(one, folding_calls=0) for kind, one in _BUDGETS.items()}
-    with patch.object(budget, "BUDGETS", _BUDGETS if on else always):
+    with patch.object(tensors, "BUDGETS", _BUDGETS if on else always):
         yield

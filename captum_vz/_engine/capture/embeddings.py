@@ -109,12 +109,7 @@ def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module]
 
 
 def _first(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
-    """Return the first layer of the stack: the outermost list of modules in `model` that contains the layers.
-
-    Raises:
-        ArgumentError: The layers belong to several stacks.
-        UnsupportedLayerError: The structure of the model does not show which layer is the first.
-    """
+    """The first layer of the stack, the outermost list of modules in `model` that contains the layers."""
     stack = next((one for one in _lists(model) if layers[0] in one.modules()), model)
     kind = type(layers[0])
     elsewhere = set(model.modules()) - set(stack.modules())

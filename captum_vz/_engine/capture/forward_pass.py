@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,14 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, replace_leaf, tokens_in_caches
-from captum_vz._engine.capture.module_state import ModuleState, repeated
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
-from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.tensors import ResultsOfPass, alike_tensors, map_each, nudged, results_of_pass
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches, with_leaf
+from captum_vz._engine.capture.records import LayerRecord, Recorder
+from captum_vz._engine.numerics.tensors import (
+    ResultsOfPass,
+    VersionedTensor,
+    alike_tensors,
+    is_out_of_memory,
+    keep_freed_memory,
+    map_each,
+    nudged,
+    results_of_pass,
+    tensors_in,
+)
 from captum_vz._engine.taps import TAPS
-from captum_vz._engine.taps.changes import Changes, current_pass, undoing
+from captum_vz._engine.taps.changes import Changes, ModuleState, current_pass, repeated, undoing
 from captum_vz._engine.taps.handler import (
     AttentionHandler,
     current_handler,
@@ -41,8 +50,6 @@ from captum_vz._private import (
     is_replica,
     modules_of,
     sort_key_list,
-    tree_leaves,
-    tree_map,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -88,7 +95,7 @@ def layer_hooks(
         # Also called as a hook of all modules, before the user's.
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
-                running[id(module)][-1].extend((one, VersionedTensor(one)) for one in _tensors(output))
+                running[id(module)][-1].extend((one, VersionedTensor(one)) for one in tensors_in(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
             if not is_ours(module):
@@ -96,7 +103,7 @@ def layer_hooks(
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
             (kwargs, output), hooks = kwargs_and_output, output_hooks(module)
-            now = _tensors(output) if tensors else []
+            now = tensors_in(output) if tensors else []
             # A hook that returns another tensor may change it in replays, even if it holds the same numbers now.
             same = len(tensors) == len(now) and all(
                 one is new and old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
@@ -104,7 +111,8 @@ def layer_hooks(
             )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
-            context = changes.new_context()
+            context = Context()
+            context.run(current_pass.set, changes)
             context.run(results_of_pass.set, results_of_pass.get())
             return context.run(end, handler, (args, kwargs), output, [] if same else hooks)
 
@@ -131,15 +139,9 @@ def layer_hooks(
         yield
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-
-
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:
-    """A layer's arguments on the device that it runs on.
-
-    Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
-    """
+    """A layer's arguments on the device that it runs on."""
+    # A wrapper of the layer's forward moves them if accelerate spreads a model over devices. Replays run without it.
     hook = accelerate_hook(layer)
     devices = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
     device = next((one for one in reversed(devices) if one is not None), None)
@@ -152,49 +154,29 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
 LayerResults = list[tuple[int, Tensor]]
 
 
+@dataclass(eq=False)
 class LayerPass:
-    """One pass of the user's forward function, and a result `(batch, ...)` for each run of each layer.
+    """One pass of the user's forward function, and a result `(batch, ...)` for each run of each layer."""
 
-    Args:
-        layers: The layers to record.
-        compute: Makes the result of one run. It is called when the layer returns, and the record is dropped then.
-        device_ids: The devices of a DataParallel model, in the order of their shares of the batch.
-        replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns.
-        steps: Whether `compute` needs the steps of layers. Then copies of their hidden states are kept as long.
-        given: Where the user says that the values of each layer are. Empty: the taps find them.
-        chosen: The numbers of the runs of each layer that are recorded. None: all.
+    layers: Sequence[nn.Module]
+    # Makes the result of one run. It is called when the layer returns, and the record is dropped then.
+    compute: Callable[[LayerRecord], Tensor]
+    _: KW_ONLY
+    device_ids: list[int] | None = None  # of a DataParallel model, in the order of their shares of the batch
+    replays: bool = False  # whether `compute` replays layers. Inputs and outputs of modules are then kept until it has
+    steps: bool = False  # whether `compute` needs the steps of layers. Copies of their hidden states are kept as long
+    given: Sequence[ValueProjection] = ()  # where the user says that the values of each layer are
+    chosen: Sequence[Sequence[int]] | None = None  # the numbers of the runs of each layer to record. None: all
+    results: LayerResults = field(init=False)  # after `run`
 
-    Attributes:
-        results: The results, after :meth:`run`.
-    """
-
-    results: LayerResults
-
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        compute: Callable[[LayerRecord], Tensor],
-        *,
-        device_ids: list[int] | None = None,
-        replays: bool = False,
-        steps: bool = False,
-        given: Sequence[ValueProjection] = (),
-        chosen: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self.layers, self.compute, self.device_ids = layers, compute, device_ids
-        self.replays, self.steps, self.given, self.chosen = replays, steps, given, chosen
+    def __post_init__(self) -> None:
         self._results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
         self._owners: dict[tuple[torch.device, int], nn.Module] = {}
         self._lock = threading.Lock()
         self._count: Counter[int] = Counter()
 
     def run(self, forward: Callable[[], Any]) -> Any:
-        """What `forward` returns. A pass runs once.
-
-        Raises:
-            UnsupportedLayerError: A layer was not run.
-            RefusedError: A layer has active dropout.
-        """
+        """What `forward` returns. A pass runs once. UnsupportedLayerError: a layer was not run."""
         for layer in self.layers:
             check_no_dropout(layer)
         keep_freed_memory()
@@ -242,8 +224,7 @@ class LayerPass:
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
         if (shared := results_of_pass.get()) and (state.packages or is_hooked(layer)):
             shared.forget()
-        keep = self.replays
-        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=keep, state=state, given=given)
+        record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None
         if any(type(x).__name__ == "DTensor" for x in record.parameters):
             raise UnsupportedLayerError(
@@ -297,9 +278,7 @@ def given_states(
                 f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
                 "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
             )
-        states = (
-            x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
-        )
+        states = (x for x in tensors_in((args, kwargs)) if x.is_floating_point() and x.dim() > 1)
         handler = AttentionHandler()
         runs[handler] = index, len(given[index])
         given[index].append(next((x.clone() for x in states), None))
@@ -307,7 +286,7 @@ def given_states(
 
     def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> Any:
         found = alike_tensors(output)[which : which + 1] if runs.pop(handler) == changed else []
-        return tree_map(partial(replace_leaf, found[0], nudged(found[0], 1.0)), output) if found else None
+        return with_leaf(found[0], nudged(found[0], 1.0), output) if found else None
 
     def call() -> None:
         torch.manual_seed(0)

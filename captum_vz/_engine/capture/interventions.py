@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class StopRunError(Exception):
     """The run of a layer has come to the point where it should end. The argument is the result."""
 
 
+@dataclass(eq=False)
 class SiteHandler(AttentionHandler):
     """Changes one attention of a layer. All other attentions are computed.
 
@@ -30,10 +32,9 @@ class SiteHandler(AttentionHandler):
     in `change_call` what a call returns, and in `change_values` what a value projection returns.
     """
 
-    def __init__(self, attention: AttentionRecord) -> None:
-        self.attention = attention
-        self._function_calls = 0
-        self._site_calls = 0
+    attention: AttentionRecord
+    _function_calls = 0
+    _site_calls = 0
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         self._function_calls += 1
@@ -69,11 +70,7 @@ class SiteHandler(AttentionHandler):
 
 
 class ContextHandler(SiteHandler):
-    """Replaces the context of one attention, in each of `count` copies of an example."""
-
-    def __init__(self, attention: AttentionRecord, count: int) -> None:
-        super().__init__(attention)
-        self.count = count
+    """Replaces the context of one attention, in each example."""
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         context, weights = call.compute(call.values)
@@ -86,19 +83,13 @@ class ContextHandler(SiteHandler):
         """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
 
 
+@dataclass(eq=False)
 class Intervene(ContextHandler):
-    """Lets an intervention replace values where `zeroed (copies, head, in)` is True.
+    """Lets an intervention replace values where `zeroed (copies, head, in)` is True."""
 
-    `real (copies, in)` says which sources are no padding. None: all.
-    """
-
-    def __init__(
-        self, attention: AttentionRecord, zeroed: Tensor, intervention: Intervention, real: Tensor | None = None
-    ) -> None:
-        super().__init__(attention, len(zeroed))
-        self.zeroed = zeroed
-        self.intervention = intervention
-        self.real = real
+    zeroed: Tensor
+    intervention: Intervention
+    real: Tensor | None = None  # the sources that are no padding, (copies, in). None: all
 
     def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         # Summed over the other sources. The context minus the zeroed values would be rounding if little is left.
@@ -114,12 +105,11 @@ class Intervene(ContextHandler):
             )
 
 
+@dataclass(eq=False)
 class ScaleNoise(ContextHandler):
     """Replaces the context of copy i by noise of strength `strengths[i]`. Strength 0 leaves it unchanged."""
 
-    def __init__(self, attention: AttentionRecord, strengths: Tensor) -> None:
-        super().__init__(attention, len(strengths))
-        self.strengths = strengths
+    strengths: Tensor
 
     def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         return with_noise(context, self.strengths)
@@ -128,14 +118,13 @@ class ScaleNoise(ContextHandler):
         values.copy_(with_noise(values, self.strengths))
 
 
+@dataclass(eq=False)
 class AddToValues(SiteHandler):
     """Adds `strength` times noise to the values of one source, and keeps what submodules are given afterwards."""
 
-    def __init__(self, attention: AttentionRecord, source: int, strength: float) -> None:
-        super().__init__(attention)
-        self.source = source
-        self.strength = strength
-        self.given: list[Tensor] = []
+    source: int
+    strength: float
+    given: list[Tensor] = field(default_factory=list, init=False)
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if self._site_calls and isinstance(module, nn.Module):
@@ -147,6 +136,7 @@ class AddToValues(SiteHandler):
         row += self.strength * noise_like(row, 1.0)
 
 
+@dataclass(eq=False)
 class FillSlots(SiteHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
@@ -154,14 +144,10 @@ class FillSlots(SiteHandler):
     `slots (copies, slots)` are those of each copy of the layer's input. None: no slot.
     """
 
-    def __init__(
-        self, attention: AttentionRecord, slots: Tensor | None = None, filling: float = 0.0, heads: Tensor | None = None
-    ) -> None:
-        super().__init__(attention)
-        self.slots = slots
-        self.filling = filling
-        self.heads = heads
-        self.calls: list[Tensor] = []
+    slots: Tensor | None = None
+    filling: float = 0.0
+    heads: Tensor | None = None
+    calls: list[Tensor] = field(default_factory=list, init=False)
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         slots = self._slots_of(call.values.transpose(1, 2).flatten(2))
@@ -176,8 +162,8 @@ class FillSlots(SiteHandler):
         inline = self.attention.inline
         slots = None if inline is None else self._slots_of(inline.by_head(values))
         if inline is not None and slots is not None:
-            everyone = torch.ones(self.attention.shape.heads, dtype=torch.bool, device=values.device)
-            filled = slots[:, None] & (everyone if self.heads is None else self.heads)[:, None]
+            heads = values.new_ones(self.attention.shape.heads, dtype=torch.bool) if self.heads is None else self.heads
+            filled = slots[:, None] & heads[:, None]
             inline.change(values, filled, lambda own: torch.full_like(own, self.filling))
 
     def check_all_filled(self) -> None:
@@ -210,12 +196,11 @@ class StopAtValues(SiteHandler):
             raise StopRunError(self.attention.inline.by_head(values))
 
 
+@dataclass(eq=False)
 class StopAtOutput(SiteHandler):
     """Answers one attention with `context`, and ends the run when the attention module returns."""
 
-    def __init__(self, attention: AttentionRecord, context: Tensor) -> None:
-        super().__init__(attention)
-        self.context = context
+    context: Tensor
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         context, weights = call.compute(call.values)

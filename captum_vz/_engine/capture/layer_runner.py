@@ -12,23 +12,29 @@ from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Recorder
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, forgetting, inference_mode, map_each
+from captum_vz._engine.numerics.tensors import (
+    first_tensor,
+    forgetting,
+    hidden_states,
+    inference_mode,
+    is_out_of_memory,
+    map_each,
+)
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
 from captum_vz._private import accelerate_hook, own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
+T = TypeVar("T")
+Module = TypeVar("Module", bound=nn.Module)
 # Errors that a layer may raise on arguments that it does not expect. Other classes of errors pass through to the user,
 # because they may have another cause, such as a timeout.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
@@ -36,12 +42,9 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 
 @dataclass(frozen=True)
 class Streams:
-    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector.
+    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector."""
 
-    There are `count` streams, along the `axis` of the layer's tensors. With one stream, the axis has length 1.
-    """
-
-    axis: int
+    axis: int  # of the layer's tensors. With one stream, it has length 1
     count: int
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -64,19 +67,16 @@ class LayerRunner:
         self.layer = without_hooks(record.layer)
         self.arguments: tuple[Any, Any] = without_caches((record.args, record.kwargs))
         self._layout = layout
-        self._states: frozenset[int | str] = frozenset()
         if layout is not None:
-            shape = record.first_output.shape
-            args, kwargs = self.arguments
-            named = [*enumerate(args), *kwargs.items()]
-            self._states = frozenset(name for name, x in named if isinstance(x, Tensor) and x.shape == shape)
+            shape, (args, kwargs) = record.first_output.shape, self.arguments
+            named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+            self._states = {name for name, x in named if isinstance(x, Tensor) and x.shape == shape}
             self.arguments = self._each_state(layout.tokens, args, kwargs)
 
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.arguments[0], *self.arguments[1].values()) if isinstance(x, Tensor)]
-        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+        return hidden_states(*self.arguments)
 
     def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
         """Let other modules run in the place of some submodules. The layer of the model is not touched."""
@@ -91,8 +91,7 @@ class LayerRunner:
 
     def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
         """The arguments with `new` in the place of the tensor `old`."""
-        args, kwargs = tree_map(partial(replace_leaf, old, new), self.arguments)
-        return args, kwargs
+        return with_leaf(old, new, self.arguments)
 
     def run(
         self,
@@ -100,28 +99,22 @@ class LayerRunner:
         arguments: tuple[Any, Any] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Tensor:
-        """The hidden states that the layer returns. The code enters `around` while the layer runs.
+        """The hidden states that the layer returns, for the arguments of the clean pass unless others are given.
 
-        Without a `handler`, attention is computed. Without `arguments`, those of the clean pass are used.
-
-        Raises:
-            CannotReplayError: The layer does not run on these arguments, or returns no tensor.
-            RuntimeError: There is not enough memory. See `is_out_of_memory`.
+        `around` is entered while the layer runs. CannotReplayError: it does not run so, or returns no tensor.
         """
         args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
         with handled_by(handler), around(), forgetting():
-            output = first_tensor(self._forward(args, kwargs))
+            output = first_tensor(self._forward((args, kwargs)))
         if output is None:
             raise CannotReplayError("run again, it returned no tensor")
         return output if self._layout is None else self._layout.tokens(output)
 
-    def _forward(self, args: Any, kwargs: Any) -> Any:
-        if self._record.writes_arguments:
-            args, kwargs = map_each(clone_tensor, (args, kwargs))
+    def _forward(self, arguments: tuple[Any, Any]) -> Any:
         try:
-            return self._record.after_hooks(args, kwargs, self.layer.forward(*args, **kwargs))
+            return self._record.forward(self.layer, arguments)
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
@@ -131,12 +124,9 @@ class LayerRunner:
             raise CannotReplayError(reason) from error
 
     def _check_runs_plainly(self) -> None:
-        """Check that the layer still runs on its clean input. If it does not, no other replay may answer in its place.
-
-        A layer that was given a key-value cache need not run without it.
-        """
+        """Check that the layer still runs on its clean input. If not, no other replay may answer in its place."""
         record = self._record
-        if any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
+        if caches_in((record.args, record.kwargs)):  # it need not run without them
             return
         try:
             with inference_mode(record.first_output.is_inference()):
@@ -154,9 +144,9 @@ class LayerRunner:
         return tuple(changed), {name: change(x) if name in self._states else x for name, x in kwargs.items()}
 
 
-def replace_leaf(old: Tensor, new: Tensor, value: Any) -> Any:
-    """`new` for the tensor `old`, and any other leaf of arguments as it is."""
-    return new if value is old else value
+def with_leaf(old: Tensor, new: Tensor, nested: T) -> T:
+    """Nested arguments or outputs with `new` in the place of the tensor `old`."""
+    return tree_map(lambda x: new if x is old else x, nested)
 
 
 def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -174,25 +164,25 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
 
 def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
     """What a layer returns for its clean arguments, without caches."""
-    arguments = without_caches((record.args, record.kwargs))
-    args, kwargs = map_each(clone_tensor, arguments) if record.writes_arguments else arguments
     with handled_by(handler):
-        return record.after_hooks(args, kwargs, record.layer.forward(*args, **kwargs))
+        return record.forward(record.layer, without_caches((record.args, record.kwargs)))
 
 
 def without_caches(arguments: Any) -> Any:
-    """A layer's arguments without key-value caches, so that running the layer again grows none.
+    """A layer's arguments without key-value caches, so that running the layer again grows none."""
 
-    Dicts that a layer writes to for later layers (Gemma 4) are copied, so that each run has its own.
-    """
-    return tree_map(_without_cache, arguments, is_leaf=is_cache)
+    def without(value: Any) -> Any:
+        if is_cache(value):
+            return None
+        # Gemma 4 writes into such a dict for later layers. Each run has its own, which is a plain dict.
+        return dict(value) if isinstance(value, UserDict) else value
+
+    return tree_map(without, arguments, is_leaf=is_cache)
 
 
-def _without_cache(value: Any) -> Any:
-    if is_cache(value):
-        return None
-    # A subclass of UserDict, as Gemma 4's is, becomes a plain dict.
-    return dict(value) if isinstance(value, UserDict) else value
+def caches_in(arguments: Any) -> list[Any]:
+    """The key-value caches among nested arguments."""
+    return [x for x in tree_leaves(arguments, is_leaf=is_cache) if is_cache(x)]
 
 
 def is_cache(value: Any) -> bool:
@@ -205,12 +195,10 @@ def is_cache(value: Any) -> bool:
 def tokens_in_caches(layer: nn.Module, arguments: Any) -> int:
     """How many tokens the key-value caches among the arguments hold for a layer, or for an attention module."""
     place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
-    caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
-    return max((int(cache.get_seq_length(place)) for cache in caches), default=0)
+    return max((int(cache.get_seq_length(place)) for cache in caches_in(arguments)), default=0)
 
 
 HALF = (torch.float16, torch.bfloat16)
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def is_half(record: LayerRecord) -> bool:
@@ -238,20 +226,15 @@ def in_float32(module: Module) -> Module:
 
 
 def recorded_in_float32(record: LayerRecord) -> LayerRecord:
-    """The same layer on the same input, run and recorded in float32.
-
-    RefusedError: the layer cannot be run again in float32.
-    """
+    """The same layer on the same input, run and recorded in float32. RefusedError: it cannot be."""
     remedy = ", or load the model in float32"
     check_no_tokens_in_cache(record, "is in half precision and has to be run again in float32", remedy)
     _check_runs_again(record)
     try:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
-        empty: dict[str, Any] = {"attentions": [], "modules_run": [], "module_rows": {}, "module_io": {}}
-        if record.steps is not None:
-            empty["steps"] = []
-        again = replace(record, layer=layer, args=args, kwargs=kwargs, **empty)
+        again = replace(record, layer=layer, args=args, kwargs=kwargs, attentions=[], modules_run=[], module_rows={})
+        again.module_io, again.steps = {}, None if record.steps is None else []
         recorder = Recorder(again)
         with without_autocast(record.first_output.device):
             recorder.finish(run_again(again, recorder))
@@ -286,10 +269,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
 
 
 def _check_runs_again(record: LayerRecord) -> None:
-    """Check that running the layer's forward again gives its output at each position: no state that a run changes.
-
-    In its own precision, because some layers are far from it in float32: rounding chooses other experts.
-    """
+    """Check that running the layer's forward again gives its output at each position: no state that a run changes."""
+    # In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     clean = first_tensor(record.output)
     again = first_tensor(run_again(record, AttentionHandler()))
     if clean is not None and (again is None or again.shape != clean.shape or not is_close_in_half(again, clean)):
@@ -304,7 +285,7 @@ def check_no_tokens_in_cache(record: LayerRecord, reason: str, remedy: str = "")
     """Refuse to run a layer again that attends to tokens in its key-value cache, which are not in its input."""
     first = record.attentions[0]
     missing = first.shape.sources - first.shape.out - record.encoder_sources(first)
-    if missing > 0 and any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
+    if missing > 0 and caches_in((record.args, record.kwargs)):
         raise RefusedError(
             f"{record.name} {reason}, but {missing} of its tokens are in the key-value cache only. Run the model "
             f"without a cache: pass the whole sequence at once{remedy}."
@@ -334,10 +315,7 @@ class _Answer:
 
 
 class ModuleAnswer(nn.Module, _Answer):
-    """Takes the place of the attention module, and returns its output for given contexts.
-
-    With `projected`, what is given is the output itself.
-    """
+    """Takes the place of the attention module, and returns its output for contexts, or for its `projected` output."""
 
     def __init__(self, attention: AttentionRecord, projected: bool = False) -> None:
         super().__init__()

@@ -1,25 +1,41 @@
-"""What one pass recorded of a layer and of its attentions: data that later steps read."""
+"""What one pass records of a layer and of its attentions, and the handler that records it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.module_state import ModuleState
-from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor, is_changed, once_a_pass, version
-from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._private import modules_of, own_parameters, tree_leaves
+from captum_vz._engine.numerics.attention import Weights, all_weights
+from captum_vz._engine.numerics.tensors import (
+    ReturnedTensor,
+    VersionedTensor,
+    budget_of,
+    clone_tensor,
+    first_tensor,
+    hidden_states,
+    is_changed,
+    map_each,
+    once_a_pass,
+    tensors_in,
+    version,
+)
+from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
+from captum_vz._engine.taps.changes import ModuleState
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.projection import (
+    InlineValues,
+    ValueProjection,
+    family_of,
+    is_value_projection,
+    visible_by_argument,
+)
+from captum_vz._private import modules_of, own_modules, own_parameters
 from captum_vz.errors import UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection import ValueProjection
 
 
 class AttentionShape(NamedTuple):
@@ -31,117 +47,28 @@ class AttentionShape(NamedTuple):
     sources: int
 
 
-class VersionedTensor:
-    """A tensor of the clean pass. The layer's own code may write into it later."""
-
-    def __init__(self, value: Tensor) -> None:
-        # Inference tensors have no version counter, so they are cloned.
-        self.value = value.clone() if value.is_inference() else value
-        self._version = version(self.value)
-
-    def is_unmodified(self) -> bool:
-        """Whether nothing was written into the tensor since."""
-        return version(self.value) == self._version
-
-    def is_seen_in(self, found: Tensor) -> bool:
-        """Whether `found` is a view of the tensor with the same numbers in the same order. No number is read."""
-        value = self.value
-        same_place = found.numel() == value.numel() and found.dtype == value.dtype and found.device == value.device
-        in_order = found is value or (found.is_contiguous() and value.is_contiguous())
-        return same_place and in_order and found.data_ptr() == value.data_ptr() and self.is_unmodified()
-
-
-class ReturnedTensor(VersionedTensor):
-    """The output of a layer, and a copy of it, because models may write into their tensors later."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__(value)
-        self.copy = self.value if value.is_inference() else value.clone()
-
-
-@dataclass(frozen=True)
-class InlineValues:
-    """Where the values are of an attention that its module computes inline.
-
-    Attributes:
-        row: Where they are in the projection's output.
-        projection: The submodule or parameter that projects the values.
-        other_projection: The submodule that projects values of the same tokens for some other rows, if there is one.
-        columns: The features of each head's values.
-        zero: What the projection returns for a value that is zero: for each head, or one number for all.
-    """
-
-    row: ValueProjection
-    projection: nn.Module | nn.Parameter
-    other_projection: nn.Module | None
-    columns: list[slice]
-    zero: list[Tensor] | float
-
-    def by_head(self, rows: Tensor) -> Tensor:
-        """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
-        return torch.cat([rows[..., columns] for columns in self.columns], dim=-1)
-
-    def change(self, rows: Tensor, changed: Tensor, new: Callable[[Tensor], Tensor]) -> None:
-        """Write into `rows (n, in, features)`, where `changed (n, head, in)` is True, what `new` makes of the values.
-
-        `new` is given the values `(n, head, in, d_head)`. CannotReplayError: heads that share their values are not
-        changed alike.
-        """
-        zero: list[Any] = [self.zero] * len(self.columns) if isinstance(self.zero, float) else self.zero
-        parts = zip(self.columns, zero, strict=True)
-        values = new(torch.stack([rows[..., columns] - one for columns, one in parts], dim=1))
-        for head, columns in enumerate(self.columns):
-            shared = (other for other in range(head) if self.columns[other] == columns)
-            if any(not torch.equal(changed[:, head], changed[:, other]) for other in shared):
-                raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
-            own = values[:, head] + zero[head]
-            rows[..., columns] = torch.where(changed[:, head, :, None], own, rows[..., columns])
-
-
 @dataclass(eq=False)
 class AttentionRecord:
-    """One attention of a layer in the clean pass.
+    """One attention of a layer in the clean pass."""
 
-    Attributes:
-        module: The attention module: the module whose forward called the attention function.
-        values: The values `(batch, key-value head, in, d_head)`; inline, the output of the value projection
-            `(batch, in, features)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
-            with `causal` all that are not later.
-        weights: The weights after the softmax, `(batch, head, out, in)`. None: they cannot be read.
-        context: The sums of weighted values, `(batch, out, head, d_head)`. None: they cannot be read.
-        calls: How many calls of the attention function, or runs of value projections, make up this attention. Values
-            and context are those of the first.
-        calls_before: How many calls of the attention function came before, for other attentions of the layer.
-        repeated: Whether the same run of `module` called the attention function for the record before this one.
-        tokens_first: Whether the layer's tensors are `(tokens, batch, d)`, as torch.nn's are by default.
-        model_pads: Whether the model may add padding after the inputs.
-        inline: Where the values are, if the module computes attention inline.
-        output: What `module` returned.
-        projection: The submodule that made `output` of the context. None: no submodule did, or it is unknown.
-        replaceable: Whether `output` is the context or its projection, and nothing else happened to the context.
-        tap: Where the attention was read, in words.
-        causal: Whether no token sees a later one, of as many sources as tokens. There is no `visible` then.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module whose forward called the attention function
     shape: AttentionShape
-    values: Tensor
-    visible: Tensor | None
-    weights: Weights | None = None
-    context: Tensor | None = None
+    values: Tensor  # (batch, key-value head, in, d_head), inline what was projected (batch, in, features)
+    visible: Tensor | None  # the sources that the mask lets through, bool, broadcastable to the weights. None: all
+    weights: Weights | None = None  # after the softmax, (batch, head, out, in). None: they cannot be read
+    context: Tensor | None = None  # sums of weighted values, (batch, out, head, d_head). None: they cannot be read
     dropout: float = 0.0
-    calls: int = 1
-    calls_before: int = 0
-    repeated: bool = False
-    tokens_first: bool = False
-    model_pads: bool = False
-    inline: InlineValues | None = None
-    output: Any = None
-    projection: nn.Module | None = None
-    replaceable: bool = False
-    tap: str = "value projection"
-    causal: bool = False
+    calls: int = 1  # of the attention function, or of value projections. Values and context are those of the first
+    calls_before: int = 0  # calls of the attention function for other attentions of the layer
+    repeated: bool = False  # whether the record before this one is of the same run of `module`
+    tokens_first: bool = False  # whether the layer's tensors are (tokens, batch, d), as torch.nn's are by default
+    model_pads: bool = False  # whether the model may add padding after the inputs
+    inline: InlineValues | None = None  # where the values are, if the module computes attention inline
+    output: Any = None  # what `module` returned
+    projection: nn.Module | None = None  # the submodule that made `output` of the context, if it is known
+    replaceable: bool = False  # whether `output` is the context or its projection, and nothing else happened to it
+    tap: str = "value projection"  # where the attention was read, in words
+    causal: bool = False  # whether no token sees a later one, of as many sources as tokens. `visible` is None then
 
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer as `(batch, tokens, ...)`."""
@@ -161,70 +88,45 @@ def _seen_with_any_head(visible: Tensor, shape: AttentionShape) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a submodule. Tensors are copied, because layers may write into them.
-
-    Attributes:
-        module: The submodule.
-        given: The first input itself. None: the submodule has several positional inputs, or none.
-        input: A copy of the first input. None: it has another size than the layer's hidden states.
-        output: A copy of the first output. None: it has another size.
-    """
+    """One run of a submodule. Tensors are copied, because layers may write into them."""
 
     module: nn.Module
-    given: VersionedTensor | None
-    input: Tensor | None
-    output: Tensor | None
+    given: VersionedTensor | None  # the first input itself. None: there are several positional inputs, or none
+    input: Tensor | None  # a copy of the first input. None: it has another size than the layer's hidden states
+    output: Tensor | None  # a copy of the first output. None: it has another size
 
 
 @dataclass(eq=False)
 class LayerRecord:
-    """One run of a layer in the clean pass.
-
-    Attributes:
-        index: The layer's place among the layers that are explained.
-        number: How often the layer ran before in this pass.
-        name: The name of its class.
-        attentions: Its attentions, in the order in which they were called.
-        modules_run: Its submodules, in the order in which they began.
-        module_rows: How many vectors each submodule with parameters was given in each of its runs, by id.
-        module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
-        keep_module_io: Whether `module_io` is filled.
-        steps: The runs of its submodules, in the order in which they returned. None: they are not kept.
-        state: What the layer's modules held before this run.
-        writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
-        hooks: The user's hooks on the layer, if they changed what its forward returned. Each with whether it takes
-            keyword arguments.
-        warnings: What the user is warned of.
-        given: Where the user says that the values are.
-        layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
-        inputs: What the user's call was given. Empty: it is unknown.
-        projects_more: An attention module that projects more than its tokens' values by the same weights. None: none.
-    """
+    """One run of a layer in the clean pass."""
 
     layer: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    index: int = 0
-    name: str = ""
-    number: int = 0
+    index: int = 0  # its place among the layers that are explained
+    number: int = 0  # how often it ran before in this pass
     output: Any = None
-    attentions: list[AttentionRecord] = field(default_factory=list)
-    modules_run: list[nn.Module] = field(default_factory=list)
+    attentions: list[AttentionRecord] = field(default_factory=list)  # in the order in which they were called
+    modules_run: list[nn.Module] = field(default_factory=list)  # submodules, in the order in which they began
+    # How many vectors each submodule with parameters was given in each of its runs, by id.
     module_rows: dict[int, list[int]] = field(default_factory=dict)
+    # Input and output of each innermost submodule with parameters that ran after the attention, by id.
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
-    keep_module_io: bool = False
-    steps: list[Step] | None = None
-    state: ModuleState = field(default_factory=ModuleState)
-    writes_arguments: bool = False
+    keep_module_io: bool = False  # whether `module_io` is filled
+    steps: list[Step] | None = None  # runs of submodules, in the order in which they returned. None: none are kept
+    state: ModuleState = field(default_factory=ModuleState)  # what the layer's modules held before this run
+    writes_arguments: bool = False  # whether it writes into its arguments, so that each run needs its own
+    # The user's hooks if they changed what its forward returned, each with whether it takes keyword arguments.
     hooks: list[tuple[Callable[..., Any], bool]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    given: ValueProjection | None = None
-    layout: str = "tokens"
-    inputs: tuple[Any, ...] = ()
-    projects_more: nn.Module | None = None
+    warnings: list[str] = field(default_factory=list)  # for the user
+    given: ValueProjection | None = None  # where the user says that the values are
+    layout: str = "tokens"  # how the attention sees them: "tokens", "streams" (several vectors each) or "windows"
+    inputs: tuple[Any, ...] = ()  # what the user's call was given, if it is known
+    projects_more: nn.Module | None = None  # an attention module that projects more than values by the same weights
 
-    def __post_init__(self) -> None:
-        self.name = self.name or type(self.layer).__name__
+    @property
+    def name(self) -> str:
+        return type(self.layer).__name__
 
     @cached_property
     def modules(self) -> list[nn.Module]:
@@ -233,7 +135,6 @@ class LayerRecord:
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
-        """The layer's parameters."""
         own = [x for module in self.modules for x in own_parameters(module).values() if x is not None]
         return list({id(x): x for x in own}.values())
 
@@ -245,16 +146,11 @@ class LayerRecord:
 
     @property
     def states(self) -> list[Tensor]:
-        """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
-        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+        return hidden_states(self.args, self.kwargs)
 
     @property
     def first_output(self) -> Tensor:
-        """The tensor that the layer returned, the first if it returned several.
-
-        UnsupportedLayerError: it returned none.
-        """
+        """The tensor that the layer returned, the first of several. UnsupportedLayerError: it returned none."""
         output = first_tensor(self.output)
         if output is None:
             raise UnsupportedLayerError(
@@ -263,19 +159,19 @@ class LayerRecord:
             )
         return output
 
-    def after_hooks(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """What the user's hooks on the layer make of what its forward returned."""
+    def forward(self, layer: nn.Module, arguments: tuple[Any, Any]) -> Any:
+        """What the user's hooks make of what the forward of `layer`, the layer or a copy, returns."""
+        args, kwargs = map_each(clone_tensor, arguments) if self.writes_arguments else arguments
+        output = layer.forward(*args, **kwargs)
         for hook, with_kwargs in self.hooks:
             changed = hook(self.layer, args, *([kwargs] if with_kwargs else []), output)
             output = output if changed is None else changed
         return output
 
     def is_given(self, returned: ReturnedTensor) -> bool:
-        """Whether the layer's input is `returned`: the first argument of this shape holds the same numbers.
-
-        A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
-        """
-        hidden, tensors = returned.copy, [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+        """Whether the layer's input is `returned`: the first argument of this shape holds the same numbers."""
+        # A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
+        hidden, tensors = returned.copy, tensors_in((self.args, self.kwargs))
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
         if given is None or returned.is_seen_in(given):
             return given is not None
@@ -301,10 +197,7 @@ class LayerRecord:
         return max((length for length in lengths if length <= sources - out), default=0)
 
     def merge(self, number: int) -> None:
-        """Merge attention `number` into the one before it: they are parts of one attention.
-
-        The parts have some of its heads each, or are the terms of a difference.
-        """
+        """Merge attention `number` into the one before it: they have some heads each, or are terms of a difference."""
         part, attention = self.attentions.pop(number), self.attentions[number - 1]
         if attention.shape != part.shape:
             raise UnsupportedLayerError(
@@ -317,3 +210,187 @@ class LayerRecord:
         attention.weights = None  # two softmaxes have no common weights
         visible = None if attention.visible is None or part.visible is None else attention.visible | part.visible
         attention.visible, attention.causal = visible, attention.causal and part.causal
+
+
+class Recorder(AttentionHandler):
+    """Computes each attention call as the model does, and fills a `LayerRecord`."""
+
+    def __init__(self, record: LayerRecord) -> None:
+        self.record = record
+        self._running: list[nn.Module] = []  # submodules that have begun, innermost last
+        self._inline_values: dict[int, list[Tensor]] = {}  # by the id of the attention module that runs
+        # The last context, as the model was given it, and what modules made of it.
+        self._made: list[tuple[nn.Module | None, VersionedTensor]] = []
+        # Tensors of steps and their copies, by id and version. Most tensors are of several steps.
+        self._copies: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights]:
+        context, weights = call.compute(call.values)
+        record = self.record
+        module = call.module or (self._running[-1] if self._running else record.layer)
+        if call.plain is not None and not record.attentions and not is_same_attention(call.plain()[0], context):
+            record.warnings.append(
+                f"a plain run of {type(module).__name__} returns NaN for tokens that see nothing, because the number "
+                "that hides tokens is -inf in its softmax. Here it is float32's lowest number, and the output is finite"
+            )
+        try:
+            used = call.weights_used(module, context, weights)
+        except UnsupportedLayerError:
+            if record.given is None:
+                raise
+            return context, weights  # the user has said where the values are
+        last = record.attentions[-1] if record.attentions else None
+        again = last is not None and last.module is module and last.output is None  # the module still runs
+        if last is not None and again and call.module is not None:  # for another part of the same attention
+            last.calls += 1
+            # For the same rows (DiffLlama), or for others (images of different sizes in a sequence).
+            before, last.weights = last.weights, None
+            if before is not None and before.shape == used.shape:
+                last.weights = torch.maximum(all_weights(before), all_weights(used))
+            return context, weights
+        # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
+        # cross-attention, or two parts of one attention.
+        self._made = [(None, VersionedTensor(context))]
+        shape, visible = AttentionShape(*weights.shape), call.visible
+        if visible is not None and not call.obeys_mask:
+            seen = visible | ~visible.any(-1, keepdim=True)  # a token that sees nothing shows nothing
+            visible = None if all_weights(used).masked_fill(seen, 0).any() else visible
+        values = call.values if len(call.values) == shape.batch else call.values.expand(shape.batch, -1, -1, -1)
+        record.attentions.append(
+            AttentionRecord(
+                module,
+                shape,
+                values.clone(),  # some layers write over them
+                visible,
+                used if isinstance(used, Tensor) else used.kept(),
+                context.clone(),  # some modules gate the context in place
+                call.dropout,
+                calls_before=sum(one.calls for one in record.attentions if one.inline is None),
+                repeated=again,
+                tokens_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+                tap="scaled_dot_product_attention" if call.module is None else "AttentionInterface",
+                causal=call.causal,
+            )
+        )
+        return context, weights
+
+    def on_enter(self, module: nn.Module) -> None:
+        self.record.modules_run.append(module)
+        self._running.append(module)
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
+        record = self.record
+        if self._running and self._running[-1] is module:
+            self._running.pop()
+        values, attention = first_tensor(output), self._running[-1] if self._running else record.layer
+        holder = attention if record.given is None else record.layer
+        if values is not None and is_value_projection(module, holder, record.given):
+            self._inline_values.setdefault(id(attention), []).append(values)
+        if isinstance(module, nn.Parameter):
+            return
+        if record.steps is not None:
+            given = first_tensor(inputs)
+            alone = None if given is None or len(inputs) > 1 else VersionedTensor(given)
+            record.steps.append(Step(module, alone, self._copied(given), self._copied(values)))
+        if own_parameters(module) and inputs and isinstance(inputs[0], Tensor):
+            record.module_rows.setdefault(id(module), []).append(inputs[0].shape[:-1].numel())
+            if record.keep_module_io and record.attentions and not own_modules(module) and isinstance(output, Tensor):
+                record.module_io[id(module)] = VersionedTensor(inputs[0]), VersionedTensor(output)
+        if not self._record_inline(module, output) and record.attentions:
+            self._follow_context(record.attentions[-1], module, inputs, output)
+
+    def _copied(self, value: Tensor | None) -> Tensor | None:
+        """A copy of hidden states. None: the tensor has another size."""
+        states = self.record.states  # some layers flatten batch and tokens
+        if value is None or not any(x.numel() == value.numel() and x.shape[-1:] == value.shape[-1:] for x in states):
+            return None
+        key = id(value), version(value)
+        if key not in self._copies or key[1] is None:
+            self._copies[key] = value, value.clone()
+        return self._copies[key][1]
+
+    def finish(self, output: Any) -> None:
+        """Called when the layer returns. Records attention of the layer's own forward that no other tap has seen."""
+        self.record.output = output
+        self._record_inline(self.record.layer, output)
+        named = [one for one in self.record.attentions if one.inline is not None]
+        if self.record.given is None or not named:
+            return
+        # An attention that sums the very values that the user names can be read as well as without them.
+        read = [one for one in self.record.attentions if one.inline is None]
+        summed = any(_same(one.values.transpose(1, 2), named[0].values.to(one.values.dtype)) for one in read)
+        self.record.attentions[:] = read if summed and not any(one.repeated for one in read) else named
+
+    def _follow_context(
+        self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        """Follow the context from the attention function to what the attention module returns."""
+        result, context = first_tensor(output), attention.context
+        if attention.output is not None or context is None:
+            return
+        given, *projections = self._made
+        if module is not attention.module:
+            # A submodule with more inputs (a gate's) does not project the context alone.
+            if result is None or len(inputs) != 1 or any(_is_view(made, inputs[0]) for _, made in projections):
+                return
+            if _is_view(given[1], inputs[0]) or _same(context, inputs[0]):
+                self._made.append((module, VersionedTensor(result)))
+            return
+        attention.output = output
+        if isinstance(module, nn.MultiheadAttention):  # projects without calling its submodule
+            projections.append((module.out_proj, VersionedTensor(module.out_proj(context.flatten(2)))))
+        if result is not None:
+            result = attention.batch_first(result)
+            # Mostly the result is one of these tensors, which no number has to show.
+            found = [one for one, made in (given, *projections) if _is_view(made, result)]
+            if not found:
+                numbers = [(None, context), *((one, made.value) for one, made in projections)]
+                found = [one for one, value in numbers if _same(value, result)][:1]
+            if found:
+                attention.projection, attention.replaceable = found[0], True
+        del self._made[1:]
+
+    def _record_inline(self, module: nn.Module, output: Any) -> bool:
+        """Whether `module` projected values that the user names, or whose attention no other tap has seen."""
+        record, given, projected = self.record, self.record.given, self._inline_values.pop(id(module), None)
+        if projected is None or (given is None and any(one.module is module for one in record.attentions)):
+            return False
+        row, values, result = given or family_of(module), projected[0], first_tensor(output)
+        # A module that projects several times projects something else too, or projects in parts.
+        if row is not None and len(projected) > 1 and row.second_projection is None:
+            record.projects_more = module
+            return True
+        if row is None or values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
+            return True
+        inline, values = row.in_run(module, module if given is None else record.layer, values), row.rows(values)
+        tokens = result.shape[:1] if row.sequence_first or result.dim() == 2 else result.shape[1:-1]
+        shape = AttentionShape(len(values), len(inline.columns), tokens.numel(), values.shape[1])
+        arguments = [*record.args, *record.kwargs.values()]
+        arguments = arguments[::-1] if record.attentions else arguments  # a cross-attention's mask comes last
+        record.attentions.append(
+            AttentionRecord(
+                module,
+                shape,
+                values,
+                # What an argument of unknown code means is unknown. Values of hidden sources change nothing.
+                visible_by_argument(arguments, shape.batch, shape.out, shape.sources, row) if given is None else None,
+                calls=len(projected),
+                calls_before=sum(one.calls for one in record.attentions if one.inline is None),
+                tokens_first=row.sequence_first,
+                model_pads=row.pads,
+                inline=inline,
+                output=output,
+            )
+        )
+        return True
+
+
+def _is_view(tensor: VersionedTensor, found: Any) -> bool:
+    return isinstance(found, Tensor) and tensor.value.shape[:2] == found.shape[:2] and tensor.is_seen_in(found)
+
+
+def _same(expected: Tensor, found: Any) -> bool:
+    """Whether two tensors hold the same numbers, whatever their shapes: heads are merged on the way."""
+    if not isinstance(found, Tensor) or expected.numel() != found.numel() or expected.shape[:2] != found.shape[:2]:
+        return False
+    return same_numbers(expected.flatten(2), found.flatten(2), PROJECTED)

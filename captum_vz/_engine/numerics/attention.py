@@ -10,8 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
+from captum_vz._engine.numerics.tensors import budget_of, for_query_heads, once_a_pass
 from captum_vz.functional import widen
 
 
@@ -27,21 +26,13 @@ def all_tokens(batch: int, tokens: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowWeights:
-    """The weights `(batch, head, out, in)` of a long text. Rows are computed when they are asked for.
+    """The weights `(batch, head, out, in)` of a long text. Rows are computed when they are asked for."""
 
-    Attributes:
-        query: `(batch, head, out, d_head)`.
-        key: `(batch, key-value head, in, d_head)`.
-        mask: What is added to the scores, or bool, broadcastable to the weights. None: nothing is.
-        scale: By what scores are multiplied. None: by the square root of `1 / d_head`.
-        causal: Whether no token sees a later one.
-    """
-
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    scale: float | None
-    causal: bool
+    query: Tensor  # (batch, head, out, d_head)
+    key: Tensor  # (batch, key-value head, in, d_head)
+    mask: Tensor | None  # what is added to the scores, or bool, broadcastable to the weights
+    scale: float | None  # by what scores are multiplied. None: by the square root of `1 / d_head`
+    causal: bool  # whether no token sees a later one
 
     @property
     def shape(self) -> torch.Size:
@@ -80,7 +71,7 @@ class RowWeights:
         query, key = self.query[examples][:, :, rows], self.key[examples]
         mask, place = self.mask, self._place
         if self.causal:
-            mask = (place[: key.shape[2]] <= place[rows, None])[None, None]
+            mask = (place[: self.shape[3]] <= place[: self.shape[2]][rows, None])[None, None]
         elif mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
             mask = mask[examples] if len(mask) > 1 else mask

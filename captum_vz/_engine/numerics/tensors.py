@@ -1,10 +1,12 @@
-"""Operations on tensors, and on the nested arguments and outputs of modules."""
+"""Operations on tensors and nested arguments, what a pass computes once, and how much is computed at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,29 +23,26 @@ class ResultsOfPass:
     """What `once_a_pass` computed in a pass. What the next layers do not use is dropped: each may have its own mask."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Any, list[Tensor]]] = {}
-        self._last: dict[Any, int] = {}  # the number of the layer that asked last
+        # Each result with the number of the layer that asked last, and the tensors, so that no other has their ids.
+        self._known: dict[Any, tuple[Any, int, list[Tensor]]] = {}
         self._layer = 0
 
     def of(self, compute: Callable[..., T], given: tuple[Any, ...], tensors: list[Tensor]) -> T:
         """What `compute(*given)` returns, or returned."""
         key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
-        if key not in self._known:
-            self._known[key] = compute(*given), tensors  # kept, so that no other tensor has their ids
-        self._last[key] = self._layer
-        result: T = self._known[key][0]
+        result: T = self._known[key][0] if key in self._known else compute(*given)
+        self._known[key] = result, self._layer, tensors
         return result
 
     def forget(self) -> None:
         """Drop all results. A layer with code of the user's may write into a shared mask without torch counting it."""
         self._known.clear()
-        self._last.clear()
 
     def end_layer(self) -> None:
         """Called when a layer has returned."""
         self._layer += 1
-        for key in [key for key, last in self._last.items() if last + KEPT_LAYERS < self._layer]:
-            del self._known[key], self._last[key]
+        for key in [key for key, (_, last, _) in self._known.items() if last + KEPT_LAYERS < self._layer]:
+            del self._known[key]
 
 
 # None: no pass runs, or a layer is run again.
@@ -68,25 +67,69 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-class forgetting:  # noqa: N801 - read as a function
-    """Lets `once_a_pass` compute each time inside a `with` block."""
+class VersionedTensor:
+    """A tensor of the clean pass. The layer's own code may write into it later."""
+
+    def __init__(self, value: Tensor) -> None:
+        # Inference tensors have no version counter, so they are cloned.
+        self.value = value.clone() if value.is_inference() else value
+        self._version = version(self.value)
+
+    def is_unmodified(self) -> bool:
+        """Whether nothing was written into the tensor since."""
+        return version(self.value) == self._version
+
+    def is_seen_in(self, found: Tensor) -> bool:
+        """Whether `found` is a view of the tensor with the same numbers in the same order. No number is read."""
+        value = self.value
+        same_place = found.numel() == value.numel() and found.dtype == value.dtype and found.device == value.device
+        in_order = found is value or (found.is_contiguous() and value.is_contiguous())
+        return same_place and in_order and found.data_ptr() == value.data_ptr() and self.is_unmodified()
+
+
+class ReturnedTensor(VersionedTensor):
+    """The output of a layer, and a copy of it, because models may write into their tensors later."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__(value)
+        self.copy = self.value if value.is_inference() else value.clone()
+
+
+class setting:  # noqa: N801 - read as a function
+    """Gives a context variable a value inside a `with` block."""
+
+    # No generator: an interrupted generator ends later, when another value may be set.
+    def __init__(self, variable: ContextVar[Any], value: Any) -> None:
+        self.variable, self.value = variable, value
 
     def __enter__(self) -> None:
-        self.outer = results_of_pass.get()
-        results_of_pass.set(None)
+        self.outer = self.variable.get()
+        self.variable.set(self.value)
 
     def __exit__(self, *error: object) -> None:
-        results_of_pass.set(self.outer)
+        self.variable.set(self.outer)
+
+
+# Lets `once_a_pass` compute each time inside a `with` block.
+forgetting = partial(setting, results_of_pass, None)
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output, or its first element if it is a tuple, a list or a mapping, at any depth.
-
-    None if the result is not a tensor.
-    """
+    """Return a module's output, or the first element of tuples, lists and mappings at any depth, if it is a tensor."""
     while isinstance(output, (tuple, list, Mapping)) and output:
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
     return output if isinstance(output, Tensor) else None
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested arguments or outputs, in their order."""
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+
+
+def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the arguments of a layer that may be hidden states: its own first, then those of other layers."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
 
 def alike_tensors(output: Any) -> list[Tensor]:
@@ -94,16 +137,13 @@ def alike_tensors(output: Any) -> list[Tensor]:
     first = first_tensor(output)
     if first is None:
         return []
-    others = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x is not first and x.shape == first.shape]
+    others = [x for x in tensors_in(output) if x is not first and x.shape == first.shape]
     return [first, *(x for x in others if x.is_floating_point() and not x.equal(first))]
 
 
 def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
-    """Apply `change` to each leaf of a layer's arguments.
-
-    An object that occurs twice (states passed as queries and as values) is changed once, so it stays one object.
-    """
-    changed: dict[int, Any] = {}
+    """Apply `change` to each leaf of a layer's arguments."""
+    changed: dict[int, Any] = {}  # so that states passed as queries and as values stay one object
 
     def once(value: Any) -> Any:
         if id(value) not in changed:
@@ -140,10 +180,7 @@ def mask_as_bool(mask: Tensor) -> Tensor:
 
 
 def repeat_examples(value: Any, copies: int, batch: int) -> Any:
-    """Repeat a tensor with one entry for each of the `batch` examples: all examples, `copies` times in a row.
-
-    Any other value is returned unchanged.
-    """
+    """Repeat the `batch` examples of a tensor, `copies` times in a row. Any other value is returned unchanged."""
     if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
         return value
     return value.repeat(copies, *[1] * (value.dim() - 1))
@@ -156,7 +193,7 @@ def clone_tensor(value: Any) -> Any:
 
 def first_numbers(output: Any) -> Tensor | None:
     """Return the first floating-point tensor of a nested output that is not a scalar, or None."""
-    return next((x for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()), None)
+    return next((x for x in tensors_in(output) if x.dim() and x.is_floating_point()), None)
 
 
 def inference_mode(on: bool) -> AbstractContextManager[Any]:
@@ -179,10 +216,7 @@ def with_noise(x: Tensor, strengths: Tensor) -> Tensor:
 
 
 def noise_like(x: Tensor, strength: float) -> Tensor:
-    """Return noise in the shape of `x (..., features)`, the same vector for all positions.
-
-    The noise is normally distributed, with a standard deviation of `strength` times the largest entry of `x`.
-    """
+    """Return normal noise of `strength` times the largest entry of `x (..., d)`, one vector for all positions."""
     return strength * max_abs(x) * fixed_normal(x.new_empty(x.shape[-1:])).expand_as(x)
 
 
@@ -199,11 +233,8 @@ def fixed_normal(x: Tensor) -> Tensor:
 
 
 def nudged(x: Tensor, share: float | None = None) -> Tensor:
-    """Add normal noise to each position of `x (..., d)`, of `share` times the mean absolute value of the position.
-
-    `share` is `eps**0.5` of the dtype if it is None. At a position of zeros, the mean over all positions is used.
-    """
-    size = x.abs().mean(-1, keepdim=True)
+    """Add normal noise to each position of `x (..., d)`, of `share` or `eps**0.5` times its mean absolute value."""
+    size = x.abs().mean(-1, keepdim=True)  # at a position of zeros, the mean over all positions is used
     share = torch.finfo(x.dtype).eps ** 0.5 if share is None else share
     return x + share * size.where(size > 0, size.mean()) * fixed_normal(x)
 
@@ -214,10 +245,7 @@ def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
 
 
 def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
-    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`.
-
-    Two positions differ in at least one digit.
-    """
+    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`."""
     places = x.shape[:1] if tokens_first or x.dim() == 2 else x.shape[1:-1]
     index = torch.arange(places.numel(), device=x.device).view(*places, *[1] * tokens_first).expand(x.shape[:-1])
     return [(index >> digit) % 2 == 1 for digit in range((places.numel() - 1).bit_length())]
@@ -226,3 +254,62 @@ def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
 def is_changed(found: Tensor, clean: Tensor) -> Tensor:
     """Return where two runs of the same code differ, to the last bit. NaN in both runs is no difference."""
     return (found != clean) & ~(found.isnan() & clean.isnan())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The constants of one type of device."""
+
+    # Bytes of the widest activation of one chunk. On a CPU a chunk should stay in the cache, but each costs as much as
+    # thirty rows more, in calls whose time does not grow with the rows.
+    chunk_bytes: int
+    # Bytes of the largest output of any module on all copies of a model's inputs together. On a CPU, twice as many were
+    # slower for large batches, and half as many split one sentence for a large vocabulary.
+    copies_bytes: int
+    # How many neighbouring groups of sources share their targets, so that one product serves them all. A CPU computes
+    # no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
+    neighbours: int
+    # What the some hundreds of calls of the folded replay cost besides its products, in operations that the device
+    # could do meanwhile, for each first matrix of the feed-forward.
+    folding_calls: float
+
+    def items_in_chunk(self, like: Tensor, numbers: int) -> int:
+        """How many items of `numbers` numbers fit in one chunk, at least one. `like` gives the dtype."""
+        return max(1, self.chunk_bytes // (numbers * like.element_size()))
+
+
+SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks were computed"
+# How torch words its errors where it has no class for them: on a CPU, in cuBLAS, and on other devices.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
+# By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
+BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=4.6e8)}
+OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
+
+
+def budget_of(device: torch.device) -> Budget:
+    """The budget of a device."""
+    return BUDGETS.get(device.type, OTHER_DEVICES)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short. It says nothing of the layer that was run."""
+    worded = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return worded or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def keep_freed_memory() -> None:
+    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk."""
+    # glibc returns blocks of up to 32 MiB to the system when they are freed, until a larger block was freed. Nothing is
+    # written into this block, so that it takes no memory.
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Return whether the device has units for bfloat16 products, several times as fast as float32 products."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+    return False

@@ -201,8 +201,8 @@ def _run_handled(site: AttentionSite, handler: ContextHandler) -> Tensor:
     output = site.runner().run(handler)
     handler.check_called()
     output = site.attention.batch_first(output)
-    if output.shape[:2] != (handler.count, site.shape.out):
-        raise CannotReplayError(f"on {handler.count} examples it returned a tensor {tuple(output.shape)}")
+    if output.shape[:2] != (site.shape.batch, site.shape.out):
+        raise CannotReplayError(f"on {site.shape.batch} examples it returned a tensor {tuple(output.shape)}")
     return output
 
 

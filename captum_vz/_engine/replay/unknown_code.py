@@ -22,9 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
     SMALL_STRENGTHS,
@@ -32,9 +30,11 @@ from captum_vz._engine.numerics.tensors import (
     fixed_normal,
     inference_mode,
     is_changed,
+    is_out_of_memory,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code
+from captum_vz._engine.taps.changes import random_states
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
     SET_GRADIENTS,

@@ -27,9 +27,9 @@ from captum_vz._engine.numerics.tensors import (
     noise_like,
     nudged,
     replaced,
+    tensors_in,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._private import tree_leaves
 
 if TYPE_CHECKING:
     from captum_vz._engine.taps.handler import AttentionHandler
@@ -99,7 +99,7 @@ def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHand
 
 def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool | None:
     """Whether each value depends on its own position of the layer's input, and on no other. None: no run shows it."""
-    tensors = (x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor))
+    tensors = tensors_in(runner.arguments)
     hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
     batch, _, out, _ = attention.shape
     if hidden is None or attention.batch_first(hidden).shape[:2] != (batch, out):

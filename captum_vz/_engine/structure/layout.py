@@ -21,10 +21,10 @@ from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import all_tokens
-from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import (
     first_tensor,
     is_changed,
+    is_out_of_memory,
     mask_as_bool,
     nudged,
     once_a_pass,
@@ -33,7 +33,7 @@ from captum_vz._engine.numerics.tensors import (
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz._engine.structure.modules import keeps_examples_apart
-from captum_vz._engine.taps.transformers import MADE_OF
+from captum_vz._engine.taps.functions import MADE_OF
 from captum_vz._private import tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tensors import for_query_heads, setting
 from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import (
@@ -38,40 +39,27 @@ class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
     def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
-        """Let attention calls of layers reach the handler of the thread, until `changes` are taken back.
+        """Let attention calls of layers and their submodules reach the handler of the thread.
 
-        `modules` are the layers and their submodules. All that is changed is noted in `changes`. Threads without a
-        handler compute as ever.
+        All that is changed is noted in `changes`, which take it back. Threads without a handler compute as ever.
         """
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call, as a tap hands it to a handler.
+    """One attention call, as a tap hands it to a handler."""
 
-    Attributes:
-        module: The attention module. None: the attention function does not say which module calls it.
-        values: The values, `(batch, key-value head, in, d_head)`.
-        compute: Computes this call for any values: the context `(batch, out, head, d_head)` and the weights
-            `(batch, head, out, in)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
-            with `causal` all that are not later.
-        dropout: The dropout rate of the weights.
-        plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
-        explained: Whether the weights are known to give the context: `compute` multiplies them with the values.
-        obeys_mask: Whether hidden sources are known to have no weight.
-        causal: Whether no token sees a later one. There is no `visible` then.
-    """
-
-    module: nn.Module | None
-    values: Tensor
+    module: nn.Module | None  # None: the attention function does not say which module calls it
+    values: Tensor  # (batch, key-value head, in, d_head)
+    # Computes this call for any values: the context (batch, out, head, d_head) and the weights (batch, head, out, in).
     compute: Callable[[Tensor], tuple[Tensor, Weights]]
-    visible: Tensor | None = None
-    dropout: float = 0.0
+    visible: Tensor | None = None  # the sources that the mask lets through, bool, broadcastable to the weights
+    dropout: float = 0.0  # the rate of the weights
+    # Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
     plain: Callable[[], Any] | None = None
-    explained: bool = False
-    obeys_mask: bool = True
-    causal: bool = False
+    explained: bool = False  # whether the weights are known to give the context: `compute` multiplies them by values
+    obeys_mask: bool = True  # whether hidden sources are known to have no weight
+    causal: bool = False  # whether no token sees a later one. `visible` is None then
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Weights) -> Weights:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
@@ -132,19 +120,8 @@ thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_hand
 current_handler = thread_handler.get
 
 
-class handled_by:  # noqa: N801 - read as a function
-    """Makes a handler the handler of this thread inside a `with` block."""
-
-    # No generator: an interrupted generator ends later, when another handler may be set.
-    def __init__(self, handler: AttentionHandler | None) -> None:
-        self.handler = handler
-
-    def __enter__(self) -> None:
-        self.outer = current_handler()
-        thread_handler.set(self.handler)
-
-    def __exit__(self, *error: object) -> None:
-        thread_handler.set(self.outer)
+# Makes a handler the handler of this thread inside a `with` block.
+handled_by = partial(setting, thread_handler)
 
 
 # Plain functions without state, so that a copy of a layer can carry them.
@@ -172,10 +149,8 @@ def left_out_by_replays(layer: nn.Module) -> str:
 
 
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The hooks of the user's among the `hooks` of a module.
-
-    Ours are not counted, nor are those of transformers that collect hidden states, and of torch that count operations.
-    """
+    """The hooks of the user's among the `hooks` of a module."""
+    # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
     ours = ("captum_vz.", OUTPUT_CAPTURING, "torch.utils.module_tracker")
     return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
 

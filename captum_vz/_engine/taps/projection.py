@@ -18,15 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.numerics.tensors import mask_as_bool, tensors_in
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._private import tree_leaves
 
 
-def _values_only(head: int, heads: int, features: int) -> slice:
-    """The projection returns values only, head after head."""
-    return _slice(head, heads, features)
+def _slice(number: int, parts: int, features: int) -> slice:
+    """Return part `number` of `features` features that are divided into equal parts: a head of values alone."""
+    width = features // parts
+    return slice(number * width, (number + 1) * width)
 
 
 def _last_third(head: int, heads: int, features: int) -> slice:
@@ -46,12 +48,6 @@ def _in_four_blocks(head: int, heads: int, features: int) -> slice:
     return _slice((3 * block + 1) * in_block + index, 3 * heads, features)
 
 
-def _slice(number: int, parts: int, features: int) -> slice:
-    """Return part `number` of `features` features that are divided into equal parts."""
-    width = features // parts
-    return slice(number * width, (number + 1) * width)
-
-
 class Mask(Enum):
     """What the numbers in the masks of a family mean."""
 
@@ -64,36 +60,26 @@ class Mask(Enum):
 
 @dataclass(frozen=True)
 class ValueProjection:
-    """Where the values of an attention module are.
+    """Where the values of an attention module are."""
 
-    Attributes:
-        projection: Name of the submodule whose output `(batch, in, features)` holds the values, or name of a parameter
-            `(d, heads, d_head)` that the hidden states are multiplied by.
-        heads: Name of the attention module's attribute that holds the number of heads.
-        head_columns: (head, heads, features) -> the features that hold the values of this head.
-        groups: Name of the attribute that holds the number of groups of heads. The heads of a group share a value,
-            which follows the queries and the key of the group. `head_columns` is not used then.
-        bias: Name of a parameter that is added to the values after the projection.
-        mask: What the numbers in the masks mean.
-        sequence_first: Whether the tensors of the layer are (tokens, batch, d).
-        transposed: Whether the projection returns (in, batch, features), unlike the other tensors of the layer.
-        second_projection: Name of a submodule that computes a second value of each token, used by other rows (global
-            attention).
-        pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
-        select: projection's output -> the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. The
-            user says so of a layer without a row, and `projection` is then a path in the layer. None: see above.
-    """
-
+    # The submodule whose output (batch, in, features) holds the values, or a parameter (d, heads, d_head) that the
+    # hidden states are multiplied by.
     projection: str
-    heads: str = "num_attention_heads"
-    head_columns: Callable[[int, int, int], slice] = _values_only
+    heads: str = "num_attention_heads"  # the attribute that holds the number of heads
+    # (head, heads, features) -> the features that hold the values of this head.
+    head_columns: Callable[[int, int, int], slice] = _slice
+    # The attribute that holds the number of groups of heads. The heads of a group share a value, which follows the
+    # queries and the key of the group. `head_columns` is not used then.
     groups: str | None = None
-    bias: str | None = None
-    mask: Mask = Mask.USUAL
-    sequence_first: bool = False
-    transposed: bool = False
+    bias: str | None = None  # a parameter that is added to the values after the projection
+    mask: Mask = Mask.USUAL  # what the numbers in the masks mean
+    sequence_first: bool = False  # whether the tensors of the layer are (tokens, batch, d)
+    transposed: bool = False  # whether the projection returns (in, batch, features), unlike the layer's other tensors
+    # A submodule that computes a second value of each token, used by other rows (global attention).
     second_projection: str | None = None
-    pads: bool = False
+    pads: bool = False  # whether the model pads its inputs at the end, to a multiple of an attention block's length
+    # The projection's output -> the values in it, a view (batch, in, d) or (batch, in, head, d_head). The user says so
+    # of a layer without a row, and `projection` is then a path in the layer.
     select: Callable[[Tensor], Tensor] | None = None
 
     def rows(self, projected: Tensor) -> Tensor:
@@ -117,7 +103,13 @@ class ValueProjection:
             return self.select(projected)
         return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
 
-    def columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
+    def in_run(self, module: nn.Module, holder: nn.Module, projected: Tensor) -> InlineValues:
+        """Where the values of an attention module are, whose projection is a part of `holder` and returned this."""
+        other = None if self.second_projection is None else getattr(module, self.second_projection)
+        projection, columns = attrgetter(self.projection)(holder), self._columns(module, projected)
+        return InlineValues(self, projection, other, columns, self._zero(module))
+
+    def _columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
         """Return the features of `rows` that hold the values of each head."""
         part, features = self._part(projected), self.rows(projected).shape[-1]
         # Selected heads have an axis, or are taken for one.
@@ -128,132 +120,141 @@ class ValueProjection:
         size = heads // groups + 2
         return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
 
-    def zero(self, module: nn.Module) -> list[Tensor] | float:
+    def _zero(self, module: nn.Module) -> list[Tensor] | float:
         """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
         if self.bias is None:
             return 0.0
         bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
-        return [-bias[_values_only(head, heads, len(bias))] for head in range(heads)]
+        return [-bias[_slice(head, heads, len(bias))] for head in range(heads)]
+
+
+@dataclass(frozen=True)
+class InlineValues:
+    """Where the values are of an attention that its module computes inline."""
+
+    row: ValueProjection  # where they are in the projection's output
+    projection: nn.Module | nn.Parameter  # what projects them
+    other_projection: nn.Module | None  # what projects values of the same tokens for some other rows, if it exists
+    columns: list[slice]  # the features of each head's values
+    zero: list[Tensor] | float  # what is projected for a value that is zero: for each head, or one number for all
+
+    def by_head(self, rows: Tensor) -> Tensor:
+        """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
+        return torch.cat([rows[..., columns] for columns in self.columns], dim=-1)
+
+    def change(self, rows: Tensor, changed: Tensor, new: Callable[[Tensor], Tensor]) -> None:
+        """Write into `rows (n, in, features)`, where `changed (n, head, in)` is True, what `new` makes of the values.
+
+        `new` is given the values `(n, head, in, d_head)`. CannotReplayError: heads that share their values are not
+        changed alike.
+        """
+        zero: list[Any] = [self.zero] * len(self.columns) if isinstance(self.zero, float) else self.zero
+        parts = zip(self.columns, zero, strict=True)
+        values = new(torch.stack([rows[..., columns] - one for columns, one in parts], dim=1))
+        for head, columns in enumerate(self.columns):
+            shared = (other for other in range(head) if self.columns[other] == columns)
+            if any(not torch.equal(changed[:, head], changed[:, other]) for other in shared):
+                raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
+            own = values[:, head] + zero[head]
+            rows[..., columns] = torch.where(changed[:, head, :, None], own, rows[..., columns])
 
 
 BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
-LONGFORMER = ValueProjection(
-    "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
-)
-BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
-DEFORMABLE = ValueProjection("value_proj", "n_heads")
 
-VALUE_PROJECTIONS = {
-    "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
-    "BigBirdBlockSparseAttention": BIGBIRD,
-    "BigBirdPegasusBlockSparseAttention": BIGBIRD,
-    "BigBirdPegasusSelfAttention": BERT_LIKE,
-    "BigBirdSelfAttention": BERT_LIKE,
-    "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "BlipTextSelfAttention": BERT_LIKE,
-    "BloomAttention": ValueProjection("query_key_value", "num_heads", _interleaved),
-    "BrosSelfAttention": BERT_LIKE,
-    "CanineSelfAttention": BERT_LIKE,
-    "ClvpSelfAttention": BART_LIKE,
-    "CodeGenAttention": ValueProjection("qkv_proj", head_columns=_in_four_blocks),
-    "ConvBertSelfAttention": BERT_LIKE,
-    "CpmAntAttention": ValueProjection("project_v", "num_heads"),
-    "CvtSelfAttention": ValueProjection("projection_value", "num_heads"),
-    "DabDetrDecoderLayerCrossAttention": ValueProjection("cross_attn_value_proj", "decoder_attention_heads"),
-    "DabDetrDecoderLayerSelfAttention": ValueProjection("self_attn_value_proj", "self_attn.attention_heads"),
-    "Data2VecVisionSelfAttention": BERT_LIKE,
-    "DeformableDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "DonutSwinSelfAttention": BERT_LIKE,
-    "FalconAttention": ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"),
-    "FastSpeech2ConformerAttention": ValueProjection("linear_v", "num_heads"),
-    "FlavaSelfAttention": BERT_LIKE,
-    "FunnelRelMultiheadAttention": ValueProjection("v_head", "config.n_head"),
-    "GLPNEfficientSelfAttention": BERT_LIKE,
-    "GitSelfAttention": BERT_LIKE,
-    "GPTJAttention": ValueProjection("v_proj"),
-    "GPTNeoSelfAttention": BART_LIKE,
-    "GPTNeoXJapaneseAttention": ValueProjection("query_key_value", head_columns=_interleaved),
-    "GotOcr2VisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "GroupViTAttention": BART_LIKE,
-    "HieraMaskUnitAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "IBertSelfAttention": BERT_LIKE,
-    "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
-    "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
-    "LEDDecoderAttention": BART_LIKE,
-    "LEDEncoderSelfAttention": LONGFORMER,
-    "LayoutLMv3SelfAttention": BERT_LIKE,
-    "LiltSelfAttention": BERT_LIKE,
-    "LongT5LocalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
-    "LongT5TransientGlobalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
-    "LongformerSelfAttention": LONGFORMER,
-    "LukeSelfAttention": BERT_LIKE,
-    "MPNetSelfAttention": ValueProjection("v"),
-    "MaskFormerSwinSelfAttention": BERT_LIKE,
-    "MegatronBertSelfAttention": BERT_LIKE,
-    "MgpstrAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "MobileViTSelfAttention": BERT_LIKE,
-    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES),
-    "MvpAttention": BART_LIKE,
-    "PegasusXGlobalLocalAttention": BART_LIKE,
-    "PerceiverSelfAttention": ValueProjection("value", "num_heads"),
-    "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
-    "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
-    "PvtEfficientSelfAttention": BERT_LIKE,
-    "PvtV2SelfAttention": BERT_LIKE,
-    "RTDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "RTDetrV2MultiscaleDeformableAttention": DEFORMABLE,
-    "RemBertSelfAttention": BERT_LIKE,
-    "RfDetrMultiscaleDeformableAttention": DEFORMABLE,
-    "RoFormerSelfAttention": BERT_LIKE,
-    "SamHQVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SegGptAttention": ValueProjection("qkv", head_columns=_last_third),
-    "SpeechT5Attention": BART_LIKE,
-    "Swin2SRSelfAttention": BERT_LIKE,
-    "Swinv2SelfAttention": BERT_LIKE,
-    "TableTransformerAttention": BART_LIKE,
-    "TapasSelfAttention": BERT_LIKE,
-    "TimesformerSelfAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "UnlimitedOcrSamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
-    "ViltSelfAttention": BERT_LIKE,
-    "VisualBertSelfAttention": BERT_LIKE,
-    "VitDetAttention": ValueProjection("qkv", "num_heads", _last_third),
-    "VitsAttention": BART_LIKE,
-    "XGLMAttention": BART_LIKE,
-    "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
-    "YosoSelfAttention": BERT_LIKE,
-    # Class names that several families use: the key starts with the name of the file.
-    "modeling_dab_detr.DetrAttention": BART_LIKE,
-    "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
-    "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
-    "modeling_flaubert.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
-    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True),
-    "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
-    "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
-    "modeling_xlm.MultiHeadAttention": ValueProjection("v_lin", "n_heads"),
-}
+
+def _by_class(rows: dict[ValueProjection, str]) -> dict[str, ValueProjection]:
+    """A table with one entry for each class name."""
+    return {name: row for row, names in rows.items() for name in names.split()}
+
+
+# The row of each class. A class name that several families use starts with the name of the file.
+VALUE_PROJECTIONS = _by_class(
+    {
+        BERT_LIKE: """
+            BigBirdPegasusSelfAttention BigBirdSelfAttention BlipTextSelfAttention BrosSelfAttention CanineSelfAttention
+            ConvBertSelfAttention Data2VecVisionSelfAttention DonutSwinSelfAttention FlavaSelfAttention
+            GLPNEfficientSelfAttention GitSelfAttention IBertSelfAttention LayoutLMv3SelfAttention LiltSelfAttention
+            LukeSelfAttention MaskFormerSwinSelfAttention MegatronBertSelfAttention MobileViTSelfAttention
+            PvtEfficientSelfAttention PvtV2SelfAttention RemBertSelfAttention RoFormerSelfAttention Swin2SRSelfAttention
+            Swinv2SelfAttention TapasSelfAttention ViltSelfAttention VisualBertSelfAttention YosoSelfAttention
+        """,
+        BART_LIKE: """
+            ClvpSelfAttention GPTNeoSelfAttention GroupViTAttention LEDDecoderAttention MvpAttention
+            PegasusXGlobalLocalAttention SpeechT5Attention TableTransformerAttention VitsAttention XGLMAttention
+            modeling_dab_detr.DetrAttention
+        """,
+        ValueProjection("qkv", "num_heads", _last_third): """
+            BlipAttention HieraMaskUnitAttention MgpstrAttention TimesformerSelfAttention VitDetAttention
+        """,
+        ValueProjection("qkv", head_columns=_last_third): """
+            GotOcr2VisionAttention SamHQVisionAttention SamVisionAttention SegGptAttention
+            UnlimitedOcrSamVisionAttention
+        """,
+        ValueProjection("value_proj", "n_heads"): """
+            DeformableDetrMultiscaleDeformableAttention RTDetrMultiscaleDeformableAttention
+            RTDetrV2MultiscaleDeformableAttention RfDetrMultiscaleDeformableAttention
+        """,
+        ValueProjection("value", mask=Mask.FACTOR, pads=True): """
+            BigBirdBlockSparseAttention BigBirdPegasusBlockSparseAttention
+        """,
+        ValueProjection(
+            "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
+        ): """
+            LEDEncoderSelfAttention LongformerSelfAttention
+        """,
+        ValueProjection("v", "n_heads", mask=Mask.BLOCKS): "LongT5LocalAttention LongT5TransientGlobalAttention",
+        ValueProjection("value_proj", "num_attn_heads"): "ProphetNetAttention ProphetNetNgramSelfAttention",
+        ValueProjection("value_proj"): """
+            modeling_deberta_v2.DisentangledSelfAttention modeling_sew_d.DisentangledSelfAttention
+        """,
+        ValueProjection("v_lin", "n_heads"): "modeling_flaubert.MultiHeadAttention modeling_xlm.MultiHeadAttention",
+        ValueProjection("att_proj", "num_heads", _last_third): "BarkSelfAttention",
+        ValueProjection("query_key_value", "num_heads", _interleaved): "BloomAttention",
+        ValueProjection("qkv_proj", head_columns=_in_four_blocks): "CodeGenAttention",
+        ValueProjection("project_v", "num_heads"): "CpmAntAttention",
+        ValueProjection("projection_value", "num_heads"): "CvtSelfAttention",
+        ValueProjection("cross_attn_value_proj", "decoder_attention_heads"): "DabDetrDecoderLayerCrossAttention",
+        ValueProjection("self_attn_value_proj", "self_attn.attention_heads"): "DabDetrDecoderLayerSelfAttention",
+        ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"): "FalconAttention",
+        ValueProjection("linear_v", "num_heads"): "FastSpeech2ConformerAttention",
+        ValueProjection("v_head", "config.n_head"): "FunnelRelMultiheadAttention",
+        ValueProjection("v_proj"): "GPTJAttention",
+        ValueProjection("query_key_value", head_columns=_interleaved): "GPTNeoXJapaneseAttention",
+        ValueProjection("c_attn", "num_heads", _last_third): "ImageGPTAttention",
+        ValueProjection("value", "n_heads"): "Kosmos2_5VisionAttention",
+        ValueProjection("v"): "MPNetSelfAttention",
+        ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES): "MptAttention",
+        ValueProjection("value", "num_heads"): "PerceiverSelfAttention",
+        ValueProjection("v", "n_head", sequence_first=True): "XLNetRelativeAttention",
+        ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"): """
+            modeling_deberta.DisentangledSelfAttention
+        """,
+        ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True): "modeling_fsmt.Attention",
+        ValueProjection("c_attn", "n_head", _last_third): "modeling_openai.Attention",
+    }
+)
 
 # Classes that compute attention inline before transformers 5. Since then their forward looks up a function.
-BEFORE_5: dict[str, ValueProjection] = {}
-for _row, _names in {
-    BERT_LIKE: """
-        AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
-        BridgeTowerSelfAttention CamembertSelfAttention Data2VecTextSelfAttention ElectraSelfAttention
-        ErnieSelfAttention MobileBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
-        RoCBertSelfAttention SegformerEfficientSelfAttention SwinSelfAttention XLMRobertaSelfAttention
-        XLMRobertaXLSelfAttention XmodSelfAttention
-    """,
-    BART_LIKE: """
-        RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
-        modeling_detr.DetrAttention
-    """,
-    ValueProjection("v", "n_heads"): """
-        LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
-    """,
-    ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
-}.items():
-    BEFORE_5 |= dict.fromkeys(_names.split(), _row)
+BEFORE_5 = _by_class(
+    {
+        BERT_LIKE: """
+            AlbertAttention AltRobertaSelfAttention BeitSelfAttention BertGenerationSelfAttention BertSelfAttention
+            BridgeTowerSelfAttention CamembertSelfAttention Data2VecTextSelfAttention ElectraSelfAttention
+            ErnieSelfAttention MobileBertSelfAttention RoCBertSelfAttention RobertaPreLayerNormSelfAttention
+            RobertaSelfAttention SegformerEfficientSelfAttention SwinSelfAttention XLMRobertaSelfAttention
+            XLMRobertaXLSelfAttention XmodSelfAttention
+        """,
+        ValueProjection("v", "n_heads"): """
+            LongT5Attention MT5Attention SwitchTransformersAttention T5Attention UMT5Attention UdopAttention
+        """,
+        BART_LIKE: """
+            RTDetrMultiheadAttention RTDetrV2MultiheadAttention SeamlessM4TAttention SeamlessM4Tv2Attention
+            modeling_detr.DetrAttention
+        """,
+        ValueProjection("v_lin", "n_heads"): "modeling_distilbert.MultiHeadSelfAttention",
+    }
+)
 
 
 # Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
@@ -341,12 +342,8 @@ class ProjectionTap:
 def visible_by_argument(
     arguments: Any, batch: int, out: int, sources: int, row: ValueProjection = BERT_LIKE
 ) -> Tensor | None:
-    """Which sources a layer's mask lets through, `(batch, 1, 1 or out, in)`, or None if no argument is a mask.
-
-    The mask is the first of `arguments` that has the shape of one.
-    """
-    tensors = (value for value in tree_leaves(arguments) if isinstance(value, Tensor))
-    found = (_read_mask(mask, batch, out, sources, row) for mask in tensors)
+    """Which sources the first argument with the shape of a mask lets through, `(batch, 1, 1 or out, in)`, or None."""
+    found = (_read_mask(mask, batch, out, sources, row) for mask in tensors_in(arguments))
     return next((allowed for allowed in found if allowed is not None), None)
 
 

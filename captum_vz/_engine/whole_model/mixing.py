@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, ReturnedTensor
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
+from captum_vz._engine.numerics.tensors import ReturnedTensor, binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.structure.layout import find_streams

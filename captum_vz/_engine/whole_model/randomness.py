@@ -15,11 +15,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from captum_vz._engine.capture.forward_pass import layer_hooks
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches
-from captum_vz._engine.capture.module_state import random_states, repeated
 from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.budget import is_out_of_memory
+from captum_vz._engine.numerics.tensors import is_out_of_memory
 from captum_vz._engine.numerics.tolerance import is_reproduced
-from captum_vz._engine.taps.changes import Changes
+from captum_vz._engine.taps.changes import Changes, random_states, repeated
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import is_replica, tree_leaves
 from captum_vz.errors import RefusedError

@@ -29,8 +29,15 @@ from torch.nn.parallel.scatter_gather import scatter
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_numbers, first_tensor, once_a_pass, repeat_examples
+from captum_vz._engine.numerics.tensors import (
+    budget_of,
+    clone_tensor,
+    first_numbers,
+    first_tensor,
+    is_out_of_memory,
+    once_a_pass,
+    repeat_examples,
+)
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.capture.interventions import StopRunError
-from captum_vz._engine.capture.records import VersionedTensor
+from captum_vz._engine.numerics.tensors import VersionedTensor
 from captum_vz._engine.numerics.tolerance import (
     CANCELLATION,
     TOO_LITTLE_LEFT,

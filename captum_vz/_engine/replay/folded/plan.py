@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
+from captum_vz._engine.numerics.tensors import budget_of, first_tensor, for_query_heads
 from captum_vz._engine.replay.base import ReplayProblem
 
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.

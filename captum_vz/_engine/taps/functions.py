@@ -1,8 +1,13 @@
-"""transformers' AttentionInterface: attention functions that layers look up by name.
+"""Attention functions that layers call: torch's scaled_dot_product_attention, and those of transformers by name.
 
-While a pass runs, the configs of the explained layers name our attention function. It receives queries, keys and
-values. For models loaded with sdpa it computes what torch's function computes. For all others it computes the numbers
-by the model's own `eager_attention_forward`, with its soft caps, sinks and position biases. A function that the user
+While a pass runs, our function takes the place of `torch.nn.functional.scaled_dot_product_attention`. The call inside
+`multi_head_attention_forward` cannot be seen in another way. torch's fused fast path for nn.TransformerEncoder is
+switched off. A thread without a handler runs torch's own functions. A caller that imported the function by name is seen
+by a function mode.
+
+The configs of the explained layers name another function of ours, which transformers' AttentionInterface looks up. For
+models loaded with sdpa it computes what torch's function computes. For all others it computes the numbers by the
+model's own `eager_attention_forward`, with its soft caps, sinks and position biases. A function that the user
 registered is called itself, unless it computes what torch's function computes.
 """
 
@@ -12,28 +17,113 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import chain
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics.attention import Weights, all_weights, causal_mask, weighted_values
 from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.handler import (
-    AttentionCall,
-    AttentionHandler,
-    check_not_overridden,
-    current_handler,
-    handled_by,
-)
-from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, sdpa_of_transformers
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, is_transformed, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
+# The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
+ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
+NAME = "captum_vz"  # of our function in transformers
 EAGER = "eager_attention_forward"
-# The attribute of a mask that holds the mask of tokens which it was made of.
-MADE_OF = "captum_vz_made_of"
+MADE_OF = "captum_vz_made_of"  # the attribute of a mask that holds the mask of tokens which it was made of
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as torch's function computes it, with its calls handed to the handler of this thread."""
+    handler, torchs = current_handler(), original(F, ATTENTION)
+    if handler is None or query.dim() not in (3, 4) or is_transformed():
+        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if query.dim() == 3:  # one head
+        mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
+    with handled_by(None):
+        check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    visible = None if attn_mask is None else once_a_pass(_visible, attn_mask)
+    compute = partial(weighted_values, query, key, attn_mask, scale, is_causal)
+    causal = is_causal and query.shape[2] == key.shape[2]
+    call = AttentionCall(None, value, compute, visible, dropout_p, explained=True, causal=causal)
+    context, weights = handler.on_attention(call)
+    handler.last_weights = weights
+    return context.transpose(1, 2)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    return mask_as_bool(mask)[(None,) * (4 - mask.dim())]
+
+
+def _multi_head(*args: Any, **kwargs: Any) -> Any:
+    """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
+    # Without weights to return, nor when torch comes back here from under a function mode, which it leaves for itself.
+    handler, torchs = current_handler(), original(F, MULTI_HEAD)
+    if handler is None or not kwargs.get("need_weights", True):
+        return torchs(*args, **kwargs)
+    output, _ = torchs(*args, **{**kwargs, "need_weights": False})
+    weights, handler.last_weights = handler.last_weights, None
+    if weights is None:
+        return output, None
+    weights = all_weights(weights)
+    return output, weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
+
+
+class SdpaTap:
+    """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
+
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        switch, before = torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled
+        changes.share("fast path", lambda: (partial(switch, False), partial(switch, before())))
+        changes.replace(F, ATTENTION, attention)
+        changes.replace(F, MULTI_HEAD, _multi_head)
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is BUILTIN_ATTENTION and current_handler() is not None:
+            return F.scaled_dot_product_attention(*args, **(kwargs or {}))  # SdpaTap's, while a pass runs
+        return func(*args, **(kwargs or {}))
+
+
+class SdpaByNameTap:
+    """Sees attention whose caller imported torch's function by name.
+
+    A function mode is asked at every function of torch, which takes time. So the mode is on only if a layer's code
+    holds the function under a name of its own.
+    """
+
+    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
+        if _holds_function(modules):
+            changes.enter(_Mode())
+
+
+def _holds_function(modules: Sequence[nn.Module]) -> bool:
+    """Whether torch's function is an attribute of a module or of its class, or a global name of a method's file."""
+    classes = {cls for kind in set(map(type, modules)) for cls in kind.__mro__ if cls not in nn.Module.__mro__}
+    methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
+    files = {id(one.__globals__): one.__globals__ for one in methods}.values()
+    static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
+    held = chain(static, *(list(scope.values()) for scope in (*map(vars, modules), *map(vars, classes), *files)))
+    return id(BUILTIN_ATTENTION) in map(id, held)  # a thousand names, so without a loop in Python
 
 
 class LoadedAlias(str):
@@ -55,9 +145,6 @@ class LoadedAlias(str):
         return not self == other
 
     __hash__ = str.__hash__
-
-
-NAME = "captum_vz"
 
 
 def _attention(
@@ -107,19 +194,15 @@ def _attention(
     ):
         visible = None if given is None else mask_as_bool(given)
         call = AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False)
-        return _answer(handler, call, loaded)
-    plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
-    if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
-        with handled_by(None):
-            check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
-    if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
-        dropout = 0.0
-    visible = None if mask is None else once_a_pass(mask_as_bool, mask)
-    call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
-    return _answer(handler, call, loaded)
-
-
-def _answer(handler: AttentionHandler, call: AttentionCall, loaded: str | None) -> tuple[Tensor, Tensor | None]:
+    else:
+        plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
+        if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
+            with handled_by(None):
+                check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
+        if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
+            dropout = 0.0
+        visible = None if mask is None else once_a_pass(mask_as_bool, mask)
+        call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
     context, weights = handler.on_attention(call)
     # In a plain run, torch's function alone returns no weights.
     return context, None if loaded == "sdpa" or weights is None else all_weights(weights)
@@ -166,14 +249,10 @@ def _hides_later(module: nn.Module, out: int, kwargs: dict[str, Any]) -> bool:
 
 
 def _mask_to_add(loaded: str | None, mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """The mask as eager attention adds it to the scores.
-
-    A mask for another implementation than eager is boolean. A mask for eager attention is left as it is, except in
-    float64.
-    """
+    """The mask as eager attention adds it to the scores."""
     if mask is None:
         return None
-    if mask.dtype == torch.bool and loaded != "eager":
+    if mask.dtype == torch.bool and loaded != "eager":  # it was made for another implementation
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
     # Many models compute the softmax in float32. There float64's smallest number is -inf, and a row of -inf gives NaN.
@@ -215,13 +294,10 @@ def _looks_up_eager() -> bool:
 
 
 def _function_of_user(name: Any) -> Callable[..., Any] | None:
-    """The attention function of this name, if the user registered it.
-
-    The functions of transformers compute what eager attention computes. So do the kernels of its hub, whose names have
-    a slash.
-    """
+    """The attention function of this name, if the user registered it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # Those of transformers compute what eager attention computes. So do its hub's kernels, whose names have a slash.
     known = not isinstance(name, str) or name in (NAME, "eager") or "/" in name
     function = None if known else ALL_ATTENTION_FUNCTIONS.get(name)
     code = getattr(function, "func", function)
@@ -248,11 +324,11 @@ class TransformersTap:
     def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
         found: dict[int, Any] = {id(config): config for config in map(_config_of, modules)}
         configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
-        if configs:
-            _register()
-            read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
-            configs = [config for config in configs if id(config) in read]
-        for config in configs:
+        if not configs:
+            return
+        _register()
+        read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
+        for config in (one for one in configs if id(one) in read):
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
             name.looked_up = _looks_up_eager()
