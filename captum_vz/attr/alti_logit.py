@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.layers import as_layers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
-from captum_vz.attr._base.captum import warn
+from captum_vz.attr._base import warn
 from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._call.arguments import Arguments

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite, check_unknown_code
-from captum_vz.attr._base.captum import check_one_of
+from captum_vz.attr._base import check_one_of
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.layers import Attention, Heads, as_list, select_heads
 from captum_vz.attr._call.target import Wanted

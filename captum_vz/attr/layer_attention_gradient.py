@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite
-from captum_vz.attr._base.captum import logged
+from captum_vz.attr._base import logged
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.target import Wanted

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz._private import TargetType
-from captum_vz.attr._base.captum import check_one_of
+from captum_vz.attr._base import check_one_of
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.arguments import Inputs
 from captum_vz.attr._call.layers import Attention

@@ -19,7 +19,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
-from captum_vz.attr._base.captum import Described, logged, warn
+from captum_vz.attr._base import Described, logged, warn
 from captum_vz.attr._call.arguments import ExplainedErrors, unmasked_padding
 from captum_vz.attr._call.layers import check_forward_func
 from captum_vz.attr._call.output import Indices, parse_indices, pick, tensor_of

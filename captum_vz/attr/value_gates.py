@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
 from captum_vz._private import tree_leaves, tree_map
-from captum_vz.attr._base.captum import Described
+from captum_vz.attr._base import Described
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
 from captum_vz.attr._call.layers import Attention, Heads, Values, as_layers, check_forward_func, values_of_layers

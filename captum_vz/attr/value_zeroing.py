@@ -19,7 +19,7 @@ from captum_vz._engine import (
     in_float32,
     value_zeroing_scores,
 )
-from captum_vz.attr._base.captum import check_one_of
+from captum_vz.attr._base import check_one_of
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.layers import Attention, Heads, Values, as_list, select_heads
 from captum_vz.attr._call.target import Wanted

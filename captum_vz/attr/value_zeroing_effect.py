@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_vz._engine import ModelReplay, is_reproduced, keeps_examples_apart
 from captum_vz._private import NullProgress, progress
-from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Inputs, bind_forward, check_numbers, examples_of

@@ -1,1 +1,216 @@
-"""The base classes of the methods, and the data that one forward pass returns."""
+"""The parts of Captum's interface that all classes of this package share."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+from captum.attr import PerturbationAttribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
+from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
+from captum_vz.errors import ArgumentError
+
+_Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
+
+
+def logged(attribute: _Attribute) -> _Attribute:
+    """Captum's decorator of `attribute`, with types. Arguments that only other methods of Captum take are refused."""
+
+    @wraps(attribute)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        caller = _caller()
+        if caller.startswith("captum.concept"):
+            # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
+            raise ArgumentError(
+                f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
+                "activations of a layer. Leave layer_attr_method None. To see which tokens carry a concept, pass its "
+                "vector to ValueZeroing: distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+            )
+        check_call(attribute, self.get_name(), args, kwargs)
+        found = attribute(self, *args, **kwargs)
+        if caller.startswith("captum.metrics") and not isinstance(found, tuple):
+            # sensitivity_max takes the answer for a tuple, and would compare single examples.
+            return tuple(found) if isinstance(found, list) else (found,)
+        return found
+
+    return log_usage(part_of_slo=True)(checked)
+
+
+def _caller() -> str:
+    """The name of the module that called `attribute`, without Captum's own decorator."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
+# Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
+_NO_BASELINE = ("its scores compare with no reference input", None)
+_NO_PATH = ("its scores are no mean over steps or samples", None)
+_NO_MODEL = ("it runs no model", None)
+CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
+    "baselines": _NO_BASELINE,
+    "layer_baselines": _NO_BASELINE,
+    "n_steps": _NO_PATH,
+    "method": _NO_PATH,
+    "n_samples": _NO_PATH,
+    "stdevs": _NO_PATH,
+    "nt_samples": ("it adds no noise", "Pass it to NoiseTunnel(method).attribute"),
+    "internal_batch_size": ("the number of copies has another name", "Pass perturbations_per_eval"),
+    "return_convergence_delta": ("its scores need not sum to a change of the output", None),
+    "layer_mask": ("tokens are grouped by feature_mask", "Pass feature_mask"),
+    "sliding_window_shapes": ("each token is one feature", "Leave it out, or pass feature_mask for spans of tokens"),
+    "grad_kwargs": ("it passes no options to torch.autograd.grad", None),
+    "attention_mask": (
+        "this is an argument of forward_func",
+        "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args=(attention_mask,)",
+    ),
+    "attribute_to_layer_input": _NO_MODEL,
+    "perturbations_per_eval": _NO_MODEL,
+    "show_progress": _NO_MODEL,
+}
+
+
+def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`.
+
+    Args:
+        attribute: The method `attribute` of a class.
+        name: The name of the class, in words.
+        args: The positional arguments, without `self`.
+        kwargs: The keyword arguments.
+    """
+    takes = inspect.signature(attribute).parameters
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
+    for keyword in () if open_ended else kwargs.keys() - takes.keys():
+        if keyword in CAPTUM_KEYWORDS:
+            reason, remedy = CAPTUM_KEYWORDS[keyword]
+            if keyword == "internal_batch_size" and "perturbations_per_eval" not in takes:
+                reason, remedy = _NO_MODEL
+            raise ArgumentError(f"{name} takes no {keyword}, because {reason}. {remedy or f'Leave {keyword} out'}.")
+    second = args[1] if len(args) > 1 else None
+    second = second[0] if isinstance(second, tuple) and second else second
+    if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
+        raise ArgumentError(
+            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
+            "an attention mask as additional_forward_args=(mask,), and baselines by keyword, if the method has any."
+        )
+
+
+def check_one_of(name: str, value: Any, *allowed: Any) -> None:
+    """Refuse a value of an option that is not allowed. Options may be reassigned, so each use checks them again."""
+    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
+        raise ArgumentError(f"{name} is {value!r}: pass {' or '.join(map(repr, allowed))}.")
+
+
+def warn(message: str) -> None:
+    """Warn at the user's line: the first frame outside Captum and this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("captum", "captum_vz"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str | None:
+    """Call `run(start, stop)` for all of `count` items, `at_most` at a time. Return a warning if memory was short."""
+    start, size = 0, at_most
+    while start < count:
+        stop = min(start + size, count)
+        try:
+            run(start, stop)
+            start = stop
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or stop - start == 1:
+                raise
+            size = (stop - start) // 2
+    return SHORT_OF_MEMORY if size < at_most else None
+
+
+class Described:
+    """A method whose `repr` names its model, its layers, and the options that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
+            given = getattr(self, name, parameter.default)
+            if given is parameter.default or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if name == "layer":
+                shown.append(f"layer={_layers_shown(given, getattr(self, 'forward_func', None))}")
+            elif not (isinstance(given, (str, int, float, type(None))) and given == parameter.default):
+                shown.append(_shown(given) if name in ("forward_func", "maps") else f"{name}={_shown(given)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _layers_shown(layer: Any, model: Any) -> str:
+    """The names of layers in their model. Their classes, if a function runs them."""
+    names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    each = list(layer) if isinstance(layer, (list, tuple, nn.ModuleList)) else [layer]
+    shown = [names.get(one, _shown(one)) if isinstance(one, nn.Module) else _shown(one) for one in each]
+    if each == [layer]:
+        return shown[0]
+    return f"[{', '.join(shown if len(shown) < 4 else [shown[0], '...', shown[-1]])}]"
+
+
+def _shown(value: Any) -> str:
+    """One value of an option, in a line."""
+    if isinstance(value, Tensor):
+        return f"Tensor{tuple(value.shape)}"
+    if isinstance(value, (str, int, float, list, tuple, type(None), Described)):
+        return repr(value)
+    if isinstance(value, partial):
+        return (
+            f"partial({_shown(value.func)}{''.join(f', {key}={_shown(one)}' for key, one in value.keywords.items())})"
+        )
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+class ForwardPassAttribution(Described, PerturbationAttribution):
+    """Base of the methods that compute scores while `forward_func` runs one or several layers."""
+
+    #: Where the values are, for layers that compute attention in their own code. None: the package finds them.
+    values: Any = None
+
+    def __init__(
+        self, forward_func: Callable[..., Any], layer: Any = None, device_ids: list[int] | None = None
+    ) -> None:
+        """See the class for the arguments."""
+        PerturbationAttribution.__init__(self, forward_func)
+        self.layer = default_layers(forward_func) if layer is None else layer
+        self.device_ids = device_ids
+
+    def _layers(self) -> list[nn.Module]:
+        """The checked layers."""
+        layers = as_layers(self.layer)
+        check_forward_func(self.forward_func, layers)
+        return layers
+
+    def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
+        """The places that the user named with `values`, one for each layer. Empty: none."""
+        return values_of_layers(self.values, layers)
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The name of the class in words, as in Captum, except that acronyms stay in one piece.
+
+        A private class has the name of its first public base.
+        """
+        known = next(one for one in cls.__mro__ if not one.__name__.startswith("_"))
+        return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", known.__name__)
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """False, because scores are not multiplied by the inputs."""
+        return False
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
+        """Not implemented, because scores are computed while the model runs."""
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")

@@ -24,7 +24,7 @@ from captum_vz._engine import (
     attention_site,
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
-from captum_vz.attr._base.captum import ForwardPassAttribution, check_one_of, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
     Arguments,

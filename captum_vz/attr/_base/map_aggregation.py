@@ -10,7 +10,7 @@ from captum.attr import PerturbationAttribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType, format_output, forward_pre_hooks
-from captum_vz.attr._base.captum import ForwardPassAttribution, check_one_of, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._base.several_inputs import by_input

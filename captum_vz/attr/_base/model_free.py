@@ -12,7 +12,7 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType
-from captum_vz.attr._base.captum import Described, logged
+from captum_vz.attr._base import Described, logged
 from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, token_input
 from captum_vz.attr._call.layers import as_layers

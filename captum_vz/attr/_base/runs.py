@@ -27,7 +27,7 @@ from captum_vz._engine import (
     random_states,
 )
 from captum_vz._private import tree_leaves
-from captum_vz.attr._base.captum import warn
+from captum_vz.attr._base import warn
 from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
 from captum_vz.attr._call.further_calls import LeftPadding
 from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz import ALTILogit, LayerAttentionGradient, TokenAttribution, ValueGates, ValueZeroingEffect
 from captum_vz.attr import LayerMaps, MapAggregation, MapRun
-from captum_vz.attr._base.captum import Described
+from captum_vz.attr._base import Described
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 
