@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shlex
 import shutil
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz._files import temporary_beside, write_through
+from captum_vz._files import write_file
 from captum_vz.cli.options import CommandError
 from captum_vz.visualization import add_provenance, weights_fingerprint
 from captum_vz.visualization.pictures.parts.style import MARK
@@ -224,37 +223,25 @@ def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: s
     add_provenance(
         figure, model=model, name=options.model, method=method, text=options.text, command=options.command_line
     )
-    kind = path.suffix[1:].lower() or "png"
-    # In memory, because matplotlib's writers raise errors of several kinds on a full disk.
-    drawn: io.StringIO | io.BytesIO = io.StringIO() if kind == "pgf" else io.BytesIO()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), file_errors(path):
             warnings.simplefilter("ignore")  # characters that the font does not have
-            figure.savefig(drawn, format=kind)
+            figure.savefig(path, format=path.suffix[1:].lower() or "png")
     except ValueError as error:
         raise CommandError(f"cannot write {path}: {error}.") from error
-    _write(path, drawn.getvalue())
 
 
 def save_page(text: str, path: Path) -> None:
     """Write a page, or another text."""
-    _write(path, text)
+    with file_errors(path):
+        write_file(path, text)
 
 
-def _write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, under a temporary name. After an error, an older file is as it was."""
-    data = content.encode() if isinstance(content, str) else content
-    target = path.resolve()  # a link stays a link
-    in_place = path.exists() and (not path.is_file() or path.is_relative_to("/dev"))  # a device or a pipe
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into a `CommandError`."""
     try:
-        if in_place or not os.access(target.parent, os.W_OK):
-            path.write_bytes(data)
-            return
-        with temporary_beside(target) as temporary:
-            write_through(temporary, data)
-            if target.exists():
-                shutil.copymode(target, temporary)
-            os.replace(temporary, target)
+        yield
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror or error}.") from error
 
