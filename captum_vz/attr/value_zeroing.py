@@ -25,8 +25,8 @@ from captum_vz.attr._call.layers import Attention, Heads, Values, as_list, selec
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors, widen
-from captum_vz.functional.distances import get_distance, is_safe_length
 from captum_vz.functional.interventions import Intervention, get_intervention
+from captum_vz.functional.scores import get_distance, is_safe_length
 
 
 class ValueZeroing(LayerMaps):

@@ -43,14 +43,6 @@ from captum_vz.functional.contributions import (
     logit_contributions,
     mixing_norms,
 )
-from captum_vz.functional.distances import (
-    Distance,
-    cosine_distance,
-    euclidean_distance,
-    half_squared_distance,
-    l1_distance,
-    unit_vectors,
-)
 from captum_vz.functional.groups import patch_mask, pool_groups, word_mask
 from captum_vz.functional.interventions import Intervention, Knockout, MeanValue, ZeroValue
 from captum_vz.functional.rollout import (
@@ -61,7 +53,18 @@ from captum_vz.functional.rollout import (
     receptive_fields,
     rollout,
 )
-from captum_vz.functional.scores import normalize_rows, to_embeddings, token_scores, widen
+from captum_vz.functional.scores import (
+    Distance,
+    cosine_distance,
+    euclidean_distance,
+    half_squared_distance,
+    l1_distance,
+    normalize_rows,
+    to_embeddings,
+    token_scores,
+    unit_vectors,
+    widen,
+)
 
 __all__ = [
     "Distance",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Distance, cosine_distance, euclidean_distance, l1_distance
-from captum_vz.functional.distances import get_distance
+from captum_vz.functional.scores import get_distance
 
 
 def naive_cosine(a: list[float], b: list[float]) -> float:

@@ -38,7 +38,7 @@ import torch
 from torch import ones
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import *
-from captum_vz.functional.distances import get_distance
+from captum_vz.functional.scores import get_distance
 
 assert False, "this program must run without assert statements"
 for call in sys.argv[1:]:
