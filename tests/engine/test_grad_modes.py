@@ -78,3 +78,30 @@ def test_values_used_in_inference_mode() -> None:
     block, x = block_of(Computed(hidden)), sequences(2)
     with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode.*Use torch\.no_grad there"):
         ValueZeroing(block, block).attribute(x)
+
+
+def refuses_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As flex attention does on a CPU."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError("no backward")
+    return by_hand(query, key, value)
+
+
+def another_with_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return by_hand(query, key, value) + (0 if torch.is_grad_enabled() else value)
+
+
+def in_inference_mode(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return by_hand(query, key, value)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("compute", [refuses_gradients, another_with_gradients, in_inference_mode])
+def test_named_values_need_no_gradients(compute: Callable[..., Tensor], inference: bool) -> None:
+    """They are zeroed where they are projected, whatever the layer does with them then. No graph has to show that."""
+    block, x = block_of(Computed(compute)), sequences(2)
+    with torch.inference_mode(inference):
+        found = ValueZeroing(block, block, values=block.attention.value).attribute(x)
+    with torch.no_grad():
+        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))

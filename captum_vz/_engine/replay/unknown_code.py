@@ -128,6 +128,8 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
         clean = runner.run(SiteHandler(site.attention))
     except CannotReplayError:
         return None
+    if site.attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
+        return None
     for keep in (True, False):  # a layer may write into its parameters under torch.no_grad
         try:
             with inference_mode(False), torch.enable_grad():
@@ -220,8 +222,6 @@ def _start_of_graph(value: Any) -> Any:
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
     """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
     attention = site.attention
-    if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
-        return None
     own = slice(attention.calls_before, attention.calls_before + attention.calls)
     contexts = {get_gradient_edge(context).node for context, _ in graph.answers[own]}
     if values_once and not all(contexts.isdisjoint(_ancestors(values.grad_fn)) for values in graph.values[own]):
