@@ -60,7 +60,7 @@ class Decomposition:
 def decompositions(
     block: AttentionBlock, include: str | None, rows: Tensor | None, groups: Tensor | None
 ) -> Iterator[Decomposition]:
-    """The decompositions of a layer, a few consecutive examples at a time. `rows` and `groups` are theirs.
+    """The decompositions of a layer, a few consecutive examples at a time. `rows` and `groups` are as there.
 
     `include` is one of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
     UnsupportedLayerError: the layer has no such part, or it is not recognised.

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, Olmo2Config, Olmo2Model
 
+from captum_vz import ValueZeroing
+from captum_vz._engine import traced_replays
 from captum_vz._engine.replay.folded import plan
 from captum_vz._engine.replay.folded.replay import FoldedLayer
 from captum_vz._engine.replay.packed import exact_chunks
@@ -95,6 +97,17 @@ def test_options(name: str, options: dict[str, Any], replays: Replays) -> None:
 def test_groups_of_all_heads(replays: Replays) -> None:
     case = long_case("bert")
     replays.check_agree(case.model, case.layers, case.inputs, feature_mask=torch.arange(LENGTHS[0])[None] // 2)
+
+
+def test_heads_that_are_all_named() -> None:
+    """The same numbers, bit for bit: nothing is selected, so no product is of another layout."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 128}
+    model = BertModel(BertConfig(vocab_size=50, **size), add_pooling_layer=False).eval()
+    ids = torch.randint(5, 50, (2, 40))
+    with traced_replays(only="folded pairs"):
+        maps = [ValueZeroing(model, model.encoder.layer[0], heads=heads).attribute(ids) for heads in (None, range(4))]
+    assert torch.equal(*maps)
 
 
 @each_shape

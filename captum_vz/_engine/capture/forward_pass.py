@@ -154,7 +154,7 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
 LayerResults = list[tuple[int, Tensor]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LayerPass:
     """One pass of the user's forward function, and a result `(batch, ...)` for each run of each layer."""
 
@@ -163,7 +163,7 @@ class LayerPass:
     compute: Callable[[LayerRecord], Tensor]
     _: KW_ONLY
     device_ids: list[int] | None = None  # of a DataParallel model, in the order of their shares of the batch
-    replays: bool = False  # whether `compute` replays layers. Inputs and outputs of modules are then kept until it has
+    replays: bool = False  # whether `compute` replays layers. Until it has, inputs and outputs of modules are kept
     steps: bool = False  # whether `compute` needs the steps of layers. Copies of their hidden states are kept as long
     given: Sequence[ValueProjection] = ()  # where the user says that the values of each layer are
     chosen: Sequence[Sequence[int]] | None = None  # the numbers of the runs of each layer to record. None: all

@@ -24,7 +24,7 @@ class StopRunError(Exception):
     """The run of a layer has come to the point where it should end. The argument is the result."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SiteHandler(AttentionHandler):
     """Changes one attention of a layer. All other attentions are computed.
 
@@ -83,7 +83,7 @@ class ContextHandler(SiteHandler):
         """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Intervene(ContextHandler):
     """Lets an intervention replace values where `zeroed (copies, head, in)` is True."""
 
@@ -105,7 +105,7 @@ class Intervene(ContextHandler):
             )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ScaleNoise(ContextHandler):
     """Replaces the context of copy i by noise of strength `strengths[i]`. Strength 0 leaves it unchanged."""
 
@@ -118,7 +118,7 @@ class ScaleNoise(ContextHandler):
         values.copy_(with_noise(values, self.strengths))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AddToValues(SiteHandler):
     """Adds `strength` times noise to the values of one source, and keeps what submodules are given afterwards."""
 
@@ -136,7 +136,7 @@ class AddToValues(SiteHandler):
         row += self.strength * noise_like(row, 1.0)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FillSlots(SiteHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
@@ -196,7 +196,7 @@ class StopAtValues(SiteHandler):
             raise StopRunError(self.attention.inline.by_head(values))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StopAtOutput(SiteHandler):
     """Answers one attention with `context`, and ends the run when the attention module returns."""
 

@@ -305,7 +305,9 @@ class Recorder(AttentionHandler):
         if value is None or not any(x.numel() == value.numel() and x.shape[-1:] == value.shape[-1:] for x in states):
             return None
         key = id(value), version(value)
-        if key not in self._copies or key[1] is None:
+        if key[1] is None:  # in inference mode, no write is counted
+            return value.clone()
+        if key not in self._copies:
             self._copies[key] = value, value.clone()
         return self._copies[key][1]
 
@@ -351,7 +353,7 @@ class Recorder(AttentionHandler):
         del self._made[1:]
 
     def _record_inline(self, module: nn.Module, output: Any) -> bool:
-        """Whether `module` projected values that the user names, or whose attention no other tap has seen."""
+        """Record the attention of a module that projected values, unless another tap has. Whether it projected some."""
         record, given, projected = self.record, self.record.given, self._inline_values.pop(id(module), None)
         if projected is None or (given is None and any(one.module is module for one in record.attentions)):
             return False

@@ -324,7 +324,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
     known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
-    assert known is not None  # narrows the type: `PackedPairs` refuses attention without
+    assert known is not None  # narrows the type: without weights there is no context, or there are several calls
     shared_by, terms = known.shape[1] // values.shape[1], []
     for source, there in chunk.sources:
         if isinstance(known, Tensor):

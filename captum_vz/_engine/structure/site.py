@@ -87,9 +87,7 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
-        runner, one = self.runner(), self.attention
-        known = is_library_code(self.layer)
-        if not known and not (values_follow_token_order(runner, one) and values_follow_examples(runner, one)):
+        if not is_library_code(self.layer) and not self._is_in_order():
             raise UnsupportedLayerError(
                 f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
                 "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
@@ -106,6 +104,11 @@ class AttentionSite:
         if not self.attention.model_pads or tokens is None or not tokens < out == sources:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
+
+    def _is_in_order(self) -> bool:
+        """Whether values stand in the order of the tokens and examples that they are made of."""
+        runner, attention = self.runner(), self.attention
+        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""

@@ -26,7 +26,7 @@ from captum_vz._private import tree_leaves
 
 
 def _slice(number: int, parts: int, features: int) -> slice:
-    """Return part `number` of `features` features that are divided into equal parts: a head of values alone."""
+    """Return part `number` of `features` features in equal parts. As `head_columns`, they are values alone."""
     width = features // parts
     return slice(number * width, (number + 1) * width)
 
@@ -58,7 +58,7 @@ class Mask(Enum):
     BLOCKS = auto()  # (batch, 1, block, row, 3 rows): what a row sees of the previous, its own and the next block
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # rows of families are keys, also if two are alike
 class ValueProjection:
     """Where the values of an attention module are."""
 
@@ -104,7 +104,7 @@ class ValueProjection:
         return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
 
     def in_run(self, module: nn.Module, holder: nn.Module, projected: Tensor) -> InlineValues:
-        """Where the values of an attention module are, whose projection is a part of `holder` and returned this."""
+        """Where the values are in one run of an attention module. Its projection, in `holder`, returned `projected`."""
         other = None if self.second_projection is None else getattr(module, self.second_projection)
         projection, columns = attrgetter(self.projection)(holder), self._columns(module, projected)
         return InlineValues(self, projection, other, columns, self._zero(module))

@@ -239,7 +239,7 @@ class FoldedModules:
     folded: list[Tensor]  # `W g(f_h(j))` for each first module, `(member * head, features)`
     scale: Tensor  # the scale that the norm used, `(row, 1)`
     expected: Tensor | None = None  # the norm's input if it must be checked, `(row, d)`
-    inner_scale: Tensor | float = 1.0  # that of the norm of the attention's output, `(row, 1)`. 1: there is none.
+    inner_scale: Tensor | float = 1.0  # the scale of the norm of the attention's output, `(row, 1)`. 1: there is none
     # The pairs whose attention output has too little left for this norm, bool `(pair,)`. None: it is unknown.
     cancelled: Tensor | None = None
     _normed: VersionedTensor

@@ -41,7 +41,7 @@ def pair_table(problem: ReplayProblem) -> PairTable:
         blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
         held = (problem.members[problem.targets.batch] >= 0).any(-1)
         active = blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & held
-    weights = problem.weights if problem.all_heads else problem.weights[..., heads]
+    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
     return PairTable(weights, heads, active)
 
 

@@ -114,7 +114,7 @@ class FoldedLayer:
             raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
         projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))  # (head, d_head, d)
-        self.projection = projection if problem.all_heads else projection[pairs.heads]
+        self.projection = projection if problem.heads.all() else projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         if structure.norm is not None:
