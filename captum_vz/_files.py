@@ -8,7 +8,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,26 +46,33 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_file(path: str | PathLike[str], content: str | bytes) -> None:
-    """Writes a file that a user named. After an error, an older file is as it was. Devices are written in place.
+    """Writes a file that a user named. After an error or Ctrl-C, an older file is as it was, and a new one is gone.
+
+    It is written in place: links, rights, owners, devices and pipes are those that the user has made.
 
     Raises:
         OSError: The file could not be written: no space, no permission, no folder.
     """
-    named = Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    target = named.resolve()  # a link stays a link
-    in_place = named.exists() and (not named.is_file() or named.is_relative_to("/dev"))  # a device or a pipe
+    named, older = Path(path), None
+    existed, is_file = named.exists(), named.is_file()
+    if is_file:
+        with suppress(OSError):  # a file that may be written and not read
+            older = named.read_bytes()
     try:
-        if in_place or not os.access(target.parent, os.W_OK):
-            named.write_bytes(data)
-            return
-        with temporary_beside(target) as temporary:
-            write_through(temporary, data)
-            if target.exists():
-                shutil.copymode(target, temporary)
-            os.replace(temporary, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # not the temporary name
+        with open(named, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if not existed or is_file:
+                os.fsync(file.fileno())  # some disks notice only then that they are full
+    except BaseException as error:
+        with suppress(OSError):  # only the first error is reported
+            if older is not None:
+                named.write_bytes(older)
+            elif not existed:
+                os.unlink(os.path.realpath(named))
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 @contextmanager

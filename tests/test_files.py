@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from captum_vz.functional import normalize_rows
 from captum_vz.study import Example, write_jsonl
@@ -26,12 +30,20 @@ def drawn() -> Any:
     return draw_row(MAP[:2], TOKENS, token=2)
 
 
+def plain() -> Any:
+    """A figure of the user's own, with a picture in it."""
+    figure = Figure()
+    draw_row(MAP[:2], TOKENS, token=2, fig=figure)
+    return figure
+
+
 # Each of these files is longer than a full disk allows.
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "figure.png": lambda path: drawn().savefig(path),
     "figure.pdf": lambda path: drawn().savefig(str(path)),
     "figure.svg": lambda path: drawn().savefig(path, transparent=True),
     "saved.pdf": lambda path: save_figure(drawn(), path),
+    "plain.pdf": lambda path: save_figure(plain(), path),
     "view.html": lambda path: view([MAP], TOKENS).save(path),
     "records.html": lambda path: save_html(text_records(TOKENS, {"a method": MAP[0]}), path),
     "table.csv": lambda path: describe(draw_row({str(i): MAP[0] for i in range(50)}, TOKENS)).to_csv(path),
@@ -60,15 +72,56 @@ def test_missing_folder_is_named(name: str, tmp_path: Path) -> None:
         WRITERS[name](tmp_path / "nowhere" / name)
 
 
-def test_older_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
-    path, link = tmp_path / "view.html", tmp_path / "link.html"
+def test_older_file_keeps_its_rights_and_links(tmp_path: Path) -> None:
+    path, link, second = tmp_path / "view.html", tmp_path / "link.html", tmp_path / "second.html"
     path.write_text("older")
     path.chmod(0o640)
     link.symlink_to(path)
+    second.hardlink_to(path)
     view([MAP], TOKENS).save(link)
     assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert path.read_text() == second.read_text() != "older"
+
+
+def test_new_file_behind_a_link_is_gone(tmp_path: Path) -> None:
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "new.html")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        view([MAP], TOKENS).save(link)
+    assert list(tmp_path.iterdir()) == [link]
+    assert link.is_symlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_protected_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "view.html"
+    path.write_text("older")
+    path.chmod(0o444)
+    with pytest.raises(PermissionError, match=re.escape(str(path))):
+        view([MAP], TOKENS).save(path)
+    assert path.read_text() == "older"
+
+
+def test_threads_write_their_own_files(tmp_path: Path) -> None:
+    """Names of which the first forty characters are alike."""
+
+    def write(number: int) -> None:
+        write_jsonl(
+            tmp_path / f"value-zeroing-rollout-of-bert-base-uncased-{number}.jsonl", [Example(str(number), ("a",), 0)]
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, list(range(8)) * 10))
+    found = {path.stem.rpartition("-")[2]: json.loads(path.read_text())["id"] for path in tmp_path.iterdir()}
+    assert found == {str(number): str(number) for number in range(8)}
+
+
+def test_pictures_beside_a_file_are_its_own(tmp_path: Path) -> None:
+    with rc_context({"svg.image_inline": False}):
+        drawn().savefig(tmp_path / "one.svg")
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"one"}
+    assert len(list(tmp_path.glob("one.svg.image*.png"))) > 0
 
 
 def test_device_is_written_in_place() -> None:

@@ -17,8 +17,9 @@ from matplotlib.figure import FigureBase
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description import KEY, metadata_for, provenance_of, root_figure, set_provenance
+from captum_vz.visualization.pictures.description import KEY, provenance_of, root_figure, set_provenance
 from captum_vz.visualization.pictures.parts.fonts import TEXT_IN_FILES
+from captum_vz.visualization.pictures.parts.picture import write_figure
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -110,11 +111,8 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
         options: Options of matplotlib's `savefig`.
     """
     root = root_figure(figure)
-    own = metadata_for(root, options.get("format") or Path(path).suffix[1:] or "png")
-    if own is not None:
-        options["metadata"] = own | dict(options.get("metadata") or {})
     with rc_context(TEXT_IN_FILES):
-        root.savefig(path, **options)
+        write_figure(root, root.savefig, path, options)
 
 
 def read_provenance(path: str | Path) -> dict[str, str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from io import BytesIO, StringIO
+from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_pdf import PdfPages
@@ -36,22 +36,8 @@ class Picture(Figure):
         _Canvas(self)
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
-        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces the picture's own.
-
-        A file is written whole or not at all: on a full disk, matplotlib would leave a part of it.
-        """
-        path = os.fspath(fname) if isinstance(fname, (str, os.PathLike)) else None
-        kind = kwargs.pop("format", None) or os.path.splitext(path or "")[1][1:]
-        if not kind:  # as matplotlib does
-            kind = self.canvas.get_default_filetype()
-            path = None if path is None else f"{path.rstrip('.')}.{kind}"
-        own = metadata_for(self, kind)
-        if own is not None:
-            kwargs["metadata"] = own | dict(kwargs.get("metadata") or {})
-        drawn: StringIO | BytesIO = StringIO() if kind.lower() == "pgf" else BytesIO()
-        super().savefig(fname if path is None else drawn, format=kind, transparent=transparent, **kwargs)
-        if path is not None:
-            write_file(path, drawn.getvalue())
+        """Write the figure as matplotlib does, with metadata, and a file whole or not at all."""
+        write_figure(self, super().savefig, fname, kwargs | {"transparent": transparent})
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """What a notebook shows without matplotlib's magic commands, with the description as alternative text."""
@@ -68,6 +54,28 @@ class _Canvas(FigureCanvasBase):
         # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
         with rc_context({} if isinstance(filename, PdfPages) else TEXT_IN_FILES):
             return super().print_figure(filename, *args, **kwargs)
+
+
+def write_figure(figure: Figure, save: Callable[..., None], target: Any, options: dict[str, Any]) -> None:
+    """Write a figure by matplotlib's `savefig`, with its metadata. Metadata that is passed replaces the figure's own.
+
+    A file is written whole or not at all: on a full disk, matplotlib would leave a part of it, and lose an older file.
+    """
+    path = os.fsdecode(target) if isinstance(target, (str, os.PathLike)) else None
+    kind = options.pop("format", None) or os.path.splitext(path or "")[1][1:]
+    if not kind:  # as matplotlib does
+        kind = figure.canvas.get_default_filetype()
+        path = None if path is None else f"{path.rstrip('.')}.{kind}"
+    own = metadata_for(figure, kind)
+    if own is not None:
+        options["metadata"] = own | dict(options.get("metadata") or {})
+    # Of these formats, matplotlib writes several files.
+    if path is None or kind == "pgf" or (kind in ("svg", "svgz") and not rcParams["svg.image_inline"]):
+        save(target if path is None else path, format=kind, **options)
+        return
+    drawn = BytesIO()
+    save(drawn, format=kind, **options)
+    write_file(path, drawn.getvalue())
 
 
 def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
