@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ArgumentError", "RefusedError", "UnsupportedLayerError", "needs_extra"]
+__all__ = ["ArgumentError", "RefusedError", "UnsupportedLayerError"]
 
 
 class RefusedError(AssertionError):

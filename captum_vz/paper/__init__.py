@@ -9,8 +9,6 @@ Everything here is made with the public names of `captum_vz.study`. It needs the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.errors import needs_extra
-
 if TYPE_CHECKING:
     from captum_vz.paper.evaluations import reproduce
     from captum_vz.paper.report import Reproduction
@@ -23,5 +21,6 @@ _NEED_EXTRA = {"Reproduction": "report", "reproduce": "evaluations"}
 def __getattr__(name: str) -> Any:
     if name not in _NEED_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needs_extra(__name__, "study"):
-        return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)
+    from captum_vz.study import run_study  # noqa: F401 - where the extra is missing, its error names the extra
+
+    return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)

@@ -22,6 +22,8 @@ from captum_vz.testbed.check.verdict import MIME_TYPE
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+__all__ = ["Grade", "grade_notebook", "grade_table", "read_notebook", "student_copy", "write_student_copy"]
+
 # The tags of cells.
 SOLUTION, ANSWER, SUMMARY, CHECK = "solution", "answer", "summary", "check"
 NOTE = """
