@@ -161,3 +161,10 @@ def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixt
     assert "attribution" in shown
     configuration.run(token=1)
     assert capsys.readouterr().err == ""
+
+
+def test_name_of_a_users_class() -> None:
+    """Wherever the class stands. A private class has the name of its first public base."""
+    own = type("NearestSource", (captum_vz.ValueZeroingRollout,), {"__module__": "package._methods"})
+    assert own.get_name() == "Nearest Source"
+    assert type("_Hidden", (own,), {}).get_name() == "Nearest Source"
