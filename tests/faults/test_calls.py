@@ -1,7 +1,7 @@
 """An error at the n-th call of a function reaches the user, and leaves the model, torch and the thread as they were.
 
 The exhaustive part tries the first and the last call of each line, each with one of the errors in turn. Every call
-with every error takes a quarter of an hour:
+with every error takes more than an hour:
 `CAPTUM_VZ_EVERY_CALL=1 pytest -m exhaustive tests/faults/test_calls.py -k test_error_at_a_call`.
 """
 
