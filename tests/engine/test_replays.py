@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -88,6 +90,22 @@ def test_every_family_by_the_definition(name: str, attention: str) -> None:
     with traced_replays("definition"):
         for whole, expected in zip(answers(), packed, strict=True):
             assert_same(whole, expected)
+
+
+@pytest.mark.parametrize(("tokens", "per_group", "runs"), [(64, 1, 0), (65, 1, 65), (65, 2, 0), (130, 2, 65)])
+def test_many_runs_are_told(tokens: int, per_group: int, runs: int) -> None:
+    """One warning names the layer and what its definition costs, from 65 runs on. Groups of sources run together."""
+    size = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    model = BertModel(BertConfig(vocab_size=50, **size), add_pooling_layer=False).eval()
+    groups = torch.arange(tokens)[None] // per_group
+    with traced_replays("definition"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ids = torch.arange(tokens)[None] % 40 + 5
+        ValueZeroing(model, model.encoder.layer[1]).attribute(ids, feature_mask=groups)
+    told = [str(one.message) for one in caught]
+    expected = rf"layer 0 \(BertLayer\) runs {runs} times, once for each group of sources, .*Pass feature_mask"
+    assert len(told) == (runs > 0)
+    assert all(re.search(expected, one) for one in told)
 
 
 def test_refusal_names_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
