@@ -52,7 +52,7 @@ def test_numbers_of_the_first_picture() -> None:
 
 
 def test_pages_can_be_found() -> None:
-    """README links the first page and the lessons, the first page links each page, and the page of lessons each notebook."""
+    """README links the first page and the lessons. The first page links each page, that of lessons each notebook."""
     docs = ROOT / "tutorials" / "docs"
     readme = README.read_text("utf-8")
     assert "(tutorials/docs/index.md#where-to-go)" in readme
