@@ -14,7 +14,8 @@ from tqdm import tqdm
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
 from captum_vz.metrics.intervals import check_bootstrap
-from captum_vz.study.examples import Example, as_examples
+from captum_vz.study.examples import Example
+from captum_vz.study.examples.files import as_examples
 from captum_vz.study.folder import Source, check_groups, claim, fingerprint, on_device
 from captum_vz.study.folder.engines import Processes, run_on_ray
 from captum_vz.study.folder.provenance import files_of
