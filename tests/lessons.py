@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import nbformat
-from captum_vz_lessons.lab import QUIET_KERNEL, lessons, student_copy, tags_of
 from nbformat import NotebookNode
+
+from captum_vz_lessons.lab import QUIET_KERNEL, lessons, student_copy, tags_of
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
 COPIES = ("09",)  # the lessons whose copies run each time

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import captum_vz
 import captum_vz_lessons
 from captum_vz_lessons.lab import grade_notebook, lessons, write_student_copy
-
-import captum_vz
 
 for package in (captum_vz, captum_vz_lessons):
     place = Path(package.__file__).parents[1]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from captum_vz_lessons.lab import lessons, student_copy, tags_of
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from captum_vz_lessons.lab import lessons, student_copy, tags_of
 from tests.lessons import (
     NOT_YET,
     RIGHT,

@@ -11,12 +11,12 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-from captum_vz_lessons.__main__ import main
-from captum_vz_lessons.lab import grade_notebook, lessons
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 
 from captum_vz.errors import ArgumentError
+from captum_vz_lessons.__main__ import main
+from captum_vz_lessons.lab import grade_notebook, lessons
 from tests.engine.parameters import sampled
 
 IMPORT = "from captum_vz_lessons import check"

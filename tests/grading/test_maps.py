@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from captum_vz_lessons import check
 from torch import Tensor, nn
 from transformers import BartConfig, BartModel
 
@@ -15,6 +14,7 @@ from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_lay
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
 from captum_vz.testbed import load_model
+from captum_vz_lessons import check
 from tests.grading import assert_named
 
 MASK = 6

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from captum_vz_lessons import check
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import cue_average_precision
 from captum_vz.metrics import kendall as package_kendall
+from captum_vz_lessons import check
 from tests.grading import assert_named
 
 

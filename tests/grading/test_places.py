@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from captum_vz_lessons import check
 from torch import Tensor
 from torch.nn.functional import conv1d
 from transformers import BartConfig, BartModel
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
+from captum_vz_lessons import check
 
 
 def named(verdict: check.Verdict, words: str) -> bool:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from captum_vz_lessons import MIME_TYPE, check
-from captum_vz_lessons.check.verdict import GOES_ON, Verdict, judge
 from torch import Tensor
 
 from captum_vz.metrics import cue_average_precision, kendall
+from captum_vz_lessons import MIME_TYPE, check
+from captum_vz_lessons.check.verdict import GOES_ON, Verdict, judge
 
 MAPS = list(torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0)).softmax(-1))
 OPEN: dict[str, tuple[Any, ...]] = {
