@@ -136,7 +136,6 @@ def run(options: argparse.Namespace) -> None:
             options.words,
             True if window == [] else window,
             options.html is not None,
-            "--",
             options.stack,
             options.residual,
         )
