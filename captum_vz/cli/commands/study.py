@@ -280,7 +280,6 @@ def run(options: argparse.Namespace) -> None:
             batch_tokens=options.batch_tokens,
             shard_size=options.shard_size,
             content_only=options.content_only,
-            removal=options.removal,
             engine=options.engine,
             command=shlex.join(options.command_line),
             data=_files(options),
