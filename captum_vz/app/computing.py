@@ -21,7 +21,6 @@ from captum_vz import (
 )
 from captum_vz._names import known_name
 from captum_vz.app.reading import Cut, Piece
-from captum_vz.app.subjects import Subject
 from captum_vz.app.tasks import Question
 from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, check_layer
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
@@ -29,6 +28,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Method, rollout_of
 from captum_vz.study.scoring import Batch, token_gate_scores
 from captum_vz.study.scoring.given import checked_rows, named_method
+from captum_vz.subjects import Subject
 
 
 @dataclass

@@ -16,13 +16,13 @@ from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
-from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.methods import encoder_of, joined_first
+from captum_vz.study.methods import joined_first
 from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, removal_of
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
+from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
 from captum_vz.visualization import readable_tokens
 
 with needs_extra("captum_vz.study", "study"):
