@@ -38,6 +38,7 @@ ROOMS = [
     {""},
     {"text"},
     {"testbed"},
+    {"methods"},
     {"study"},
     {"paper", "generation"},
     {"app"},
