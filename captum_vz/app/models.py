@@ -44,7 +44,7 @@ from captum_vz.app.tasks import (
     task_of_class,
 )
 from captum_vz.errors import ArgumentError
-from captum_vz.study.methods import encoder_of
+from captum_vz.study.examples.text import encoder_of
 from captum_vz.testbed.model import EMBEDDED, load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"

@@ -27,8 +27,7 @@ from captum_vz.app.tasks import (
     task_of,
 )
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import models_inside
-from captum_vz.study.methods import encoder_of
+from captum_vz.study.examples.text import encoder_of, models_inside
 
 TAKEN = (
     "pass the name of a folder, a model of transformers with tokenizer=, both as a pair, a pipeline of transformers, "

@@ -29,6 +29,7 @@ from captum_vz.app.tasks import (
     task_of,
 )
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import METHODS, Method, check_methods
 from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import (
     PreparedText,
@@ -39,7 +40,6 @@ from captum_vz.study.examples.text import (
     prepare_text,
     reads_whole_text,
 )
-from captum_vz.study.methods import METHODS, Method, check_methods
 from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.model import EMBEDDED
 
@@ -73,7 +73,6 @@ class Wish:
     distances: bool = False
     option: str = ""
     stack: str | None = None
-    residual: float | str | None = 0.5
 
     def __post_init__(self) -> None:
         """Check the types."""
@@ -107,7 +106,7 @@ class Wish:
 
     def unused(self, task: str, method: Method) -> list[str]:
         """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
-        if method.own and method.maps is None:
+        if method.is_foreign:
             return []
         idle = [] if method.explains_output else ["target", "foil"]
         idle += ["token"] if task in OF_WHOLE and method.is_signed else []
@@ -226,7 +225,6 @@ def compared(
     foil: str | None = None,
     advance: Callable[[str], object] | None = None,
     option: str = "",
-    residual: float | str | None = 0.5,
 ) -> Table:
     """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
 
@@ -254,7 +252,6 @@ def compared(
             layer=layer,
             layers=layers,
             token=token,
-            residual=residual,
             advance=advance,
         )
     except ValueError as error:

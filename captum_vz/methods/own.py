@@ -115,7 +115,7 @@ class FunctionMethod(ForeignMethod):
         in_layers: Whether it returns a tensor for each layer.
     """
 
-    function: Callable[[Batch], Any]
+    function: Callable[..., Any]
     in_layers: bool = False
 
     @property
@@ -125,7 +125,7 @@ class FunctionMethod(ForeignMethod):
 
     def found(self, subject: Subject, question: Question) -> Any:
         """What the function returns."""
-        return self.function(Batch.of(subject, question))
+        return self.function(Batch.of(subject, question), **self.options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +162,11 @@ class ObjectMethod(ForeignMethod):
             options |= {"target": decision.target, "foil": decision.foil}
         accepted = signature(made.attribute).parameters
         if not is_captums(type(made)):
-            return made.attribute(batch.inputs, **_named(options, accepted))
+            return made.attribute(batch.inputs, **_named(options, accepted), **self.options)
         mask = batch.inputs.get("attention_mask")
         options["additional_forward_args"] = None if mask is None else (mask,)
         try:
-            found = made.attribute(batch.inputs["input_ids"], **_named(options, accepted))
+            found = made.attribute(batch.inputs["input_ids"], **_named(options, accepted), **self.options)
         except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError) as error:
             raise ArgumentError(
                 f"the {type(made).__name__} of Captum fails on token ids ({error}). Pass its class, which is made on "

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
+from captum_vz.methods import given_methods
 from captum_vz.metrics.intervals import check_bootstrap
 from captum_vz.study.examples import Example, as_examples
 from captum_vz.study.folder import Source, check_groups, claim, fingerprint, on_device
@@ -20,7 +21,6 @@ from captum_vz.study.folder.engines import Processes, run_on_ray
 from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.folder.work import Plan, Work, Worker
 from captum_vz.study.results import Study, write_results
-from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.metrics import check_removal, given_metrics
 from captum_vz.study.scoring.scorer import Scorer
@@ -125,7 +125,7 @@ def run_study(
         Scorer(model, tokenizer, chosen, measures, **options)
     processes = Processes(engine)
     folder, digests = Path(output), files_of(data)
-    code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
+    code = {name: code_identity(one if one.source is None else one.source, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     added = (list(models), code, measured, examples, shard_size)
     settings, blocks = processes.once(lambda: claim(folder, fixed, *added))

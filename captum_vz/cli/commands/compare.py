@@ -21,7 +21,6 @@ from captum_vz.cli.options import (
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -98,7 +97,6 @@ def add_compare(commands: Any) -> None:
         "with this, from 0 to 1; needs the extra study",
     )
     sub.add_argument("--full", action="store_true", help="print the shares of all tokens, one column for each method")
-    add_residual(sub)
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
 
@@ -122,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
             bar.update()
 
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--", residual=options.residual)
+        found = compared(*asked, advance, option="--")
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
@@ -131,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         with working("maps of all methods"):
             subject = subject_of_loaded(loaded)
             asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer, option="--", residual=options.residual)
+            wish = Wish(**asked_of_all, layer=options.layer, option="--")
             wishes = [wish.of_method(name, subject.task) for name in found.scores]
             maps = [explain_subject(subject, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))

@@ -18,7 +18,6 @@ from captum_vz.cli.options import (
     CommandError,
     add_command,
     add_model,
-    add_residual,
     check_files,
     check_folder,
     one_of,
@@ -27,10 +26,9 @@ from captum_vz.cli.options import (
 )
 from captum_vz.cli.output import working
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import METHODS, load_plugin
 from captum_vz.study.examples import Example, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
-from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 
@@ -42,7 +40,6 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
     names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
     sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
-    add_residual(sub, "paper")
     sub.add_argument(
         "--plugin",
         type=Path,
@@ -111,15 +108,6 @@ def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) 
             one_of(kind, known)(name)
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--{kind}s: {error}") from error
-
-
-def methods_of(options: argparse.Namespace) -> Any:
-    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
-    found = {}
-    for name in options.methods or DEFAULT_METHODS:
-        method = METHODS[name].with_residual(options.residual)
-        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
-    return found
 
 
 def blimp_files(folder: Path | None) -> list[Path]:
@@ -274,7 +262,7 @@ def run(options: argparse.Namespace) -> None:
             sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             options.metrics,
             batch_size=options.batch_size,
             batch_tokens=options.batch_tokens,
@@ -368,7 +356,7 @@ def run_paper(options: argparse.Namespace) -> None:
             sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             batch_size=options.batch_size,
             quiet=options.quiet or options.json,
             about=about,

@@ -162,6 +162,12 @@ def models_inside(model: Any) -> Iterator[Any]:
         (model,) = children
 
 
+def encoder_of(model: Any) -> Any:
+    """The encoder of a model that has an encoder and a decoder; any other model as it is."""
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model.get_encoder() if both else model
+
+
 def class_names(model: Any) -> list[str]:
     """The names of a model's classes, from its own to torch's, and of those of the models inside its wrappers.
 
