@@ -51,18 +51,18 @@ class Chosen:
     layer: int = -1
 
     @classmethod
-    def of(cls, asked: Any, subject: Subject, layer: int | None, option: str) -> Chosen:
+    def of(cls, asked: Any, subject: Subject, layer: int | None) -> Chosen:
         """What a user asks for.
 
         Raises:
             ArgumentError: It is no method, or it has no scores of single layers.
         """
         if isinstance(asked, str):
-            asked = known_name(f"{option}method", asked, METHODS)
+            asked = known_name("method", asked, METHODS)
         name, method = name_of(asked), as_method(asked).of(subject)
         if layer is not None and not method.layered:
             raise ArgumentError(
-                f"{name} has no scores of single layers: leave {option}layer out, or choose a method that has, such as "
+                f"{name} has no scores of single layers: leave layer= out, or choose a method that has, such as "
                 f"{EFFECT_OF_LAYER if method.explains_output else MAPS}."
             )
         return cls(name, method, -1 if layer is None else layer)
@@ -117,7 +117,6 @@ def computed(
     questions: Sequence[Question],
     words: Sequence[int] | None,
     distances: bool,
-    option: str,
 ) -> Scores:
     """The rows of a method for each question, and its maps.
 
@@ -128,7 +127,6 @@ def computed(
         questions: What is explained.
         words: The word of each token, if the tokens of a word are explained together.
         distances: Whether to compute the distances of Value Zeroing as well.
-        option: What stands before the names of options in messages.
     """
     method, layer, read = chosen.method, chosen.layer if chosen.method.layered else None, []
     for piece in text.pieces:
@@ -152,8 +150,7 @@ def computed(
     elif method.maps is not None:
         found.maps = [_joined_map(subject, chosen, read, text, count)]
     if found.maps and text.pieces[0].places is None:  # only now the number of sources is known
-        name = f"{option}token"
-        questions = [replace(one, token=position(one.token, len(found.maps[0]), name)) for one in questions]
+        questions = [replace(one, token=position(one.token, len(found.maps[0]), "token")) for one in questions]
     for question in questions:
         of_all = not question.of_token and not whole
         places = range(len(read)) if of_all else [text.owner(question.token)]
@@ -175,7 +172,7 @@ def computed(
 def position(place: int, count: int, argument: str) -> int:
     """A position from 0, of one that may count from the end."""
     if not -count <= place < count:
-        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.")
+        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.", argument)
     return place % count
 
 

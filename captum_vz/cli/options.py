@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import textwrap
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,6 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._names import meant
-from captum_vz._start import tell
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.app.wish import remarks
 from captum_vz.methods import METHODS
@@ -116,13 +116,10 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
 
 
 def read_text(text: str, loaded: Loaded) -> PreparedText:
-    """The text as the model takes it. Warnings on stderr name unknown words and masks."""
-    try:
-        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    for remark in remarks(text, loaded, prepared, str(prepared.token), "--"):
-        tell(remark)
+    """The text as the model takes it. Warnings name unknown words and masks."""
+    prepared = prepare_text(loaded.model, loaded.tokenizer, text)
+    for remark in remarks(text, loaded, prepared, str(prepared.token)):
+        warnings.warn(remark, stacklevel=2)
     return prepared
 
 

@@ -168,7 +168,7 @@ def check_layer(layer: int, depth: int) -> None:
     """Refuse a layer that is not one of `depth` layers."""
     if not -depth <= layer < depth:
         raise ArgumentError(
-            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.",
+            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
         )
 
 

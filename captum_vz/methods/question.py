@@ -174,7 +174,9 @@ class Question:
     def _decided(self, targets: list[Index], place: Callable[[int], Index]) -> Decision:
         foils = None if self.foil is None else [_index(place(row), one) for row, one in enumerate(self.foil)]
         if foils is not None and any(one == other for one, other in zip(targets, foils, strict=True)):
-            raise ArgumentError("foil is the class that is explained, so all scores would be 0: pass another foil.")
+            raise ArgumentError(
+                "foil is the class that is explained, so all scores would be 0: pass another foil.", "foil"
+            )
         return Decision(targets, foils)
 
     def _prediction(self, subject: Subject) -> tuple[bool, Tensor]:

@@ -110,7 +110,7 @@ def compare(
         for name, wanted in (("target", target), ("foil", foil))
     )
     if targets is not None and targets == foils:
-        raise ArgumentError(f"foil is {foil!r}, which is the target: all effects would be 0. Pass another foil.")
+        raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
     question = Question(text.inputs, [text.token], targets, foils)
     found, refused = _shares(subject, question, chosen, several is not None, advance)
     depths = [len(rows) for name, rows in found.items() if chosen[name].layered]

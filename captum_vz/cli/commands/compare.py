@@ -39,6 +39,7 @@ from captum_vz.cli.output import (
     share_cell,
     working,
 )
+from captum_vz.errors import renamed
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
 from captum_vz.study.comparison import family_of
 from captum_vz.visualization import View
@@ -111,7 +112,8 @@ def run(options: argparse.Namespace) -> None:
     _check_use(options)
     told = ""
     if options.truth and options.foil is None and options.target is None:
-        options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
+        options.foil, told = choose_foil(options.text, options.model, loaded, options.token)
+        told = renamed(told, options.names)
     truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
 
@@ -120,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
             bar.update()
 
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--")
+        found = compared(*asked, advance)
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
@@ -129,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
         with working("maps of all methods"):
             subject = subject_of_loaded(loaded)
             asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer, option="--")
+            wish = Wish(**asked_of_all, layer=options.layer)
             wishes = [wish.of_method(name, subject.task) for name in found.scores]
             maps = [explain_subject(subject, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))
@@ -165,7 +167,7 @@ def _check_use(options: argparse.Namespace) -> None:
 def _truth(options: argparse.Namespace, loaded: Loaded) -> Truth:
     try:
         with working("blanking out each token"):
-            return blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
+            return blanked_out(options.text, loaded, options.token, options.target, options.foil)
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
 

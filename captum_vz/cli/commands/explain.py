@@ -134,7 +134,6 @@ def run(options: argparse.Namespace) -> None:
             options.words,
             True if window == [] else window,
             options.html is not None,
-            "--",
             options.stack,
         )
         say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")

@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
         layers = find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
         if row.layered:
-            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)), "--")
+            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)))
         elif options.layer is not None:
             raise CommandError(f"--method {name} has no scores of single layers: leave --layer out.")
         read = encoder_of(model)
