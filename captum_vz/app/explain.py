@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
-from captum_vz.app.computing import Chosen, Row, Scores, by_words, computed, position
+from captum_vz.app.computing import Chosen, Row, Scores, computed, position, shown
 from captum_vz.app.explanation import Explanation
 from captum_vz.app.reading import Cut, Piece, cut, fixed_tokens, joined, window_size
 from captum_vz.app.tasks import Asked, Predictions, Question, questions
-from captum_vz.app.wish import BY_MAPS, Wish, check_layer, check_texts
+from captum_vz.app.wish import BY_MAPS, Wish, check_texts
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation import attribute_generation
 from captum_vz.generation.words import TokenText
+from captum_vz.methods import check_layer
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.heads import (
     ANSWER,
@@ -60,7 +61,6 @@ def explain(
     words: bool = False,
     window: Any = None,
     stack: str | None = None,
-    residual: float | str | None = 0.5,
 ) -> Explanation:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
@@ -109,9 +109,6 @@ def explain(
             its scores are the mean of the windows' effects.
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
-        residual: What rollouts and flows add to each map for the residual connection: 0.5, half of each row; None,
-            nothing; or "paper", the choice of the method's paper. Maps of ALTI and GlobEnc hold it already. Classes
-            and objects that you pass are not changed.
 
     Returns:
         An :class:`~captum_vz.app.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
@@ -127,14 +124,14 @@ def explain(
     >>> found.tokens[found.scores.argmax()], found.predictions[0][0]
     ('pictures', 'are')
     """
-    wish = Wish(method, target, foil, token, layer, words, window, stack=stack, residual=residual)
+    wish = Wish(method, target, foil, token, layer, words, window, stack=stack)
     return explain_subject(subject_of(model, tokenizer, stack=stack), text, text_pair, wish)
 
 
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
     asked = wish.default_method(subject.task) if wish.method is None else wish.method
-    chosen = Chosen.of(asked, wish.layer, wish.residual)
+    chosen = Chosen.of(asked, subject, wish.layer)
     wish.check(subject.task, chosen.name, chosen.method)
     wish = replace(wish, method=chosen)
     if not (subject.task == SEQ2SEQ and (chosen.method.explains_output or wish.stack == "decoder")):
@@ -206,7 +203,7 @@ def _text(
     else:
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
-    found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual)
+    found = computed(subject, wish.method, pieces, rows, words, wish.distances)
     if (sources := len(found.rows[0].scores)) != len(ids):
         raise UnsupportedLayerError(
             f"{type(subject.model).__name__} reads {sources} tokens, but the text has {len(ids)}: it adds its own, as "
@@ -214,8 +211,7 @@ def _text(
         )
     if not wish.method.method.explains_output:  # the row is that of a token
         found.rows = [Row(names[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
-    if words is not None:
-        found = by_words(found, words)
+    found = shown(found, wish.method.method, words)
     windows = pieces.windows if len(pieces.pieces) > 1 else []
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
     return Explanation.of(
@@ -329,7 +325,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
             "generated words are explained one by one: leave text_pair=, target=, foil=, token=, words=, window= out, "
             "or use captum_vz.generation.attribute_generation."
         )
-    found = attribute_generation(subject, text, chosen.asked, residual=wish.residual)
+    found = attribute_generation(subject, text, chosen.method)
     layer = found.layer_index(chosen.layer) if chosen.method.layered else 0
     ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
@@ -338,7 +334,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
         for step, label in enumerate(found.generated.labels)
     ]
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
-    scores = Scores(rows, len(subject.layers), residual=wish.residual)
+    scores = Scores(rows, len(subject.layers))
     return Explanation.of(subject, chosen, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, [])
 
 
@@ -356,7 +352,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         raise ArgumentError(f"token is {token!r}: pass the position of a patch or a frame.", "token")
     place = 0 if token is None else int(token)
     if subject.task == SPEECH:
-        place = position(place, count, "token")
+        place = position(place, count)
     names = [str(i) for i in range(count)]
     asked = Asked(
         subject.model,
@@ -375,7 +371,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         wish.foil,
     )
     predictions, rows = questions(subject.task, asked)
-    found = computed(subject, wish.method, pieces, rows, None, wish.distances, wish.residual)
+    found = shown(computed(subject, wish.method, pieces, rows, None, wish.distances), wish.method.method)
     labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
     if not wish.method.method.explains_output:
         found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]

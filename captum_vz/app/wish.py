@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import METHODS, Method, check_layer, check_methods
 from captum_vz.study import Table, compare
-from captum_vz.study.methods import METHODS, Method, check_methods
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import (
     ANSWER,
@@ -62,7 +62,6 @@ class Wish:
     window: Any = None
     distances: bool = False
     stack: str | None = None
-    residual: float | str | None = 0.5
 
     def __post_init__(self) -> None:
         """Check the types."""
@@ -97,7 +96,7 @@ class Wish:
 
     def unused(self, task: str, method: Method) -> list[str]:
         """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
-        if method.own and method.maps is None:
+        if method.is_foreign:
             return []
         idle = [] if method.explains_output else ["target", "foil"]
         idle += ["token"] if task in OF_WHOLE and method.is_signed else []
@@ -126,14 +125,6 @@ def check_texts(text: Any, pair: Any) -> None:
             raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
 
 
-def check_layer(layer: int, depth: int) -> None:
-    """Refuse a layer that is not one of `depth` layers."""
-    if not -depth <= layer < depth:
-        raise ArgumentError(
-            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
-        )
-
-
 def compared(
     text: str,
     subject: Subject,
@@ -143,7 +134,6 @@ def compared(
     target: str | None = None,
     foil: str | None = None,
     advance: Callable[[str], object] | None = None,
-    residual: float | str | None = 0.5,
 ) -> Table:
     """:func:`~captum_vz.study.compare` for a model that was found.
 
@@ -168,7 +158,6 @@ def compared(
         layer=layer,
         layers=layers,
         token=token,
-        residual=residual,
         advance=advance,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._names import meant
-from captum_vz.study.methods import METHODS
+from captum_vz.methods import METHODS
 from captum_vz.subjects import Subject
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
 from captum_vz.subjects.texts import PreparedText, prepare_text, remarks
@@ -80,31 +80,9 @@ def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
     sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
 
 
-RESIDUALS: Final = {"0.5": 0.5, "none": None, "paper": "paper"}
-
-
-def add_residual(sub: argparse.ArgumentParser, default: float | str = 0.5) -> None:
-    """Add `--residual`."""
-    sub.add_argument(
-        "--residual",
-        type=_residual,
-        default=default,
-        metavar="SHARE",
-        help="what rollouts and flows add to the map of each layer for the residual connection: 0.5, half of each row; "
-        "none; or paper, the choice of each method's paper, which for value-zeroing-rollout is none (default: "
-        "%(default)s)",
-    )
-
-
-def _residual(word: str) -> float | str | None:
-    if word not in RESIDUALS:
-        raise argparse.ArgumentTypeError(f"{word!r} is no share: pass one of {', '.join(RESIDUALS)}")
-    return RESIDUALS[word]
-
-
 def slow() -> str:
     """The names of the methods that are run only if they are named."""
-    return ", ".join(name for name, method in METHODS.items() if method.slow)
+    return ", ".join(name for name, method in METHODS.items() if method.extra)
 
 
 def positive(word: str) -> int:

@@ -152,7 +152,6 @@ class LLMTokenMaps(Attribution):
             self.attr_method,
             tokenizer=self.tokenizer,
             method_options=method_options,
-            residual="paper",  # a name is its class here
             **options,
         )
         if isinstance(found, list):

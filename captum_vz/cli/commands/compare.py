@@ -19,7 +19,6 @@ from captum_vz.cli.options import (
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -98,7 +97,6 @@ def add_compare(commands: Any) -> None:
         "with this, from 0 to 1; needs the extra study",
     )
     sub.add_argument("--full", action="store_true", help="print the shares of all tokens, one column for each method")
-    add_residual(sub)
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
 
@@ -123,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
             bar.update()
 
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, residual=options.residual)
+        found = compared(*asked, advance)
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
@@ -131,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
     if options.html is not None:
         with working("maps of all methods"):
             asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer, residual=options.residual)
+            wish = Wish(**asked_of_all, layer=options.layer)
             wishes = [wish.of_method(name, loaded.task) for name in found.scores]
             maps = [explain_subject(loaded, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))

@@ -15,7 +15,6 @@ from captum_vz.cli.options import (
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -102,7 +101,6 @@ def add_explain(commands: Any) -> None:
         help="the stack of layers, if the model has several; of a model that translates or summarises: encoder, or "
         "decoder, which explains each word that it writes, by cross-attention (default: encoder)",
     )
-    add_residual(sub)
     add_outputs(
         sub,
         "where to draw the maps of all layers and their rollout, or the scores of a method without layer maps "
@@ -130,7 +128,6 @@ def run(options: argparse.Namespace) -> None:
             True if window == [] else window,
             options.html is not None,
             options.stack,
-            options.residual,
         )
         say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
         pair = options.pair

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,13 +13,11 @@ from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._start import tell
-from captum_vz.app.wish import check_layer
 from captum_vz.cli.options import (
     CommandError,
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -40,8 +37,8 @@ from captum_vz.cli.output import (
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
+from captum_vz.methods import check_layer
 from captum_vz.study import METHODS
-from captum_vz.study.methods import effect_of_layer
 from captum_vz.subjects import subject_of
 from captum_vz.subjects.loading import CAUSAL
 from captum_vz.subjects.texts import check_room
@@ -91,7 +88,6 @@ def add_generate(commands: Any) -> None:
         metavar="KIND",
         help=f"leave out prompt tokens: {', '.join(KINDS)}, or words, separated by commas",
     )
-    add_residual(sub)
     add_outputs(
         sub, "where to draw all new tokens by all prompt tokens (default: no picture is drawn)", "tokens and all scores"
     )
@@ -109,11 +105,7 @@ def run(options: argparse.Namespace) -> None:
         model, tokenizer = subject.model, subject.tokenizer
         has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
         name = options.method or (CROSS if has_encoder else ROLLOUT)
-        row = METHODS[name].with_residual(options.residual)
-        method, layered = row.generative, row.layered
-        if method is None:
-            able = ", ".join(one for one, other in METHODS.items() if other.generative is not None)
-            raise CommandError(f"--method {name} cannot explain generated text: pass one of {able}.")
+        row = METHODS[name]
         if not getattr(model, "can_generate", bool)():
             raise CommandError(
                 f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model, "
@@ -121,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
             )
         layers = find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
-        if layered:
+        if row.layered:
             check_layer(asked, replace(subject, layers=layers).depth)
         elif options.layer is not None:
             raise CommandError(f"--method {name} has no scores of single layers: leave --layer out.")
@@ -130,17 +122,14 @@ def run(options: argparse.Namespace) -> None:
         mask = _mask(options, tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        more = {"method_options": dict(row.options), **sampling}
-        of_layer = method is effect_of_layer
-        method = partial(effect_of_layer, layer=asked) if of_layer else method
-        found: GenerationAttribution = attribute_generation(subject, options.text, method, most, **more)
+        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
     starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
     mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
-    layer = found.layer_index(asked) if layered and not of_layer else 0
+    layer = found.layer_index(asked) if row.layered else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    shown = row.scope(asked % len(layers) if of_layer else layer)
+    shown = row.scope(layer)
     title = ", ".join(filter(None, [name, shown]))
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)

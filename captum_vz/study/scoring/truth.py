@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-from captum_vz.study.scoring.metrics import removal_of
+from captum_vz.study.scoring.measuring import removal_of
 from captum_vz.subjects.heads import class_labels, reads_whole_text
 from captum_vz.subjects.texts import PreparedText, content_specials
 
