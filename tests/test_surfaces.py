@@ -25,7 +25,8 @@ from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Parts, Question, shares
 from captum_vz.study import Example, Scorer, compare
-from captum_vz.study.examples.text import prepare_text
+from captum_vz.subjects import subject_of
+from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
 
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
@@ -61,9 +62,8 @@ def case_of(name: str) -> Case:
 def loaded(name: str) -> tuple[Any, Any]:
     if name != "minilm":
         return load_model(name)
-    from captum_vz.app.models import load
-
-    encoder, tokenizer, _ = load("minilm")
+    subject = subject_of("minilm")
+    encoder, tokenizer = subject.model, subject.tokenizer
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = BertForMaskedLM(encoder.config).eval()
@@ -95,7 +95,7 @@ def by_verb(case: Case, method: str, raw: bool = False) -> Tensor:
 
 
 def compared(case: Case, method: str) -> Tensor:
-    return compare(case.model, case.tokenizer, case.text, method).scores[method]
+    return compare((case.model, case.tokenizer), case.text, method).scores[method]
 
 
 def scored(case: Case, method: str) -> Tensor:
@@ -107,7 +107,7 @@ def scored(case: Case, method: str) -> Tensor:
 
 
 def generated(case: Case, method: str) -> Tensor:
-    found = attribute_generation(case.model, case.tokenizer, case.text, method, 1, do_sample=False)
+    found = attribute_generation((case.model, case.tokenizer), case.text, method, 1, do_sample=False)
     if METHODS[method].is_signed:
         torch.testing.assert_close(found.scores[0, :, -1].double(), by_verb(case, method, raw=True), **CLOSE)
     return shares(found.scores[0, :, -1].double())

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz._names import known_name
-from captum_vz.app.models import Loaded
 from captum_vz.app.reading import Cut, Piece
-from captum_vz.app.subjects import Subject
 from captum_vz.app.tasks import Question
-from captum_vz.app.wish import EFFECT_OF_LAYER, MAPS, depth_of
+from captum_vz.app.wish import EFFECT_OF_LAYER, MAPS
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import pool_groups
 from captum_vz.methods import METHODS, Method, as_method, name_of, rollout_of, shares
 from captum_vz.methods import Question as Asked
 from captum_vz.methods.maps import LayerMethod
+from captum_vz.subjects import Subject
 
 
 @dataclass
@@ -137,7 +136,7 @@ def computed(
     whole = len(read) == 1
     count = 0 if whole else text.windows[-1][1] + len(_after(text))
     # Whole maps first: rows are then taken from them.
-    found = Scores([], depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)))
+    found = Scores([], subject.depth)
     if whole:
         first = subject, read[0].question, read[0].features
         found.maps = [one[0] for one in method.layer_maps(*first)]
@@ -150,7 +149,7 @@ def computed(
     elif method.maps is not None:
         found.maps = [_joined_map(subject, chosen, read, text, count)]
     if found.maps and text.pieces[0].places is None:  # only now the number of sources is known
-        questions = [replace(one, token=position(one.token, len(found.maps[0]), "token")) for one in questions]
+        questions = [replace(one, token=position(one.token, len(found.maps[0]))) for one in questions]
     for question in questions:
         of_all = not question.of_token and not whole
         places = range(len(read)) if of_all else [text.owner(question.token)]
@@ -169,10 +168,10 @@ def computed(
     return found
 
 
-def position(place: int, count: int, argument: str) -> int:
+def position(place: int, count: int) -> int:
     """A position from 0, of one that may count from the end."""
     if not -count <= place < count:
-        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.", argument)
+        raise ArgumentError(f"token is {place}: there are {count} positions, {-count} to {count - 1}.", "token")
     return place % count
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from captum_vz._files import written
 from captum_vz.app.computing import Chosen, Row, Scores
-from captum_vz.app.subjects import Subject
 from captum_vz.app.tasks import Predictions
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.methods import Method, residual_text, rollout_of
 from captum_vz.methods.method import INSIDE
 from captum_vz.study import Table
+from captum_vz.subjects import Subject
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization.terminal import score_texts
 

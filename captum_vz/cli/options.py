@@ -14,10 +14,10 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._names import meant
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
-from captum_vz.app.wish import remarks
 from captum_vz.methods import METHODS
-from captum_vz.study.examples.text import PreparedText, prepare_text
+from captum_vz.subjects import Subject
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
+from captum_vz.subjects.texts import PreparedText, prepare_text, remarks
 
 
 class CommandError(Exception):
@@ -115,10 +115,10 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
     return chosen
 
 
-def read_text(text: str, loaded: Loaded) -> PreparedText:
+def read_text(text: str, subject: Subject) -> PreparedText:
     """The text as the model takes it. Warnings name unknown words and masks."""
-    prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-    for remark in remarks(text, loaded, prepared, str(prepared.token)):
+    prepared = prepare_text(subject.model, subject.tokenizer, text)
+    for remark in remarks(text, subject, prepared, str(prepared.token)):
         warnings.warn(remark, stacklevel=2)
     return prepared
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.app.pages import note
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
 from captum_vz.visualization import read_provenance
 
 METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")

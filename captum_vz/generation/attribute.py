@@ -18,6 +18,7 @@ from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
 from captum_vz.generation.words import TokenText
 from captum_vz.methods import METHODS, Method, Parts, Question, Subject, as_method, name_of
+from captum_vz.subjects import check_order, parts_of
 
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
@@ -25,11 +26,11 @@ MAX_NEW_TOKENS = 25
 
 def attribute_generation(
     model: Any,
-    tokenizer: Any,
     prompt: Any,
     method: Any = "value-zeroing-rollout",
     max_new_tokens: int | None = None,
     *,
+    tokenizer: Any = None,
     generated: Any = None,
     prompt_length: int | Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
@@ -53,9 +54,8 @@ def attribute_generation(
     LongRoPE), and the text is so long that they do.
 
     Args:
-        model: A model of transformers with `generate`, in eval mode.
-        tokenizer: Its tokenizer. It makes ids of texts, and labels of ids. Captum's `TokenizerLike` is enough. None:
-            prompts are ids, and tokens are shown by their ids.
+        model: A model with `generate`, as :func:`captum_vz.explain` takes it: a name, a folder, a model with
+            `tokenizer`, a pair of both, or a pipeline.
         prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
             A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
             lists of ids, or a tensor of ids with several rows: a batch.
@@ -66,6 +66,8 @@ def attribute_generation(
             encoder. A method that was made with `attention="self"`, and a rollout of one stack, are then refused,
             because their sources are not the tokens of the prompt.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
+        tokenizer: The tokenizer of a model that is passed alone. Captum's `TokenizerLike` is enough. None: prompts are
+            ids, and tokens are shown by their ids.
         generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. A text is
             added to a prompt text as it is, so begin it with a space unless it continues the last word. For a model
             with an encoder, what `generate` returned.
@@ -85,12 +87,12 @@ def attribute_generation(
             of the method.
 
     >>> from captum_vz import ValueZeroing
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroing, max_new_tokens=3)
+    >>> found = attribute_generation("causal", "the pictures of some hat", ValueZeroing, max_new_tokens=3)
     >>> found.text, found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
     ('were not boring', torch.Size([3, 6, 3]), torch.Size([3, 3, 3]))
     """
+    check_order("attribute_generation", prompt)
+    model, tokenizer = parts_of(model, tokenizer)
     if max_new_tokens is not None:
         generate_kwargs["max_new_tokens"] = max_new_tokens
     elif generated is None and prompt_length is None and not {"max_length", "generation_config"} & set(generate_kwargs):

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from captum_vz.app.explain import explain_subject
 from captum_vz.app.explanation import Explanation, explanation_view, row_text
-from captum_vz.app.subjects import subject_of
-from captum_vz.app.tasks import TASKS
 from captum_vz.app.wish import Wish
 from captum_vz.cli.options import (
     CommandError,
@@ -33,6 +31,7 @@ from captum_vz.cli.output import (
     working,
 )
 from captum_vz.study import METHODS
+from captum_vz.subjects import subject_of
 from captum_vz.visualization.terminal import score_texts
 
 EXAMPLES: Final = (
@@ -66,12 +65,6 @@ def add_explain(commands: Any) -> None:
         "--pair", nargs="+", metavar="TEXT", help="a second text: the text of an answer; the answers to choose from"
     )
     add_model(sub)
-    sub.add_argument(
-        "--task",
-        type=one_of("task", TASKS),
-        metavar="TASK",
-        help=f"the head to load, one of {', '.join(TASKS)} (default: the head that the model was saved with)",
-    )
     sub.add_argument(
         "--token",
         help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
@@ -124,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
     if window is not None and len(window) > 2:
         raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
-        subject = subject_of(options.model, task=options.task, stack=options.stack)
+        subject = subject_of(options.model, stack=options.stack)
         wish = Wish(
             options.method,
             options.target,

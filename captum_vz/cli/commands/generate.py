@@ -13,8 +13,6 @@ from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._start import tell
-from captum_vz.app.models import CAUSAL, Loaded, load_with_head
-from captum_vz.app.wish import check_layer, check_room, depth_of
 from captum_vz.cli.options import (
     CommandError,
     add_command,
@@ -39,8 +37,11 @@ from captum_vz.cli.output import (
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
+from captum_vz.methods import check_layer
 from captum_vz.study import METHODS
-from captum_vz.study.examples.text import encoder_of
+from captum_vz.subjects import subject_of
+from captum_vz.subjects.loading import CAUSAL
+from captum_vz.subjects.texts import check_room
 from captum_vz.visualization import terminal_text
 from captum_vz.visualization.terminal import score_texts
 
@@ -100,7 +101,8 @@ def run(options: argparse.Namespace) -> None:
     check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
-        model, tokenizer = load_with_head(options.model)
+        subject = subject_of(options.model)
+        model, tokenizer = subject.model, subject.tokenizer
         has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
         name = options.method or (CROSS if has_encoder else ROLLOUT)
         row = METHODS[name]
@@ -112,16 +114,15 @@ def run(options: argparse.Namespace) -> None:
         layers = find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
         if row.layered:
-            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)))
+            check_layer(asked, replace(subject, layers=layers).depth)
         elif options.layer is not None:
             raise CommandError(f"--method {name} has no scores of single layers: leave --layer out.")
-        read = encoder_of(model)
-        read_text(options.text, Loaded(read, tokenizer, find_layers(read)))
-        check_room(options.text, Loaded(model, tokenizer, layers), most)
+        read_text(options.text, subject.encoder)
+        check_room(options.text, subject, most)
         mask = _mask(options, tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, name, most, **sampling)
+        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
     starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
     mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
     layer = found.layer_index(asked) if row.layered else 0

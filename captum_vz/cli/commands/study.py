@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz._start import INTERRUPTED
-from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.options import (
     PAGE,
     CommandError,
@@ -30,6 +29,8 @@ from captum_vz.methods import METHODS, load_plugin
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
+from captum_vz.subjects import model_sources
+from captum_vz.subjects.loading import find_models, load
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.model import EMBEDDED
@@ -236,7 +237,7 @@ def run(options: argparse.Namespace) -> None:
         if not (options.output / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         study = run_study(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
             options.methods,
@@ -333,7 +334,7 @@ def run_paper(options: argparse.Namespace) -> None:
             find_models(options.model)
         examples, about = _paper_examples(options)
         found = reproduce(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
             options.methods,
@@ -356,5 +357,5 @@ def _paper_examples(options: argparse.Namespace) -> tuple[list[Example], str]:
         examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
         return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
     with working("reading BLiMP"):
-        selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+        selection = select_blimp(options.blimp, [load(name)[1] for name in options.model])
     return selection.examples, str(selection)

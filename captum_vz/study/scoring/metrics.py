@@ -35,10 +35,10 @@ from captum_vz.metrics import (
     sufficiency_bounds,
 )
 from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
-from captum_vz.study.examples.text import encoder_of
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
 from captum_vz.study.scoring.measuring import EvaluationBatch, Over
 from captum_vz.study.scoring.rows import COLUMNS
+from captum_vz.subjects.heads import encoder_of
 
 #: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
 WORDS: Final[Mapping[str, Mapping[str, Any]]] = {

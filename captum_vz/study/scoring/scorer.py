@@ -17,10 +17,10 @@ from captum_vz.methods import Parts, Question, checked_shares, given_methods, jo
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
-from captum_vz.study.examples.text import encoder_of, max_tokens, predicts_next
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
+from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
 from captum_vz.visualization import readable_tokens
 
 with needs_extra("captum_vz.study", "study"):
