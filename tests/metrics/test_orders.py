@@ -22,7 +22,6 @@ from captum_vz.metrics import (
     comprehensiveness_bounds,
     deletion_area,
     deletion_bounds,
-    deletion_curve,
     infidelity,
     monotonicity,
     normalized,
@@ -121,7 +120,7 @@ def test_greedy_bounds_of_long_sentences(what: str) -> None:
 
 
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz.metrics.faithfulness.orders.EXHAUSTIVE", 0)
+    monkeypatch.setattr("captum_vz.metrics.orders.EXHAUSTIVE", 0)
     masked = sentences()
     found = deletion_bounds(Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
@@ -187,13 +186,6 @@ def test_effects_of_additive_logit_are_faithful() -> None:
     good, bad = infidelity(prediction, weights[IDS]), infidelity(prediction, weights[IDS].roll(1, 1))
     assert (good < 1e-12).all()
     assert (bad > 100 * good).all()
-
-
-def test_curve_of_short_sentences_stays() -> None:
-    masked = sentences()
-    curve = deletion_curve(Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape))
-    assert curve.shape == (10, 7)
-    assert (curve[0, 1:] == curve[0, 1]).all()
 
 
 def test_each_set_runs_once_for_all_metrics() -> None:

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import description_length, linear_probe, probing, summarize
+from captum_vz.metrics import description_length, linear_probe, probing
 
 LABELS = torch.arange(1000) % 2
 
@@ -107,11 +107,6 @@ def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probing._train(torch.randn(40, 3), torch.arange(40) % 2, 2)
     assert len(heads) == 8
     assert torch.equal(probe[-1].weight, heads[2])
-
-
-def test_interval_of_mean_cost(noise: torch.Tensor) -> None:
-    length = description_length(noise, LABELS, boundaries=(0.5, 1))
-    assert 1000 / summarize(length.bits).mean / 1000 == pytest.approx(length.compression)
 
 
 @pytest.mark.parametrize(

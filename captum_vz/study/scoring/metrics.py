@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz import find_layers
+from captum_vz._measures import overlap
 from captum_vz._names import meant
 from captum_vz.attr import LayerMaps, MapAggregation
 from captum_vz.errors import ArgumentError
@@ -35,7 +36,7 @@ from captum_vz.metrics import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
+from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, truth_rows
 from captum_vz.study.methods import METHODS, encoder_of
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
 from captum_vz.study.scoring.measuring import EvaluationBatch, Over
