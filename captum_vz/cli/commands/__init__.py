@@ -17,7 +17,6 @@ from captum_vz._start import tell
 from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.explain import add_demo, add_explain
 from captum_vz.cli.commands.generate import add_generate
-from captum_vz.cli.commands.lab import add_lab
 from captum_vz.cli.commands.study import add_paper, add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
 from captum_vz.cli.options import CommandError, HelpFormatter
@@ -31,7 +30,6 @@ COMMANDS: Final = {
     "paper": add_paper,
     "verify": add_verify,
     "demo": add_demo,
-    "lab": add_lab,
 }
 
 
