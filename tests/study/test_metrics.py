@@ -148,23 +148,3 @@ def test_metrics_of_removal_equal_their_functions(
                 value = value.mean(-1) if value.ndim > 1 else value
                 expected = value if bounds is None else normalized(value, bounds(prediction))
                 assert row[name] == pytest.approx(expected.item(), abs=1e-6), name
-
-
-def test_sets_run_once_for_variants_and_methods(
-    precise: Shipped, ten: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    model, tokenizer = precise
-
-    def counted(*args: Any, **named: Any) -> Any:
-        asked.append(len(named["input_ids"]))
-        return type(model).forward(model, *args, **named)
-
-    monkeypatch.setattr(model, "forward", counted)
-    one = Scorer(model, tokenizer, ["random"], ["blank_out"]).score(ten)
-    alone = sum(asked)
-    asked.clear()
-    names = [name for name, (removal, *_) in VARIANTS.items() if removal == "unk"]
-    many = Scorer(model, tokenizer, ["random", "position", "attention"], names).score(ten)
-    assert sum(asked) <= alone + len(ten)  # the scores of attention, but no further set of tokens
-    assert one[0]["blank_out"] == many[0]["blank_out"]
