@@ -26,7 +26,7 @@ from captum_vz.study import (
     value_patching,
 )
 from captum_vz.study.examples.patching import counterpart
-from captum_vz.study.examples.text import predicts_next
+from captum_vz.subjects.heads import predicts_next
 from captum_vz.testbed import agreement_sentences, load_model
 
 # Where the values are, written down by hand.

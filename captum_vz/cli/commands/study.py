@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz._start import INTERRUPTED
-from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.options import (
     PAGE,
     CommandError,
     add_command,
     add_model,
-    add_residual,
     check_files,
     check_folder,
     one_of,
@@ -27,11 +25,12 @@ from captum_vz.cli.options import (
 )
 from captum_vz.cli.output import working
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import METHODS, load_plugin
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
-from captum_vz.study.scoring.given import load_plugin
+from captum_vz.subjects import model_sources
+from captum_vz.subjects.loading import find_models, load
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.model import EMBEDDED
@@ -44,7 +43,6 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
     names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
     sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
-    add_residual(sub, "paper")
     sub.add_argument(
         "--plugin",
         type=Path,
@@ -113,15 +111,6 @@ def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) 
             one_of(kind, known)(name)
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--{kind}s: {error}") from error
-
-
-def methods_of(options: argparse.Namespace) -> Any:
-    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
-    found = {}
-    for name in options.methods or DEFAULT_METHODS:
-        method = METHODS[name].with_residual(options.residual)
-        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
-    return found
 
 
 def blimp_files(folder: Path | None) -> list[Path]:
@@ -248,10 +237,10 @@ def run(options: argparse.Namespace) -> None:
         if not (options.output / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         study = run_study(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             metrics,
             batch_size=options.batch_size,
             content_only=options.content_only,
@@ -345,10 +334,10 @@ def run_paper(options: argparse.Namespace) -> None:
             find_models(options.model)
         examples, about = _paper_examples(options)
         found = reproduce(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             batch_size=options.batch_size,
             quiet=options.quiet or options.json,
             about=about,
@@ -368,5 +357,5 @@ def _paper_examples(options: argparse.Namespace) -> tuple[list[Example], str]:
         examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
         return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
     with working("reading BLiMP"):
-        selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+        selection = select_blimp(options.blimp, [load(name)[1] for name in options.model])
     return selection.examples, str(selection)
