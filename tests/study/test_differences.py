@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from captum_vz.metrics import compare_pairs
-from captum_vz.paper import reproduce
 from captum_vz.study import Example, Study, run_study
 from captum_vz.study.figures.tables import _hundredths
 from captum_vz.testbed import agreement_sentences
@@ -60,10 +59,3 @@ def test_single_method_has_no_pairs(shipped: Shipped, examples: list[Example], t
     one = run_study({"m": shipped}, examples[:2], tmp_path / "s", ["random"], ["cue_dot"], resamples=9, quiet=True)
     assert one.differences.empty
     assert "do not differ" not in str(one)
-
-
-def test_report_tells_ties(shipped: Shipped, examples: list[Example], tmp_path: Path, undrawn: None) -> None:
-    found = reproduce({"agreement": shipped}, examples, tmp_path / "out", METHODS, resamples=50, quiet=True)
-    ties = found.differences.query("metric == 'cue_dot'")["tied"].sum()
-    assert f"- cue_dot: {ties} of 6 pairs do not differ" in str(found)
-    assert len(pd.read_csv(tmp_path / "out" / "differences.csv")) == 18
