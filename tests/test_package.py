@@ -34,12 +34,14 @@ ROOMS = [
     {"attr._call"},
     {"attr._base"},
     {"attr"},
-    {"visualization", "metrics", "verification"},
+    {"visualization", "metrics"},
     {""},
     {"text"},
     {"testbed"},
+    {"subjects"},
+    {"methods", "verification"},
     {"study"},
-    {"paper", "generation"},
+    {"generation"},
     {"app"},
     {"demo"},
     {"cli"},
@@ -94,7 +96,7 @@ print(*sys.modules, file=sys.stderr)
 def test_subpackages_load_on_first_use() -> None:
     program = """
 import sys, captum_vz
-named = ["generation", "metrics", "paper", "study", "testbed", "text", "visualization"]
+named = ["generation", "metrics", "study", "testbed", "text", "visualization"]
 print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
 print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
 print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)

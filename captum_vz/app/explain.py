@@ -13,12 +13,17 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from captum_vz import find_layers
-from captum_vz.app.computing import Chosen, Row, Scores, by_words, computed, position
+from captum_vz.app.computing import Chosen, Row, Scores, computed, position, shown
 from captum_vz.app.explanation import Explanation
-from captum_vz.app.models import Loaded
-from captum_vz.app.reading import Cut, Piece, cut, encode, fixed_tokens, joined, second_text, window_size
-from captum_vz.app.subjects import Subject, check_runs, read_input, source_names, subject_of
-from captum_vz.app.tasks import (
+from captum_vz.app.reading import Cut, Piece, cut, fixed_tokens, joined, window_size
+from captum_vz.app.tasks import Asked, Predictions, Question, questions
+from captum_vz.app.wish import BY_MAPS, Wish, check_texts
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.generation import attribute_generation
+from captum_vz.generation.words import TokenText
+from captum_vz.methods import check_layer
+from captum_vz.subjects import Subject, subject_of
+from captum_vz.subjects.heads import (
     ANSWER,
     CAUSAL,
     CHOICE,
@@ -30,16 +35,11 @@ from captum_vz.app.tasks import (
     SEQ2SEQ,
     SPEECH,
     TOKENS,
-    Asked,
-    Predictions,
-    Question,
-    questions,
+    label_number,
+    max_tokens,
 )
-from captum_vz.app.wish import BY_MAPS, Wish, check_layer, check_texts, depth_of, remarks
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.generation import attribute_generation
-from captum_vz.generation.words import TokenText
-from captum_vz.study.examples.text import PreparedText, content_specials, label_number, max_tokens, prepare_text
+from captum_vz.subjects.signals import check_runs, read_input, source_names
+from captum_vz.subjects.texts import PreparedText, content_specials, encode, prepare_text, remarks, second_text
 
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD: Final = "*"
@@ -53,7 +53,6 @@ def explain(
     text_pair: Any = None,
     *,
     tokenizer: Any = None,
-    task: str | None = None,
     method: Any = None,
     target: int | str | None = None,
     foil: int | str | None = None,
@@ -62,7 +61,6 @@ def explain(
     words: bool = False,
     window: Any = None,
     stack: str | None = None,
-    residual: float | str | None = 0.5,
 ) -> Explanation:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
@@ -93,7 +91,6 @@ def explain(
         text_pair: A second text: the text of the answer, the other sentence of a pair. A list of answers for multiple
             choice.
         tokenizer: The tokenizer of a model that is passed as an object; the processor of its images or sound.
-        task: The task whose head is loaded from a folder. None: the head that the checkpoint has.
         method: A name of :data:`~captum_vz.study.METHODS`, or a class, an object or a function, see
             :func:`~captum_vz.study.as_method`. None: see the table.
         target: What is explained: a label, by its name, else by its number; a word of the vocabulary; a part of
@@ -112,9 +109,6 @@ def explain(
             its scores are the mean of the windows' effects.
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
-        residual: What rollouts and flows add to each map for the residual connection: 0.5, half of each row; None,
-            nothing; or "paper", the choice of the method's paper. Maps of ALTI and GlobEnc hold it already. Classes
-            and objects that you pass are not changed.
 
     Returns:
         An :class:`~captum_vz.app.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
@@ -130,14 +124,14 @@ def explain(
     >>> found.tokens[found.scores.argmax()], found.predictions[0][0]
     ('pictures', 'are')
     """
-    wish = Wish(method, target, foil, token, layer, words, window, stack=stack, residual=residual)
-    return explain_subject(subject_of(model, tokenizer, task, stack=stack), text, text_pair, wish)
+    wish = Wish(method, target, foil, token, layer, words, window, stack=stack)
+    return explain_subject(subject_of(model, tokenizer, stack=stack), text, text_pair, wish)
 
 
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
     asked = wish.default_method(subject.task) if wish.method is None else wish.method
-    chosen = Chosen.of(asked, wish.layer, wish.residual)
+    chosen = Chosen.of(asked, subject, wish.layer)
     wish.check(subject.task, chosen.name, chosen.method)
     wish = replace(wish, method=chosen)
     if not (subject.task == SEQ2SEQ and (chosen.method.explains_output or wish.stack == "decoder")):
@@ -145,7 +139,7 @@ def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> 
     elif chosen.method.layered:
         subject = replace(subject, layers=find_layers(subject.model, "decoder"))
     if chosen.method.layered:
-        check_layer(chosen.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)))
+        check_layer(chosen.layer, subject.depth)
     if subject.task in (*OF_IMAGES, *OF_SOUND):
         return _signal(subject, text, text_pair, wish)
     check_texts(text, text_pair)
@@ -181,8 +175,7 @@ def _text(
     size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids))
     names = [read.word_texts[word] for word in read.words] if wish.words else list(prepared.tokens)
     told = token if subject.task in BY_MAPS else str(prepared.token)
-    loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
-    for remark in remarks(text, loaded, prepared, None if told is None else str(told)):
+    for remark in remarks(text, subject, prepared, None if told is None else str(told)):
         warnings.warn(remark, stacklevel=4)
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
@@ -210,7 +203,7 @@ def _text(
     else:
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
-    found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual)
+    found = computed(subject, wish.method, pieces, rows, words, wish.distances)
     if (sources := len(found.rows[0].scores)) != len(ids):
         raise UnsupportedLayerError(
             f"{type(subject.model).__name__} reads {sources} tokens, but the text has {len(ids)}: it adds its own, as "
@@ -218,8 +211,7 @@ def _text(
         )
     if not wish.method.method.explains_output:  # the row is that of a token
         found.rows = [Row(names[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
-    if words is not None:
-        found = by_words(found, words)
+    found = shown(found, wish.method.method, words)
     windows = pieces.windows if len(pieces.pieces) > 1 else []
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
     return Explanation.of(
@@ -333,7 +325,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
             "generated words are explained one by one: leave text_pair=, target=, foil=, token=, words=, window= out, "
             "or use captum_vz.generation.attribute_generation."
         )
-    found = attribute_generation(subject.model, subject.tokenizer, text, chosen.asked, residual=wish.residual)
+    found = attribute_generation(subject, text, chosen.method)
     layer = found.layer_index(chosen.layer) if chosen.method.layered else 0
     ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
@@ -342,7 +334,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
         for step, label in enumerate(found.generated.labels)
     ]
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
-    scores = Scores(rows, len(subject.layers), residual=wish.residual)
+    scores = Scores(rows, len(subject.layers))
     return Explanation.of(subject, chosen, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, [])
 
 
@@ -360,7 +352,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         raise ArgumentError(f"token is {token!r}: pass the position of a patch or a frame.", "token")
     place = 0 if token is None else int(token)
     if subject.task == SPEECH:
-        place = position(place, count, "token")
+        place = position(place, count)
     names = [str(i) for i in range(count)]
     asked = Asked(
         subject.model,
@@ -379,7 +371,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         wish.foil,
     )
     predictions, rows = questions(subject.task, asked)
-    found = computed(subject, wish.method, pieces, rows, None, wish.distances, wish.residual)
+    found = shown(computed(subject, wish.method, pieces, rows, None, wish.distances), wish.method.method)
     labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
     if not wish.method.method.explains_output:
         found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]

@@ -5,13 +5,13 @@ for studies of another kind. Everything except `compare` and the examples needs 
 
     compare                  many methods on one text, in one table that prints, draws itself and is exported
     Example                  a sentence with its target word and its cue words
-    read_jsonl, write_jsonl  files of them
+    read_jsonl, write_jsonl, read_csv  files of them
     encode                   from words to tokens
     METHODS, METRICS         the methods and the metrics by their names
     metric_named             a metric by a name that says how it measures, such as `blank_out:mask:size`
     register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
-    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
+    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the pairs that are left out
     sanity_checks            methods on copies of a model with random layers
     sensitivity              methods on copies of a model whose embeddings are moved a little
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
@@ -26,13 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
+from captum_vz.methods import (
+    COMPARED_METHODS,
+    DEFAULT_METHODS,
+    METHODS,
+    Batch,
+    Method,
+    as_method,
+    load_plugin,
+    register_method,
+)
 from captum_vz.study.comparison import Table, compare
-from captum_vz.study.examples import Example, read_jsonl, write_jsonl
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
-from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.scoring import Batch
-from captum_vz.study.scoring.given import as_method, load_plugin, register_method
+from captum_vz.study.examples.files import read_csv, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
@@ -81,6 +89,7 @@ __all__ = [
     "load_plugin",
     "metric_named",
     "randomized_copies",
+    "read_csv",
     "read_jsonl",
     "register_method",
     "register_metric",

@@ -91,14 +91,12 @@ def _truth(truth: DataFrame, differences: DataFrame, skipped: DataFrame | None) 
             rows.append([str(method), *cells])
         yield f"{model}:"
         yield markdown_table(["method", *TRUTHS.values()], rows)
-        ties = differences[differences["model"] == model].groupby("metric", sort=False)["tied"].agg(["sum", "size"])
+        pairs = differences[differences["model"] == model]
+        ties = pairs.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
         told = "; ".join(f"{TRUTHS[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
         if told:
-            count = int(of_model["examples"].max())
-            yield (
-                f"Pairs that are not shown to differ ({count} sentences): {told}. `truth_differences.csv` has all "
-                "pairs."
-            )
+            few = f"{int(pairs['examples'].max()):,} sentences"
+            yield f"Pairs that are not shown to differ ({few}): {told}. `truth_differences.csv` has all of them."
     usable = whole.groupby("model", sort=False)["examples"].max()
     counts = ", ".join(f"{model} {int(count)}" for model, count in usable.items())
     yield (

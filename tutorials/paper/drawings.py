@@ -66,7 +66,7 @@ def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
         about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: no method is higher"
         write_title(panel, about, width)
         ranks = of_model.pivot(index="method", columns=["by", "group"], values="rank")
-        highest = ranks.loc[means.index, columns[model]] == 1  # methods that do not differ are framed alike
+        highest = ranks.loc[means.index, columns[model]] == 1  # methods that are not told apart are framed alike
         for place, column in np.argwhere(highest.to_numpy()):
             panel.add_patch(_frame(int(column), int(place)))
         names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")

@@ -143,7 +143,7 @@ class Reproduction:
             "are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table.",
             _overview(summary, of.get("correlation", _NO_CORRELATION)),
             "\n".join(f"- {note}" for note in _notes(summary, of)),
-            *(_ties(of["differences"], int(summary["examples"].max())) if "differences" in of else []),
+            *(_ties(of["differences"]) if "differences" in of else []),
             *_by_layer(summary, of.get("probing")),
             *(section for name, told in _SECTIONS.items() if name in of for section in told(of[name], of)),
             *(
@@ -225,7 +225,7 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         )
 
 
-def _ties(differences: DataFrame, sentences: int) -> list[str]:
+def _ties(differences: DataFrame) -> list[str]:
     """What the paired comparisons say: their rule, and for each metric the pairs that are not shown to differ."""
     rule = (
         "Paired comparisons: two methods differ if the bootstrap interval of their mean difference excludes 0, and "
@@ -234,9 +234,9 @@ def _ties(differences: DataFrame, sentences: int) -> list[str]:
     )
     lines = []
     for metric, rows in differences.groupby("metric", sort=False):
-        ties = tied_pairs(rows)
-        told = f"{len(ties)} of {len(rows)} pairs are not shown to differ ({sentences} sentences)"
-        lines.append(f"- {metric}: {told}{': ' if ties else ''}{', '.join(ties)}.")
+        ties, sentences = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
+        told = f": {', '.join(ties)}" if 0 < len(ties) < len(rows) else ""
+        lines.append(f"- {metric}: {len(ties)} of {len(rows)} pairs are not shown to differ ({sentences}){told}.")
     return [rule, "\n".join(lines)]
 
 
