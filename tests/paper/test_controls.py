@@ -35,7 +35,7 @@ def test_tables_equal_their_parts(found: Reproduction) -> None:
         own = found.tables["sanity"].query("model == @name").drop(columns="model").reset_index(drop=True)
         checks = sanity_checks(*load_model(name), examples, METHODS, resamples=20)
         pd.testing.assert_frame_equal(own, checks)
-    rows = [row for row in Scorer(*load_model(), METHODS, TRUTHS).score(examples) if row["skipped"] is None]
+    rows = [row for row in Scorer(*load_model(), METHODS, list(TRUTHS)).score(examples) if row["skipped"] is None]
     truth = found.tables["truth"].query("model == 'agreement' and group == 'all'").set_index(["method", "metric"])
     for metric in TRUTHS:
         values = [row[metric] for row in rows if row["method"] == "position"]

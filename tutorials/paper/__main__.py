@@ -12,9 +12,9 @@ if __name__ == "__main__":  # the folder's parent, so that a checkout needs no i
 
 from accelerate import PartialState
 
-from captum_vz.app.models import sources
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Example, load_plugin, select_blimp
+from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.evaluations import reproduce
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for path in options.plugin:
             load_plugin(path)
-        models = sources(options.model)
+        models = model_sources(options.model)
         if options.blimp is None:
             examples = [Example.from_record(record) for record in agreement_sentences(options.grammar)]
             about = f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."

@@ -18,7 +18,6 @@ from captum_vz.study import (
     BadExampleError,
     Example,
     Scorer,
-    Source,
     Study,
     lacks,
     metric_named,
@@ -26,6 +25,7 @@ from captum_vz.study import (
     safe_name,
     sanity_checks,
 )
+from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.across import TRUTHS, findings
 from paper.further import Sampling, further_tables
@@ -60,7 +60,7 @@ class Settings(NamedTuple):
 
 
 def reproduce(
-    models: Mapping[str, Source],
+    models: Any,
     examples: Sequence[Example],
     folder: str | Path,
     methods: Any = None,
@@ -89,8 +89,8 @@ def reproduce(
     The folder also holds the tables as CSV files, the report (``report.md``), and figures as PNG and PDF files.
 
     Args:
-        models: Models and tokenizers by their names, or functions that load them. For a model that does not predict
-            words, faithfulness and the methods that explain an output are omitted.
+        models: As :func:`~captum_vz.study.run_study` takes them. For a model that does not predict words, faithfulness
+            and the methods that explain an output are omitted.
         examples: With a cue, the two forms of the target and, for probing, a label.
         folder: Where the results are.
         methods: See :func:`~captum_vz.study.run_study`. Methods that refuse a model are omitted from its study, and
@@ -109,15 +109,15 @@ def reproduce(
         ValueError: What `run_study` raises, or a model that can use no example.
 
     >>> import tempfile
-    >>> from captum_vz.testbed import load_model
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = reproduce({"agreement": load_model}, examples, folder, ["value-zeroing"], quiet=True)
+    ...     found = reproduce("agreement", examples, folder, ["value-zeroing"], quiet=True)
     >>> print(found)
     ## agreement: 4 sentences, 0 skipped
     ...
     | value-zeroing | 0...
     """
+    models = model_sources(models)
     if not models or not examples:
         raise ArgumentError(
             f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each."
@@ -205,7 +205,7 @@ def _evaluated(
     truth = None
     if settings.controls and "blank_out" in metrics:
         others = [Example.from_record(record) for record in agreement_sentences(settings.controls, seed=1)]
-        truth = run_study({name: source}, others, folder / "controls", usable, TRUTHS, **settings.of_study)
+        truth = run_study({name: source}, others, folder / "controls", usable, list(TRUTHS), **settings.of_study)
         tables |= {"truth": truth.summary, "truth_differences": truth.differences, "truth_skipped": truth.skipped}
         tables["sanity"] = _sanity(source, truth, others, usable, settings)
     predicts = "blank_out" in metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import isclass
+from math import nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pandas as pd
@@ -104,7 +105,7 @@ def further_tables(
     ranks = {name: _ranks(values, name, sampling) for name in variants}
     table = _long(values, methods, variants, "variant", sampling)
     found["variants"] = table.assign(
-        rank=[ranks[row.variant].get(row.method) for row in table.itertuples()],
+        rank=[ranks[row.variant].get(row.method, nan) for row in table.itertuples()],
         sees_forms=[sees_forms(method, given.get(method)) for method in table["method"]],
     )
     removing: dict[str, Metric] = {name: metric_named(name) for name in REMOVING}
@@ -212,7 +213,7 @@ def _groups(rows: DataFrame, metrics: Sequence[str], sampling: Sampling) -> Data
                 ranks |= {(metric, by, key, method): rank for method, rank in found}
     keyed = ["metric", "by", "group", "method"]
     table = pd.DataFrame(_entries(named, sampling), columns=["method", *keyed[:-1], *_SUMMARY])
-    return table.assign(rank=[ranks.get(key) for key in table[keyed].itertuples(index=False, name=None)])
+    return table.assign(rank=[ranks.get(key, nan) for key in table[keyed].itertuples(index=False, name=None)])
 
 
 def _agreement(rows: DataFrame, methods: Sequence[str], sampling: Sampling) -> DataFrame:
