@@ -213,7 +213,8 @@ def _groups(rows: DataFrame, metrics: Sequence[str], sampling: Sampling) -> Data
                 ranks |= {(metric, by, key, method): rank for method, rank in found}
     keyed = ["metric", "by", "group", "method"]
     table = pd.DataFrame(_entries(named, sampling), columns=["method", *keyed[:-1], *_SUMMARY])
-    return table.assign(rank=[ranks.get(key, nan) for key in table[keyed].itertuples(index=False, name=None)])
+    of_rows = [ranks.get(key, nan) for key in table[keyed].itertuples(index=False, name=None)]
+    return table.assign(rank=pd.Series(of_rows, dtype="float64"))
 
 
 def _agreement(rows: DataFrame, methods: Sequence[str], sampling: Sampling) -> DataFrame:

@@ -295,8 +295,8 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     table = markdown_table(["method", "sees the forms", *map(variant_title, shown)], cells)
     title = "### Faithfulness in its variants: Spearman with blank-out"
     winners = sorted(set(rows[rows["rank"] == 1]["method"]))
-    if not winners:  # no difference is shown
-        return [title, table]
+    if not winners:
+        return [title, table, "No method is shown to be higher than another, so there are no ranks."]
     ranks = rows.pivot(index="method", columns="variant", values="rank")
     widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
     text = (
