@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,52 +28,62 @@ from captum_vz.study.figures import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 # In inches: the width of a column of means, of a column of ranks, and of the methods' names.
 _CELL: Final = 0.23
 _RANK: Final = 0.15
 _NAMES: Final = 1.15
+_NUMBERS: Final = ("mean", "low", "high", "examples", "undefined")
+
+
+def _panels(rows: DataFrame, height: float, width: float = COLUMN) -> Iterator[tuple[Axes, str, DataFrame]]:
+    """A panel for each model, with the model and its rows."""
+    models = rows["model"].unique().tolist()
+    for panel, model in zip(stacked([height], width, len(models)), models, strict=True):
+        yield panel, model, rows[rows["model"] == model]
 
 
 def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
     """Draws the mean of each method by paradigm and label, pooled, and as the mean of the means: a panel for a model.
 
     Args:
-        groups: ``model``, ``method``, ``metric``, ``by``, ``group``, ``mean``, ``low``, ``high``, ``examples`` and
-            ``rank``.
+        groups: As :func:`~paper.further.further_tables` gives it.
         metric: One of its metrics.
         data: The name of the data, for the titles.
-
-    Raises:
-        ValueError: There is no such metric.
     """
     drawn = groups[groups["metric"] == metric]
-    if drawn.empty:
-        known = ", ".join(map(repr, groups["metric"].unique()))
-        raise ValueError(f"metric is {metric!r}: pass one of {known}.")
-    models = drawn["model"].unique().tolist()
-    columns = {model: group_columns(drawn[drawn["model"] == model]) for model in models}
-    width = max(COLUMN, _NAMES + _CELL * max(map(len, columns.values())))
-    panels = stacked([1.75 + ROW * drawn["method"].nunique()], width, len(models))
-    for panel, model in zip(panels, models, strict=True):
-        of_model = drawn[drawn["model"] == model]
-        means = of_model.pivot(index="method", columns=["by", "group"], values="mean")[columns[model]]
-        means = means.loc[in_order(of_model["method"])]
-        sizes = of_model.groupby(["by", "group"])["examples"].max()
-        heads = [f"{group_title(group, columns[model])} ({sizes[by, group]:,})" for by, group in columns[model]]
-        _shares(panel, means.to_numpy(), list(means.index), [in_two_lines(head) for head in heads])
+    most = drawn.groupby("model").apply(lambda rows: len(group_columns(rows)), include_groups=False).max()
+    width = max(COLUMN, _NAMES + _CELL * most)
+    panels = []
+    for panel, model, rows in _panels(drawn, 1.75 + ROW * drawn["method"].nunique(), width):
+        columns = group_columns(rows)
+        means, ranks = (
+            rows.pivot(index="method", columns=["by", "group"], values=value).loc[in_order(rows["method"]), columns]
+            for value in ("mean", "rank")
+        )
+        sizes = rows.groupby(["by", "group"])["examples"].max()
+        heads = [f"{group_title(group, columns)} ({sizes[by, group]:,})" for by, group in columns]
+        values = means.to_numpy()
+        signed = bool((np.nan_to_num(values) < -0.05).any())  # colours begin at -1 if a mean is clearly negative
+        texts = [["" if one != one else short_number(round(one, 2) + 0.0) for one in row] for row in values]
+        look = (SIGNED_COLORS, (-1, 1)) if signed else (COLORS, (0, 1))
+        draw_grid(panel, values, texts, list(means.index), [in_two_lines(head) for head in heads], *look)
         about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: no method is higher"
         write_title(panel, about, width)
-        ranks = of_model.pivot(index="method", columns=["by", "group"], values="rank")
-        highest = ranks.loc[means.index, columns[model]] == 1  # methods that are not told apart are framed alike
-        for place, column in np.argwhere(highest.to_numpy()):
-            panel.add_patch(_frame(int(column), int(place)))
-        names = ("method", "by", "group", "mean", "low", "high", "examples", "undefined")
-        filled = [k for k in range(len(heads)) if highest.iloc[:, k].any()]
-        best = ", ".join(f"{heads[k]}: {' and '.join(means.index[highest.iloc[:, k]])}" for k in filled)
-        sentence = f"{model}, {metric_title(metric)}, the methods that none exceeds: {best}."
-        set_table(panel, sentence, of_model, names)
+        highest = ranks == 1  # methods that are not told apart are framed alike
+        for row, column in np.argwhere(highest.to_numpy()):
+            corner = int(column) - 0.46, int(row) - 0.46
+            panel.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.2))
+        best = [
+            f"{head}: {' and '.join(means.index[one])}"
+            for head, one in zip(heads, highest.to_numpy().T, strict=True)
+            if one.any()
+        ]
+        sentence = f"{model}, {metric_title(metric)}, the methods that none exceeds: {', '.join(best)}."
+        set_table(panel, sentence, rows, ("method", "by", "group", *_NUMBERS))
+        panels.append(panel)
     return whole_figure(panels)
 
 
@@ -84,36 +94,30 @@ def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = ""
     highest rank.
 
     Args:
-        variants: ``model``, ``method``, ``variant``, ``mean``, ``examples`` and ``rank``.
+        variants: As :func:`~paper.further.further_tables` gives it.
         titles: The names of the variants in the figure, in the order in which they are drawn.
         data: The name of the data, for the titles.
     """
-    models = variants["model"].unique().tolist()
     width = max(COLUMN, _NAMES + 0.45 + _RANK * variants["variant"].nunique())
     height = 0.6 + length_of(titles.values()) + max(0.5, ROW * variants["method"].nunique())
-    panels = stacked([height], width, len(models))
-    for panel, model in zip(panels, models, strict=True):
-        rows = variants[variants["model"] == model]
-        means = rows.pivot(index="method", columns="variant", values="mean").loc[in_order(rows["method"])]
-        shown = [name for name in titles if name in means]
-        ranks = rows.pivot(index="method", columns="variant", values="rank").loc[means.index, shown]
-        colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
+    panels = []
+    for panel, model, rows in _panels(variants, height, width):
+        ranks = rows.pivot(index="method", columns="variant", values="rank").loc[in_order(rows["method"])]
+        ranks = ranks[[name for name in titles if name in ranks]]
         texts = [["" if rank != rank else f"{rank:.0f}" for rank in row] for row in ranks.to_numpy()]
-        columns = [titles[name] for name in shown]
-        draw_grid(panel, colors, texts, list(means.index), columns, COLORS, (-1.3 * len(ranks), -1))
+        colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
+        heads = [titles[name] for name in ranks]
+        draw_grid(panel, colors, texts, list(ranks.index), heads, COLORS, (-1.3 * len(ranks), -1))
         for row, (low, high) in enumerate(zip(ranks.min(axis=1), ranks.max(axis=1), strict=True)):
             if low == low:
                 told = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
-                panel.text(len(shown) - 0.3, row, told, **IN_CELLS | {"ha": "left", "in_layout": True})
-        count = int(rows["examples"].max())
-        about = (
-            f"{panel_title(model, data, f'{count:,} sentences')}\nrank by Spearman with blank-out (1: none is higher)"
-        )
-        write_title(panel, about, width)
-        names = ("method", "variant", "mean", "low", "high", "examples", "undefined")
-        firsts = ", ".join(f"{titles[name]}: {' and '.join(ranks.index[ranks[name] == 1])}" for name in shown)
+                panel.text(len(heads) - 0.3, row, told, **IN_CELLS | {"ha": "left", "in_layout": True})
+        about = panel_title(model, data, f"{int(rows['examples'].max()):,} sentences")
+        write_title(panel, f"{about}\nrank by Spearman with blank-out (1: none is higher)", width)
+        firsts = ", ".join(f"{titles[name]}: {' and '.join(ranks.index[ranks[name] == 1])}" for name in ranks)
         sentence = f"{model}, the methods that none exceeds in each variant of blank-out: {firsts}."
-        set_table(panel, sentence, rows, names)
+        set_table(panel, sentence, rows, ("method", "variant", *_NUMBERS))
+        panels.append(panel)
     return whole_figure(panels)
 
 
@@ -121,14 +125,12 @@ def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
     """Draws how far each pair of methods agrees: the mean Spearman correlation of their rows, a panel for each model.
 
     Args:
-        agreement: ``model``, ``one``, ``other``, ``mean``, ``low``, ``high`` and ``examples``.
+        agreement: As :func:`~paper.further.further_tables` gives it.
         data: The name of the data, for the titles.
     """
-    models = agreement["model"].unique().tolist()
     count = len({*agreement["one"], *agreement["other"]})
-    panels = stacked([0.65 + length_of(agreement["one"]) + 0.155 * count], models=len(models))
-    for panel, model in zip(panels, models, strict=True):
-        rows = agreement[agreement["model"] == model]
+    panels = []
+    for panel, model, rows in _panels(agreement, 0.65 + length_of(agreement["one"]) + 0.155 * count):
         own = in_order([*rows["one"], *rows["other"]])
         values = np.full((len(own), len(own)), np.nan)
         for row in rows.itertuples():
@@ -136,17 +138,13 @@ def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
             values[one, other] = values[other, one] = row.mean
         texts = [["" if one != one else f"{round(100 * one)}" for one in row] for row in values]
         draw_grid(panel, values, texts, own, own, SIGNED_COLORS, (-1, 1))
-        widest = float((rows["high"] - rows["low"]).max())
-        sentences = f"{int(rows['examples'].max()):,} sentences"
-        write_title(
-            panel,
-            f"{panel_title(model, data, sentences)}\nSpearman of two rows, in hundredths, "
-            f"intervals up to ±{100 * widest / 2:.0f}",
-        )
-        shown = ("one", "other", "mean", "low", "high", "examples", "undefined")
+        widest = 100 * float((rows["high"] - rows["low"]).max()) / 2
+        about = panel_title(model, data, f"{int(rows['examples'].max()):,} sentences")
+        write_title(panel, f"{about}\nSpearman of two rows, in hundredths, intervals up to ±{widest:.0f}")
         most = rows.loc[rows["mean"].idxmax()]
         sentence = f"{model}, {len(own)} methods. {most['one']} and {most['other']} agree most: {most['mean']:.2f}."
-        set_table(panel, sentence, rows, shown)
+        set_table(panel, sentence, rows, ("one", "other", *_NUMBERS))
+        panels.append(panel)
     return whole_figure(panels)
 
 
@@ -181,14 +179,3 @@ def in_two_lines(head: str) -> str:
         return head
     middle = min(breaks, key=lambda place: abs(2 * place - len(head)))
     return f"{head[:middle]}\n{head[middle:]}"
-
-
-def _shares(panel: Any, means: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """A matrix of means. Colours begin at -1 if a mean is clearly negative."""
-    signed = bool((np.nan_to_num(means) < -0.05).any())
-    texts = [["" if one != one else short_number(round(one, 2) + 0.0) for one in row] for row in means]
-    draw_grid(panel, means, texts, rows, columns, SIGNED_COLORS if signed else COLORS, (-1 if signed else 0, 1))
-
-
-def _frame(column: int, row: int) -> Any:
-    return Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.2)
