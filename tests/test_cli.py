@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
