@@ -364,7 +364,10 @@ def test_residual_of_rollouts(shipped: Shipped) -> None:
     def row(kind: Any, **options: Any) -> Any:
         return kind(model, **options).attribute(inputs, token=MASK)[0].double()
 
-    given: dict[str, Any] = {name: name for name in names} | {"class": ValueZeroingRollout, "object": AttentionRollout(model)}
+    given: dict[str, Any] = {name: name for name in names} | {
+        "class": ValueZeroingRollout,
+        "object": AttentionRollout(model),
+    }
     given |= {f"{name}-paper": f"{name}-paper" for name in names[:2]}
     table = compare((model, tokenizer), SENTENCE, given)
     half, whole = {"residual": 0.5}, {"residual": None}
