@@ -15,7 +15,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation.prompts import Section
 from captum_vz.text import word_spans
 from captum_vz.visualization import readable_tokens
-from captum_vz.visualization.view.labels import STOP_WORDS
+from captum_vz.visualization.tokens import STOP_WORDS
 
 KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"

@@ -28,9 +28,9 @@ from captum_vz.study.methods import (
 from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
-from captum_vz.visualization.pictures.comparison import clear_tau, overlap
-from captum_vz.visualization.pictures.parts.style import MARK
-from captum_vz.visualization.terminal import printable
+from captum_vz.visualization.pictures.axes import MARK
+from captum_vz.visualization.pictures.rows import clear_tau, overlap
+from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,8 +18,8 @@ from captum_vz.paper.further import REMOVING, _groups, evenly, sees_forms
 from captum_vz.study import VARIANTS, Batch, Example, Scorer, Study
 from captum_vz.study.figures import draw_groups, in_order
 from captum_vz.testbed import agreement_sentences
-from captum_vz.visualization.pictures.description import alt_text_of
-from captum_vz.visualization.pictures.parts.style import short_number
+from captum_vz.visualization.pictures.files import alt_text_of
+from captum_vz.visualization.pictures.scales import short_number
 from tests.study.conftest import Shipped
 
 METHODS = ["attention", "value-zeroing-effect", "random"]

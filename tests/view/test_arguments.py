@@ -18,7 +18,7 @@ from captum_vz.generation import attribute_generation
 from captum_vz.study import Table
 from captum_vz.testbed import load_model
 from captum_vz.visualization import view
-from captum_vz.visualization.view.labels import KINDS, read_labels
+from captum_vz.visualization.view.data import KINDS, read_labels
 from tests.view.pages import TOKENS, shares
 
 MAP = shares(8, 1)

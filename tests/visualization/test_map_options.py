@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_maps
-from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.axes import PAGE
 from tests.engine.parameters import sampled
 
 PIECES = ["[CLS]", "the", "scar", "##ing", "hat", "[SEP]"]

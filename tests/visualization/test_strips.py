@@ -10,7 +10,7 @@ from scipy import stats
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_comparison, draw_row
-from captum_vz.visualization.pictures.comparison import clear_tau, kendall_tau, overlap
+from captum_vz.visualization.pictures.rows import clear_tau, kendall_tau, overlap
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
 

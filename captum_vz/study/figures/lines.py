@@ -30,7 +30,7 @@ from captum_vz.study.figures.style import (
 )
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description import Content, set_content
+from captum_vz.visualization.pictures.files import Content, set_content
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd

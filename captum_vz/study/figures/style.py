@@ -18,9 +18,8 @@ from captum_vz._files import write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description import root_figure
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.style import luminance
+from captum_vz.visualization.pictures.files import Picture, root_figure
+from captum_vz.visualization.pictures.scales import luminance
 
 with needs_extra("captum_vz.study", "study"):
     from scipy.optimize import isotonic_regression

@@ -23,8 +23,8 @@ from captum_vz.study.figures.style import (
     whole_figure,
     write_title,
 )
-from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.style import COLORS, SIGNED_COLORS, ink_on, short_number
+from captum_vz.visualization.pictures.files import Content, set_content
+from captum_vz.visualization.pictures.scales import COLORS, SIGNED_COLORS, ink_on, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
