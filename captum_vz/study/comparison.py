@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from captum_vz._files import comma_separated, written
+from captum_vz._measures import overlap
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.methods import (
     COMPARED_METHODS,
@@ -32,7 +33,7 @@ from captum_vz.subjects.heads import class_number
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization.pictures.axes import MARK
-from captum_vz.visualization.pictures.rows import clear_tau, overlap
+from captum_vz.visualization.pictures.rows import clear_tau
 from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class Table:
         """
         if self.truth is None:
             return {}
-        return {name: overlap(column, self.truth) for name, column in self.scores.items()}
+        return {name: float(overlap(column, self.truth)) for name, column in self.scores.items()}
 
     @property
     def kendall(self) -> dict[str, float]:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
-_SVG = "{http://www.w3.org/2000/svg}"
-_SOURCE = "{http://purl.org/dc/elements/1.1/}source"
+_DUBLIN_CORE: Final = "{http://purl.org/dc/elements/1.1/}"  # the names of metadata in SVG
 #: Settings for files. Publishers refuse the Type 3 fonts that matplotlib embeds in PDF by default. Text in SVG can be
 #: searched and edited.
 TEXT_IN_FILES: Final[Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
@@ -97,8 +96,9 @@ def heading_of(figure: Any) -> str:
 
 
 def provenance_of(figure: Any) -> dict[str, str]:
-    """The provenance of a figure; empty if there is none."""
-    return dict(getattr(root_figure(figure), _PROVENANCE, {}))
+    """The provenance of a figure, with the package and its version."""
+    version = getattr(sys.modules["captum_vz"], "__version__", "")
+    return {"package": f"captum_vz {version}"} | getattr(root_figure(figure), _PROVENANCE, {})
 
 
 def alt_text_of(figure: Any) -> str:
@@ -115,16 +115,10 @@ def alt_text_of(figure: Any) -> str:
     return printable(" ".join([*([f"{heading.rstrip('.')}."] if heading else []), *sentences]))
 
 
-def full_provenance(figure: Any) -> dict[str, str]:
-    """The provenance of a figure, with the package and its version."""
-    version = getattr(sys.modules["captum_vz"], "__version__", "")
-    return {"package": f"captum_vz {version}"} | provenance_of(figure)
-
-
 def metadata_for(figure: Any, file_format: str) -> dict[str, Any] | None:
     """The metadata of a file, as matplotlib takes it for the format. None: the format has none."""
     title = printable(heading_of(figure)) or "captum_vz"
-    words, origin = alt_text_of(figure), full_provenance(figure)
+    words, origin = alt_text_of(figure), provenance_of(figure)
     record = json.dumps(origin)
     program = origin["package"]
     match file_format.lower():  # without a date, the same numbers give the same file
@@ -210,7 +204,7 @@ def describe(figure: Any) -> Description:
         for one in contents
         for row in one.rows()
     ]
-    return Description(alt_text_of(figure), columns, rows, full_provenance(figure))
+    return Description(alt_text_of(figure), columns, rows, provenance_of(figure))
 
 
 def _escaped(value: Any) -> str:
@@ -378,11 +372,18 @@ def read_provenance(path: str | Path) -> dict[str, str]:
         ArgumentError: The file is neither PNG nor SVG, or carries no provenance of this package.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix == ".png":
-        record, words = _read_png(path)
-    elif suffix == ".svg":
-        record, words = _read_svg(path)
+    if path.suffix.lower() == ".png":
+        from PIL import Image
+
+        with Image.open(path) as image:
+            fields: dict[str, str] = getattr(image, "text", {})
+        record, words = fields.get(KEY), fields.get("Description")
+    elif path.suffix.lower() == ".svg":
+        try:
+            root = ElementTree.parse(path).getroot()
+        except ElementTree.ParseError as error:
+            raise ArgumentError(f"{path.name} is no SVG: {error}.") from error
+        record, words = (root.findtext(f".//{_DUBLIN_CORE}{name}") for name in ("source", "description"))
     else:
         raise ArgumentError(f"{path.name} is no PNG or SVG file by its name: pass the path of a picture in PNG or SVG.")
     try:
@@ -392,21 +393,3 @@ def read_provenance(path: str | Path) -> dict[str, str]:
     if not isinstance(found, dict) or "package" not in found:
         raise ArgumentError(f"{path.name} carries no provenance: pass a file that a figure of captum_vz has written.")
     return {str(key): str(value) for key, value in found.items()} | ({"description": words} if words else {})
-
-
-def _read_png(path: Path) -> tuple[str | None, str | None]:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        text: dict[str, str] = getattr(image, "text", {})
-        return text.get(KEY), text.get("Description")
-
-
-def _read_svg(path: Path) -> tuple[str | None, str | None]:
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise ArgumentError(f"{path.name} is no SVG: {error}.") from error
-    source = root.find(f".//{_SOURCE}")
-    words = root.find(f".//{_SOURCE.replace('source', 'description')}")
-    return (None if source is None else source.text), (None if words is None else words.text)

@@ -207,10 +207,9 @@ def _draw_panel(
         panel.add_artist(Rectangle((-0.5, row - 0.5), wide, 1, **pale))
     for column in panels.dimmed_columns:
         panel.add_artist(Rectangle((column - 0.5, -0.5), 1, high, **pale))
-    if panels.marked is not None:
-        line = min(1.2, 72 * width / wide * 0.2)
-        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": line}
-        look |= {"clip_on": False, "zorder": 2.6}  # above the frame of the panel
+    if panels.marked is not None:  # above the frame of the panel
+        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "clip_on": False, "zorder": 2.6}
+        look["linewidth"] = min(1.2, 72 * width / wide * 0.2)
         panel.add_patch(Rectangle((-0.5, panels.marked - 0.5), wide, 1, **look))
     set_content(panel, panels.content(name, label))
 
@@ -311,7 +310,6 @@ def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float] = P
 @dataclass(frozen=True)
 class _Candidate:
     columns: int
-    rows: int
     font: float
     cell: float
     label_width: float
@@ -353,7 +351,7 @@ def _candidates(
             nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
             rank = (legible, cell) if fixed else (legible, *nearly_square, cell)
             fits = levels_for(cell, font) <= levels
-            yield _Candidate(across, down, font, cell, label_width, label_height, place, fits, rank)
+            yield _Candidate(across, font, cell, label_width, label_height, place, fits, rank)
 
 
 def _margins(wanted: Wanted, place: str, width: float) -> tuple[float, float]:
@@ -369,14 +367,10 @@ def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None
     top = _EDGE + (0.3 if wanted.heading else 0.0)
     across = min(chosen.columns, wanted.count)
     panels = across * wide + (across - 1) * _GAP
+    places = [divmod(index, chosen.columns) for index in range(wanted.count)]
     boxes = [
-        (
-            left + (index % chosen.columns) * (wide + _GAP),
-            top + _TITLE + (index // chosen.columns) * (high + _TITLE + _GAP),
-            wide,
-            high,
-        )
-        for index in range(wanted.count)
+        (left + column * (wide + _GAP), top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
+        for row, column in places
     ]
     lower = boxes[-1][1] + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
     width, height = left + panels, lower

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.axes import (
     DPI,
@@ -37,14 +38,12 @@ from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, make_ax
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
-CLEAR: Final = 4  # entries of a truth that are no noise, without which its order says nothing
 # In inches.
-ROW, WIDE = 0.22, 0.36
+ROW, WIDE, _BAR_TEXT, _EDGE = 0.22, 0.36, 0.62, 0.06
 _NUMBERED: Final = ((0.25, 6.5), (0.2, 5.5))  # the width of a cell and the font of its number in points
 _WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
 _LONGEST_BAR: Final = 2.2
 _SPACE: Final = 0.45  # between groups, in rows
-_BAR_TEXT, _EDGE = 0.62, 0.06
 _FEW: Final = 0.9  # the height of rows above which the colour bar stands at their side
 _LONGEST_NAME: Final = 60  # characters
 
@@ -75,6 +74,11 @@ class Strips:
         return [shortened(one) for one in self.axis.labels]
 
     @property
+    def longest(self) -> float:
+        """The width of the longest label, in inches."""
+        return max(text_width(one, FONT_SIZE) for one in self.shown)
+
+    @property
     def tops(self) -> list[float]:
         """The place of each row, in rows, with gaps between groups."""
         tops = [0.0]
@@ -102,8 +106,8 @@ class Strips:
             f"{name}: {largest(line, self.axis.labels.__getitem__, 2)}" + (f" ({heading} {note})" if note else "")
             for name, line, note in zip(self.names, self.scores, notes, strict=True)
         ]
-        about = "" if explained is None else f" for {explained}"
-        sentence = f"Scores of {len(self.axis.labels)} tokens{about}. The largest are, in {'; in '.join(parts)}."
+        about = f"{len(self.axis.labels)} tokens" + ("" if explained is None else f" for {explained}")
+        sentence = f"Scores of {about}. The largest are, in {'; in '.join(parts)}."
         return Content(sentence, (self.kind, "in", "source token", label, *([heading] if heading else [])), table)
 
 
@@ -202,15 +206,13 @@ def draw_comparison(
     r"""Draws the scores of several methods for one token: methods down, tokens across.
 
     The first row can be a truth, such as what blanking out each token does to the prediction. At the right stands how
-    far each method agrees with it, from 0 to 1, and in grey Kendall's rank correlation:
+    far each method agrees with it, from 0 to 1, and in grey the rank correlation of :func:`captum_vz.metrics.kendall`:
 
-    .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert \qquad
-        \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
+    .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert
 
-    with shares s of the method and b of the truth, which is 0 where it is NaN. P pairs of tokens are in the same order,
-    Q in opposite order, T tied in the method only and U in the truth only. Tokens for which the truth is NaN do not
-    count. The correlation is left out if fewer than four entries of the truth exceed a hundredth of the largest. With a
-    truth, methods of a family are sorted by their agreement.
+    with shares s of the method and b of the truth, which is 0 where it is NaN. The correlation is that of tokens for
+    which the truth is a number. It is left out if fewer than four entries of the truth exceed a hundredth of the
+    largest. With a truth, methods of a family are sorted by their agreement.
 
     Args:
         scores: From the names of methods to scores `(tokens,)` or `(1, tokens)`.
@@ -251,11 +253,14 @@ def draw_comparison(
     position = position_of(token, tokens)
     axis = make_axis(tokens, words, dim, drop)
     rows = {name: one_example(row, len(tokens)) for name, row in scores.items()}
-    given, families = None if truth is None else _checked_truth(truth, tokens), families or {}
+    given, families = None, families or {}
+    if truth is not None:
+        one_example(truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth, len(tokens))
+        given = truth.detach().reshape(-1).double().cpu()
     order = list(dict.fromkeys(families.get(name, "") for name in rows))
 
     def place(name: str) -> tuple[int, float]:
-        agrees = 0.0 if given is None else overlap(rows[name], given)
+        agrees = 0.0 if given is None else float(overlap(rows[name], given))
         return order.index(families.get(name, "")), -agrees if agrees == agrees else 0.0
 
     ordered = sorted(rows, key=place)
@@ -267,7 +272,7 @@ def draw_comparison(
         known = axis.columns(given.isfinite().double()) > 0
         right = axis.columns(given.nan_to_num(nan=0.0)).masked_fill(~known, float("nan"))
         for heading, measure in (("agrees", overlap), ("τ", clear_tau)):
-            numbers = [measure(row, right) for row in lines]
+            numbers = [float(measure(row, right)) for row in lines]
             notes.append((heading, ["", *(f"{one:.2f}" if one == one else "" for one in numbers)]))
         notes = [one for one in notes if one[0] == "agrees" or any(one[1])]
         lines, names, groups = [right, *lines], [truth_name, *names], [None, *groups]
@@ -275,42 +280,10 @@ def draw_comparison(
     return _drawn(strips, tokens, position, label, scale, vmax, title, size, ax, fig)
 
 
-def kendall_tau(one: Tensor, other: Tensor) -> float:
-    """Kendall's rank correlation of two rows, of the tokens for which both are numbers. NaN if one row has no order."""
-    known = one.isfinite() & other.isfinite()
-    first, second = ((row[known][:, None] - row[known]).sign() for row in (one.double(), other.double()))
-    pairs = float(first.square().sum() * second.square().sum()) ** 0.5
-    return float((first * second).sum()) / pairs if pairs else float("nan")
-
-
-def overlap(shares: Tensor, truth: Tensor) -> float:
-    """How much of two rows of shares lies on the same tokens, from 0 to 1. NaN if the truth is 0 everywhere.
-
-    >>> overlap(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.8, float("nan")]))
-    0.5
-    """
-    one, other = _shares(shares), _shares(truth)
-    if not other.any():
-        return float("nan")
-    return round(1 - float((one - other).abs().sum()) / 2, 12)
-
-
-def _shares(row: Tensor) -> Tensor:
-    """The sizes of the entries as shares of their sum; 0 for NaN."""
-    sizes = row.double().nan_to_num(nan=0.0).abs()
-    return sizes / sizes.sum() if sizes.any() else sizes
-
-
 def clear_tau(one: Tensor, truth: Tensor) -> float:
-    """:func:`kendall_tau`, NaN if fewer than four entries of the truth exceed a hundredth of the largest."""
+    """Kendall's rank correlation, NaN if fewer than four entries of the truth exceed a hundredth of the largest."""
     sizes = truth.double().nan_to_num(nan=0.0).abs()
-    clear = int((sizes > sizes.max() / 100).sum())
-    return kendall_tau(one, truth) if clear >= CLEAR else float("nan")
-
-
-def _checked_truth(truth: Tensor, tokens: Sequence[str]) -> Tensor:
-    one_example(truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth, len(tokens))
-    return truth.detach().reshape(len(tokens)).double().cpu()
+    return float(kendall_tau(one, truth)) if int((sizes > sizes.max() / 100).sum()) >= 4 else float("nan")
 
 
 def _drawn(
@@ -334,33 +307,33 @@ def _drawn(
     scores = strips.scores.nan_to_num(nan=0.0)
     colors = make_scale(list(scores), "panel" if scale == "row" else scale, vmax, list(scores[:, kept]))
     name = colors.label(label, "row")
-    explained = None if position is None else tokens[position]
-    column = -1 if position is None else int(strips.axis.member[position])
-    marked = column if column >= 0 else None
-    if title is None and explained is not None:
-        title = f"What {quoted(explained)} draws on"
+    explained, marked = None, None
+    if position is not None:
+        explained, column = tokens[position], int(strips.axis.member[position])
+        marked = column if column >= 0 else None
+        title = f"What {quoted(explained)} draws on" if title is None else title
     rows = strips.tops[-1] + 1
     if given is not None:
-        (panel,) = given
-        wide, high = size_of_axes(panel)
+        panel, (wide, high) = given[0], size_of_axes(given[0])
         _draw(panel, strips, colors, marked, wide / len(labels), high / rows)
         set_content(panel, strips.content(explained, label))
-        bar = panel.inset_axes((1.03 + (0.12 if strips.notes else 0), 0, 0.04, 1))
-        add_colorbar(bar, colors, name, high)
+        add_colorbar(panel.inset_axes((1.15 if strips.notes else 1.03, 0, 0.04, 1)), colors, name, high)
         if title:
             set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
     left = _EDGE + max(text_width(shortened(one, _LONGEST_NAME), FONT_SIZE) for one in strips.names) + 0.08
     right = 0.12 + sum(strips.widths)
-    fixed = None if fig is None else size_of(fig)
-    limits = fixed or page
+    limits = page if fig is None else size_of(fig)
     height = ROW * rows
     flat_bar = limits[0] < NARROW_PAGE or height < _FEW
     side = 0 if flat_bar else BAR + _BAR_TEXT
-    cell = _cell(strips.shown, limits[0] - left - right - side)
+    room, flat = limits[0] - left - right - side, strips.longest + 0.1
+    # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
+    fits = flat <= _WIDEST_FLAT and flat * len(labels) <= room
+    cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / len(labels))
     across = cell * len(labels)
     below = 0.2
-    if not _is_flat(strips.shown, cell):
+    if strips.longest + 0.05 > cell:
         below = level_offsets(strips.shown, used_levels(cell, FONT_SIZE), FONT_SIZE, marked)[-1] / 72 + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
@@ -371,7 +344,8 @@ def _drawn(
     if not flat_bar:
         total = max(total, above + min(text_width(name, FONT_SIZE), 3) + _EDGE)
     heading = text_width(title, FONT_SIZE + 2) if title else 0
-    size = fixed or (min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total)
+    size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total
+    size = size if fig is None else limits
     figure = Picture(figsize=size, dpi=DPI[0]) if fig is None else fig
     panel = add_axes(figure, (left, above, across, height), size)
     _draw(panel, strips, colors, marked, cell, height / rows)
@@ -388,18 +362,6 @@ def _drawn(
     return figure
 
 
-def _cell(labels: Sequence[str], room: float) -> float:
-    """The width of a cell: the width of its label, or of a number, or the room that is left, whichever fits first."""
-    flat = max(text_width(one, FONT_SIZE) for one in labels) + 0.1
-    if flat <= _WIDEST_FLAT and flat * len(labels) <= room:
-        return max(flat, WIDE)
-    return min(WIDE, max(room, 0.1) / len(labels))
-
-
-def _is_flat(labels: Sequence[str], cell: float) -> bool:
-    return max(text_width(one, FONT_SIZE) for one in labels) + 0.05 <= cell
-
-
 def _draw(panel: Axes, strips: Strips, colors: Scale, marked: int | None, cell: float, row_height: float) -> None:
     count, tops, dimmed = len(strips.axis.labels), strips.tops, strips.axis.dimmed
     for index, top in enumerate(tops):
@@ -413,7 +375,7 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, marked: int | None, cell: 
     write_plain_labels(panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=FONT_SIZE)
     panel.tick_params(axis="y", length=0)
     write_labels(panel.xaxis, strips.shown, cell, FONT_SIZE, marked, dimmed)
-    if _is_flat(strips.shown, cell):
+    if strips.longest + 0.05 <= cell:
         panel.tick_params(axis="x", rotation=0)
     for column in dimmed:
         look = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}

@@ -336,8 +336,7 @@ def image_grid(
     >>> scores.shape, pixels.shape, scores[0, 0, 0].round(1), scores[7, 7, 0].round(1)
     ((8, 8, 1), (8, 8, 3), np.float64(0.1), np.float64(0.4))
     """
-    scores = _scores(row)
-    pixels = _pixels(image)
+    scores, pixels = _line(row, "row"), _pixels(image)
     height, width = pixels.shape[:2]
     down, across = _checked_grid(len(scores), height, width, grid, extra)
     left = len(scores) - down * across
@@ -374,15 +373,6 @@ def _grid(count: int, height: int, width: int, extra: int | None) -> tuple[int, 
         f"row has {count} scores, which make no grid for an image of {height} by {width} pixels with at most "
         f"{_MOST_EXTRA} tokens before it: pass grid=(rows, columns)."
     )
-
-
-def _scores(row: Tensor) -> Tensor:
-    if not isinstance(row, Tensor) or row.dim() not in (1, 2) or (row.dim() == 2 and len(row) != 1):
-        shape = tuple(row.shape) if isinstance(row, Tensor) else type(row).__name__
-        raise ArgumentError(f"row is {shape}: pass scores (tokens,) or (1, tokens) of one output token.")
-    if not row.isfinite().all():
-        raise ArgumentError("row holds NaN or infinity, which cannot be drawn.")
-    return row.detach().reshape(-1).double().cpu()
 
 
 def _pixels(image: Any) -> Array:

@@ -215,20 +215,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PageData:
-    """The data of a page, without its looks.
-
-    Attributes:
-        methods: The methods and their maps.
-        rows: The tokens of the rows.
-        columns: The source tokens.
-        offset: The column of the first row's own token. None: rows and columns are different tokens.
-        token: The row that is chosen at first. None: none.
-        layer: The map that is shown at first, by its index in the method with the most maps.
-        predict: The rows that a learner is asked about at first, or empty.
-        title: The heading.
-        subtitle: A sentence below the heading; may be empty.
-        about: Where the numbers come from, by field.
-    """
+    """The data of a page, without its looks. :class:`~captum_vz.visualization.View` says what they are."""
 
     methods: tuple[Method, ...]
     rows: Labels
