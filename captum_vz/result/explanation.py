@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
+from captum_vz._measures import overlap
 from captum_vz.result.drawing import draw_explanation, explanation_view
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
