@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_vz.visualization import draw_maps, draw_row
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.axes import set_label, text_width
+from captum_vz.visualization.pictures.axes import set_label
 
 
 def a_map(count: int) -> Tensor:
@@ -84,28 +84,6 @@ def test_bold_and_wide_labels_have_room(place: int) -> None:
     row = draw_row([torch.eye(60)[30]], tokens, token=30 + place)
     row.draw_without_rendering()
     assert min(text.get_window_extent().y0 for text in row.axes[0].get_xticklabels()) >= 0
-
-
-@pytest.mark.parametrize("font", [5, 6, 7, 8])
-@pytest.mark.parametrize("weight", ["normal", "bold"])
-def test_widths_are_those_drawn(font: int, weight: str) -> None:
-    """No text is wider than it was measured, with the pixels that figures of this font have, and with many."""
-    for words in ("A" * 20, "W" * 20, "i" * 20, "the pictures", "東京"):
-        for dpi in (150, 200, 1200):
-            text = Figure(figsize=(4, 1), dpi=dpi).text(0, 0, words, fontsize=font, fontweight=weight)
-            set_label(text)
-            assert text.get_window_extent().width <= text_width(words, font, weight) * dpi * 1.01 + 1
-
-
-def test_leaders_are_below_labels() -> None:
-    """Lines to outer labels do not cover inner labels."""
-    panel = draw_maps([a_map(60)] * 2, ["pgjq"] * 60, columns=2, size=(6, 8)).axes[0]
-    panel.figure.draw_without_rendering()
-    levels = len({round(text.get_window_extent().x1) for text in panel.get_yticklabels()})
-    assert levels > 1
-    for leaders in panel.collections:
-        assert leaders.get_zorder() < panel.yaxis.get_zorder()
-        assert len(leaders.get_segments()) == 60 - 60 // levels
 
 
 @pytest.mark.parametrize(("layers", "heads", "count"), [(2, 12, 8), (33, 1, 5), (2, 4, 20)])
