@@ -17,9 +17,8 @@ from captum_vz._files import write_whole
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS
 from captum_vz.study.scoring.metrics import Metric, metric_named
-from captum_vz.visualization.pictures.description import Content, root_figure, set_content
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.style import luminance
+from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
+from captum_vz.visualization.pictures.scales import luminance
 
 with needs_extra("captum_vz.study", "study"):
     from scipy.optimize import isotonic_regression
