@@ -23,7 +23,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors", "_private", "_start", "_files"},
-    {"functional", "_names"},
+    {"functional", "_names", "_measures"},
     {"_engine.numerics"},
     {"_engine.taps"},
     {"_engine.capture"},
