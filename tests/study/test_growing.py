@@ -1,6 +1,5 @@
 """A study that grows: only what is new is computed, and the result is that of one start."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
