@@ -15,8 +15,8 @@ from captum_vz import LayerAttention
 from captum_vz.study import Batch, Example, Scorer, Study
 from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
-from captum_vz.visualization.pictures.description import alt_text_of
-from captum_vz.visualization.pictures.parts.style import short_number
+from captum_vz.visualization.pictures.files import alt_text_of
+from captum_vz.visualization.pictures.scales import short_number
 from paper import Reproduction, reproduce
 from paper.drawings import draw_groups
 from paper.further import REMOVING, VARIANTS, Sampling, _groups, evenly, sees_forms

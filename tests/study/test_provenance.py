@@ -17,7 +17,7 @@ from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization.pictures import read_provenance
-from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from captum_vz.visualization.pictures.files import weights_fingerprint
 from tests.study.test_run import study
 
 METHODS = ["value-zeroing", "random"]

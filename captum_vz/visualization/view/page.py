@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_vz.visualization.view.data import PageData
-from captum_vz.visualization.view.labels import Labels, visible
+from captum_vz.visualization.tokens import visible
+from captum_vz.visualization.view.data import Labels, PageData
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 # Shown where the frame's tags are removed and their text stays, as in JupyterLab.

@@ -1,4 +1,4 @@
-"""Colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
+"""Colours, and colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from textwrap import wrap
 from typing import Any, Final, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Colormap, FuncNorm, Normalize
+from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import largest_font, text_width
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, SIGNED_COLORS
+from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, largest_font, set_label, text_width
 
 ScaleName = Literal["shared", "panel", "root"] | None
 _NAMES: Final = ("shared", "panel", "root")
 BAR: Final = 0.11  # the width of a colour bar in inches
 _MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
+
+
+def _white_at(name: str, zero: float) -> Colormap:
+    """A colour map of matplotlib, made lighter until the colour of zero is white. Zero is in the middle of a shade."""
+    shades = colormaps[name](np.linspace(0, 1, 257))
+    shades[:, :3] /= colormaps[name](zero)[:3]
+    return ListedColormap(shades.clip(0, 1), f"{name}, white at zero")
+
+
+# One hue from white to dark is also readable in print and without colour vision.
+COLORS: Final = _white_at("Blues", 0.0)
+# Blue above zero as in COLORS, red below. They differ without red or green vision.
+SIGNED_COLORS: Final = _white_at("RdBu", 0.5)
 
 
 @dataclass(frozen=True)
@@ -187,3 +199,20 @@ def _root(values: Any) -> Any:
 
 def _square(values: Any) -> Any:
     return np.sign(values) * np.square(values)
+
+
+def luminance(color: Any) -> float:
+    """The relative luminance of a colour, from 0 to 1, as WCAG 2 defines it."""
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def ink_on(color: Any) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2) on a background colour."""
+    light = luminance(color)
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
+
+
+def short_number(value: float) -> str:
+    """Two decimals without the leading zero, as cells of pictures have them: ".25", "1.00", "-.10"."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"
