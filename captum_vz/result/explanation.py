@@ -186,9 +186,10 @@ class Explanation:
 
     def remarks(self) -> list[str]:
         """What the model predicts, how large the scores are, how the text was read, and which methods are left out."""
-        found = [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
-        if len(self.parts) == 1:
-            found += filter(None, map(self.first.size, self.rows))
+        found = list[str]()
+        if len(self.parts) == 1 and self.truth is None:
+            found += [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
+            found += filter(None, [self.first.size()])
         found += self.told
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
@@ -301,7 +302,7 @@ class Explanation:
         return [place == self.token for place in range(len(self.tokens))]
 
     def _lines(self, marks: bool) -> list[list[str]]:
-        """A line for each token, numbers with three decimals. `marks`: whether the token and largest numbers have one."""
+        """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
         columns = {name: column.tolist() for name, column in self.columns().items()}
         highest = {name: max((one for one in column if one == one), default=None) for name, column in columns.items()}
         digits, lines = len(str(len(self.tokens) - 1)), []
