@@ -23,7 +23,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors", "_private", "_start", "_files"},
-    {"functional", "_names"},
+    {"functional", "_names", "_measures"},
     {"_engine.numerics"},
     {"_engine.taps"},
     {"_engine.capture"},
@@ -39,10 +39,11 @@ ROOMS = [
     {"text"},
     {"testbed"},
     {"subjects"},
-    {"methods", "verification"},
-    {"study"},
-    {"paper", "generation"},
+    {"methods", "verification", "tables"},
+    {"result"},
+    {"generation"},
     {"app"},
+    {"study"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -96,7 +97,7 @@ print(*sys.modules, file=sys.stderr)
 def test_subpackages_load_on_first_use() -> None:
     program = """
 import sys, captum_vz
-named = ["generation", "metrics", "paper", "study", "testbed", "text", "visualization"]
+named = ["generation", "metrics", "study", "testbed", "text", "visualization"]
 print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
 print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
 print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)

@@ -1,0 +1,197 @@
+"""The words, sentences and sections that tokens belong to, and common words."""
+
+from __future__ import annotations
+
+import operator
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.text import word_spans
+from captum_vz.visualization import readable_tokens
+from captum_vz.visualization.tokens import STOP_WORDS
+
+#: The name of a section, its first token and the token after its last.
+Section = tuple[str, int, int]
+KINDS = ("stop", "punctuation", "special")
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+CONTEXT = 8  # tokens that are decoded before each token
+_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+")
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """Tokens as a person reads them, and the groups that they form.
+
+    Attributes:
+        ids: The token ids. -1 for a group of several tokens.
+        labels: The tokens, as :func:`~captum_vz.visualization.readable_tokens` writes them.
+        words: The number of each token's word.
+        word_texts: The words.
+        sentences: The number of each token's sentence.
+        special: Whether each token is a special token, such as BOS or the marks of a chat template.
+        sections: The named parts, such as the messages of a chat.
+    """
+
+    ids: tuple[int, ...]
+    labels: tuple[str, ...]
+    words: tuple[int, ...]
+    word_texts: tuple[str, ...]
+    sentences: tuple[int, ...]
+    special: tuple[bool, ...]
+    sections: tuple[Section, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Any, ids: Sequence[int], sections: Sequence[Section] = ()) -> TokenText:
+        """Read the text of token ids, and split it."""
+        text, starts, ends = decoded(tokenizer, ids)
+        marks = set(tokenizer.all_special_ids) | {
+            number for number, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special
+        }
+        special = tuple(number in marks for number in ids)
+        letters = list(text)
+        for start, end, alone in zip(starts, ends, special, strict=True):
+            if alone:  # "hat</s>" is a word and a mark
+                letters[start:end] = " " * (end - start)
+        spans = word_spans("".join(letters))
+        firsts = [first for first, _ in spans]
+        stops = [match.end() for match in _SENTENCE_END.finditer(text)]
+        keys: list[Any] = []
+        sentences: list[int] = []
+        for index, (start, end, alone) in enumerate(zip(starts, ends, special, strict=True)):
+            start += len(text[start:end]) - len(text[start:end].lstrip())  # a token may begin with a space
+            word = bisect_right(firsts, start) - 1
+            inside = not alone and word >= 0 and start < spans[word][1]
+            keys.append(("word", word) if inside else ("token", index))
+            sentences.append(bisect_right(stops, start))
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        labels = readable_tokens(tokenizer, ids)
+        texts = [labels[key[1]] if key[0] == "token" else text[slice(*spans[key[1]])] for key in numbers]
+        kept = [numbers[key] for key in keys]
+        return cls(
+            tuple(ids),
+            tuple(labels),
+            tuple(kept),
+            tuple(texts),
+            tuple(_numbered(sentences)),
+            special,
+            tuple(sections),
+        )
+
+    def mask(self, kinds: Iterable[str | Collection[str]]) -> Tensor:
+        """Whether each token belongs to one of the kinds of words, `(tokens,)`."""
+        masked = torch.zeros(len(self.ids), dtype=torch.bool)
+        for kind in kinds:
+            if isinstance(kind, str) and kind not in KINDS:
+                raise ArgumentError(f"{kind!r} is no kind of token: pass {', '.join(KINDS)}, or a list of words.")
+            if kind == "special":
+                masked |= torch.tensor(self.special)
+                continue
+            listed = STOP_WORDS if kind == "stop" else {str(word).strip().lower() for word in kind}
+            for index, word in enumerate(self.words):
+                text = self.word_texts[word].strip().lower()
+                found = not re.search(r"\w", text) if kind == "punctuation" else text in listed
+                masked[index] |= found and not self.special[index]
+        return masked
+
+    def groups(self, by: Any) -> tuple[list[int], tuple[Section, ...] | None]:
+        """The group of each token, numbered from 0 in the order of the text, and the names of given groups.
+
+        Args:
+            by: "words", "sentences", "sections", or spans: a list of (start, stop), or a dict of names to such pairs.
+                Tokens outside all spans are groups of their own. Or a list with the number of each token's group.
+        """
+        if by == "words":
+            return list(self.words), None
+        if by == "sentences":
+            return list(self.sentences), None
+        if by == "sections":
+            if not self.sections:
+                raise ArgumentError(
+                    "The prompt has no sections: only chat messages have them, if the template of fewer messages "
+                    "begins like that of all. Pass spans, such as {'question': (0, 7)}."
+                )
+            return self._of_spans(self.sections), self.sections
+        if isinstance(by, (list, tuple)) and by and all(isinstance(one, int) for one in by):
+            if len(by) != len(self.ids):
+                raise ArgumentError(f"by has {len(by)} numbers, but there are {len(self.ids)} prompt tokens.")
+            return _numbered(by), None
+        pairs = by.items() if isinstance(by, dict) else enumerate(by) if isinstance(by, (list, tuple)) else None
+        if pairs is None:
+            raise ArgumentError(f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans (start, stop).")
+        try:
+            sections = tuple((str(name), operator.index(start), operator.index(stop)) for name, (start, stop) in pairs)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"by is {by!r}: pass spans as pairs of positions (start, stop).") from error
+        return self._of_spans(sections), sections if isinstance(by, dict) else None
+
+    def _of_spans(self, spans: Sequence[Section]) -> list[int]:
+        owner: list[Any] = [None] * len(self.ids)
+        for name, start, stop in spans:
+            if not 0 <= start < stop <= len(self.ids):
+                raise ArgumentError(
+                    f"The span {name} is ({start}, {stop}), but there are {len(self.ids)} prompt tokens: pass "
+                    f"0 <= start < stop <= {len(self.ids)}."
+                )
+            if any(owner[start:stop]):
+                raise ArgumentError(f"The span {name} ({start}, {stop}) overlaps another: pass disjoint spans.")
+            owner[start:stop] = [(name, start)] * (stop - start)
+        return _numbered([("alone", index) if one is None else one for index, one in enumerate(owner)])
+
+    def grouped(self, member: Sequence[int], names: Sequence[Section] | None) -> TokenText:
+        """The groups as if each was one token."""
+        count = max(member) + 1
+        tokens: list[list[int]] = [[i for i, one in enumerate(member) if one == group] for group in range(count)]
+        named = {start: name for name, start, _ in names or ()}
+        labels = tuple(named.get(one[0]) or _joined([self.labels[i] for i in one], self, one) for one in tokens)
+        return TokenText(
+            tuple(self.ids[one[0]] if len(one) == 1 else -1 for one in tokens),
+            labels,
+            tuple(range(count)),
+            labels,
+            tuple(_numbered([self.sentences[one[0]] for one in tokens])),
+            tuple(all(self.special[i] for i in one) for one in tokens),
+        )
+
+
+def _joined(labels: Sequence[str], text: TokenText, positions: Sequence[int]) -> str:
+    """The text of a group: the words that its tokens belong to."""
+    words = dict.fromkeys(text.words[i] for i in positions)
+    whole = all(i in positions for i, word in enumerate(text.words) if word in words)
+    return " ".join(text.word_texts[word] for word in words) if whole else "".join(labels)
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
+    """The text of the ids, and the characters at which each token starts and ends.
+
+    Each token is what it adds to the text of a few tokens before it, because tokenizers decode in context. A character
+    of several tokens belongs to all of them: until its last token, it is decoded as a replacement character.
+    """
+
+    def decode(start: int, stop: int) -> str:
+        kept = list(ids[start:stop])
+        return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    text, starts, ends = "", list[int](), list[int]()
+    for position in range(len(ids)):
+        first = max(0, position - CONTEXT)
+        before, after = decode(first, position) if position else "", decode(first, position + 1)
+        whole = before.rstrip(UNFINISHED)
+        if whole != before:
+            text = text[: len(whole) - len(before)]
+        starts.append(len(text))
+        text += after[len(whole) :]
+        ends.append(len(text))
+    return text, starts, [min(end, len(text)) for end in ends]
+
+
+def _numbered(keys: Sequence[Any]) -> list[int]:
+    """Numbers from 0 in the order of first appearance."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
