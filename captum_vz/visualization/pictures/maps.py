@@ -220,8 +220,7 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
     for index, (name, scores) in enumerate(panels.scores.items()):
         highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
         is_faint = 0 < highest < _FAINT * end and not colors.root
-        has_end = colors.own or index in colors.apart
-        note = f" (to {end:.2g})" if has_end else f" (up to {highest:.2g})" if is_faint else ""
+        note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
         titles.append(f"{name}{note}")
     return fit_titles(titles, width)
 

@@ -44,40 +44,41 @@ class Scale:
 
     Attributes:
         norms: From scores to 0 to 1, one for each panel. Panels with the same end share one object.
-        colors: The colour map.
         signed: Whether the scale has a middle at 0 and a side below it.
         clipped: Whether some drawn score is beyond the end of its scale.
-        own: Whether each panel has its own end.
-        apart: The indices of panels with an own end, where the other panels share one.
+        apart: The indices of panels with an own end. The other panels share one.
         root: Whether colours are by the square root.
     """
 
     norms: list[Normalize]
-    colors: Colormap
     signed: bool
     clipped: bool
-    own: bool
     apart: frozenset[int]
     root: bool
 
     @property
-    def extend(self) -> str:
-        """The ends of the colour bar that are open, as matplotlib names them."""
-        return ("both" if self.signed else "max") if self.clipped else "neither"
+    def colors(self) -> Colormap:
+        """The colour map."""
+        return SIGNED_COLORS if self.signed else COLORS
+
+    @property
+    def own(self) -> bool:
+        """Whether each panel has its own end."""
+        return len(self.apart) == len(self.norms)
 
     @property
     def shared(self) -> Normalize:
-        """The norm of the panels that share their end."""
-        return next(norm for place, norm in enumerate(self.norms) if place not in self.apart)
+        """The norm of the panels that share their end. If each has its own, that of shares of this end."""
+        low = -1 if self.signed else 0
+        return next((norm for place, norm in enumerate(self.norms) if place not in self.apart), Normalize(low, 1))
 
     def end(self, panel: int) -> float:
         """The score at which the colour of a panel is darkest."""
         return float(self.norms[panel].vmax or 1.0)
 
     def mappable(self) -> ScalarMappable:
-        """What a colour bar is drawn from: scores, or for the scale "panel" shares of each panel's largest score."""
-        norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.shared
-        return ScalarMappable(norm, self.colors)
+        """What a colour bar is drawn from."""
+        return ScalarMappable(self.shared, self.colors)
 
     def label(self, label: str, part: str) -> str:
         """The label of the colour bar, for the scale of parts, such as "panel"."""
@@ -100,11 +101,10 @@ def make_scale(
         counted: The scores that decide the end, for each panel. None: all.
         apart: Panels that end at their own largest score, if neither `scale` nor `vmax` is given.
     """
+    if scale is not None or vmax is not None or len(apart) == len(panels):
+        apart = range(len(panels)) if scale == "panel" else ()
     if scale is None:
         scale = "root" if all(map(are_shares, panels)) else "shared"
-        apart = () if vmax is not None or len(apart) == len(panels) else apart
-    else:
-        apart = ()
     if scale not in _NAMES:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
     if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
@@ -115,15 +115,11 @@ def make_scale(
     counted = panels if counted is None else counted
     signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
-    together = [one for place, one in enumerate(highest) if place not in apart]
-    ends = highest if scale == "panel" else [max(together) if vmax is None else float(vmax)] * len(panels)
-    ends = [highest[place] if place in apart else end for place, end in enumerate(ends)]
-    ends = [end or 1.0 for end in ends]
+    most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
+    ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
-    shared = {end: _norm(end, signed, scale) for end in ends}
-    norms = [shared[end] for end in ends]
-    colors = SIGNED_COLORS if signed else COLORS
-    return Scale(norms, colors, signed, clipped, scale == "panel", frozenset(apart), scale == "root")
+    norms = {end: _norm(end, signed, scale) for end in ends}
+    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
 
 
 def are_shares(scores: Tensor) -> bool:
@@ -155,7 +151,8 @@ def add_colorbar(
             smaller font.
         flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
     """
-    look = {"extend": scale.extend, "orientation": "horizontal" if flat else "vertical"}
+    extend = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
+    look = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
     bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
     set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
@@ -173,7 +170,7 @@ def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
     if not isinstance(scale.shared, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
-    elif not scale.own:  # nearly evenly spaced on the bar
+    else:  # nearly evenly spaced on the bar
         end = float(scale.shared.vmax or 1.0)
         steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps

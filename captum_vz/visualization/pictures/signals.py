@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
@@ -285,13 +284,13 @@ def draw_image(
         strength = np.clip(np.asarray(norm(patches[name].numpy())), 0, 1)
         strength = np.abs(2 * strength - 1) if colors.signed else strength
         panel.imshow(patches[name].numpy(), cmap=sides, norm=norm, extent=place, alpha=_CLEAR * strength)
-        end = f" (to {colors.end(index - 1):.2g})" if colors.own or index - 1 in colors.apart else ""
+        end = f" (to {colors.end(index - 1):.2g})" if index - 1 in colors.apart else ""
         write_title(panel, f"{name}{end}", FONT_SIZE)
         if marked is not None:
             corner = (marked[1] * width / across - 0.5, marked[0] * height / down - 0.5)
             panel.add_patch(Rectangle(corner, width / across, height / down, fill=False, edgecolor=MARK, linewidth=1))
         set_content(panel, _image_content(name, patches[name], label))
-    bar = fig.colorbar(ScalarMappable(colors.shared, colors.colors), ax=panels, shrink=0.6, aspect=30, pad=0.02)
+    bar = fig.colorbar(colors.mappable(), ax=panels, shrink=0.6, aspect=30, pad=0.02)
     bar.set_label(colors.label(label, "panel"), fontsize=FONT_SIZE)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
     if title:

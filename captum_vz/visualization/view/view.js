@@ -87,7 +87,7 @@ function setUnits() {
   columnUnit = units(data.columns);
   columnCount = names(data.columns).length;
   means = {};
-  const kinds = words ? data.columns.wordKinds : data.columns.kinds;
+  const kinds = words ? data.columns.word_kinds : data.columns.kinds;
   sources = names(data.columns).map((label, column) => ({ label, column, kind: kinds[column], block: 0 }));
   items = [...sources];
   names(data.rows).forEach((label, row) => {
@@ -318,7 +318,7 @@ function paintLegend() {
   const colors = [...(method.signed ? stops(ramps[1], [64, 32, 0]) : []), ...stops(ramps[0], [0, 32, 64])];
   const bar = $('high').previousSibling;
   bar.style.background = `linear-gradient(90deg, ${colors})`;
-  $('low').textContent = method.signed ? `\u2212${top}` : '0';
+  $('low').textContent = method.signed ? `\u2212${state.byRow ? top : +most.toPrecision(3)}` : '0';
   $('high').textContent = `${method.signed ? '+' : ''}${top}`;
   const single = rowUnits.length === 1;
   $('looked').textContent = single ? 'is explained' : 'the one you look at: click another';
@@ -935,7 +935,7 @@ function fillSettings() {
   $('two').hidden = methods.length < 2;
   hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
   hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
-  const kinds = [...data.columns.kinds, ...data.columns.wordKinds].map(String);
+  const kinds = [...data.columns.kinds, ...data.columns.word_kinds].map(String);
   for (const box of $('filter').querySelectorAll('input')) hide(box, !kinds.includes(box.value));
   $('filter').hidden = kinds.every((kind) => kind === '0');
   $('sums').hidden = methods.some(({ signed }) => signed);
