@@ -27,8 +27,7 @@ from captum_vz.study.folder import (
 )
 from captum_vz.study.folder.provenance import made_by
 from captum_vz.study.folder.reading import has_cell
-from captum_vz.study.scoring.measuring import Measurer
-from captum_vz.study.scoring.metrics import Metric
+from captum_vz.study.scoring.measuring import Measurer, Metric
 from captum_vz.study.scoring.rows import COLUMNS, Row, is_out_of_memory
 from captum_vz.study.scoring.scorer import Scorer
 
