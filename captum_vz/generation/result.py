@@ -33,11 +33,7 @@ FORMAT = "captum_vz generation 1"
 
 @dataclass(frozen=True, eq=False)
 class StoredMethod(Method):
-    """The method of a result that was read from a file. It can explain nothing again.
-
-    Attributes:
-        signed: Whether its scores are amounts of an output.
-    """
+    """The method of a result that was read from a file. `signed`: whether its scores are amounts of an output."""
 
     signed: bool = False
 
@@ -56,9 +52,9 @@ class GenerationAttribution(Explanation):
     """How much each generated token depends on each token of the prompt, and on each generated token before it.
 
     It is an :class:`~captum_vz.result.Explanation` with a row for each generated token. Its tokens are those of the
-    prompt and the generated ones. m is the number of prompt tokens and n the number of generated tokens. For methods whose rows sum to 1, row t of
-    `scores` and row t of `prefix` together sum to 1. In a model with an encoder, the prompt tokens are the tokens of
-    the encoder, then the tokens with which the decoder starts.
+    prompt, m, and the generated ones, n. For methods whose rows sum to 1, row t of `scores` and row t of `prefix`
+    together sum to 1. In a model with an encoder, the prompt tokens are the tokens of the encoder, then the tokens with
+    which the decoder starts.
 
     Attributes:
         prompt: The prompt tokens.
@@ -197,7 +193,7 @@ class GenerationAttribution(Explanation):
         """The tokens and all scores, as lists of layers, of generated tokens, of sources.
 
         Args:
-            mask: Prompt tokens that are of no interest, `(m,)`. It is written, and no score is left out.
+            mask: Prompt tokens of no interest, `(m,)`. It is written, and no score is left out.
         """
         hidden = self.check_mask(mask)
         return {
@@ -276,7 +272,7 @@ class GenerationAttribution(Explanation):
             options: None is known.
         """
         if options:
-            raise ArgumentError(f"plot got {', '.join(options)}: pass layer=, mask= or prefix=.")
+            raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
         index, kept = self.layer_index(layer), self._kept(mask)
         given = [self.prompt.labels[i] for i in kept]
         scores, before = self.scores[:, kept, index], self.prefix[:, :-1, index]

@@ -71,6 +71,7 @@ def page(record: dict[str, Any], data: PageData, theme: str, static: str = "") -
         title=escape(record["title"]),
         subtitle=escape(record["subtitle"]),
         about=escape(record["about"]),
+        another=": click another" if len(data.rows.tokens) > 1 else "",
         help=_help(data),
         theme=theme,
         style=_asset("view.css"),
