@@ -16,7 +16,7 @@ from captum_vz.cli import main
 from captum_vz.study import METHODS, compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
-from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from captum_vz.visualization.pictures.files import weights_fingerprint
 from tests.command import refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.labels import write_plain_labels
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.scales import make_scale, set_ticks
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, shortened
+from captum_vz.visualization.pictures.axes import FONT_SIZE, write_plain_labels
+from captum_vz.visualization.pictures.files import Content, Picture, set_content
+from captum_vz.visualization.pictures.scales import make_scale, set_ticks
+from captum_vz.visualization.tokens import shortened
 
 # In inches. A cell is as high as a line of text.
 CELL, LETTER, MARGIN = 0.17, 0.075, 0.9

@@ -69,7 +69,6 @@ def test_classifier_explains_its_label() -> None:
     torch.testing.assert_close(found.scores, expected, **CLOSE)
     by_hand = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=label)[0]
     torch.testing.assert_close(found.scores, by_hand)
-    assert "click another" not in found.view().html()  # there is one row
 
 
 @pytest.mark.parametrize(("target", "foil"), [("person", None), (2, "O"), ("1", 0)])

@@ -42,7 +42,8 @@ from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.tables import frame, page, paragraph
 from captum_vz.tables import html_table as table
 from captum_vz.visualization import View
-from captum_vz.visualization.terminal import bar, columns_of, printable
+from captum_vz.visualization.terminal import bar, columns_of
+from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
