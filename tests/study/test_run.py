@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -21,7 +22,7 @@ from accelerate import PartialState
 
 from captum_vz import _files
 from captum_vz.metrics import summarize
-from captum_vz.study import Example, Scorer, Study, run_study
+from captum_vz.study import Example, Scorer, Study, run, run_study
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -29,11 +30,12 @@ METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
 SHARDS = 5
 
 
-def study(folder: Path, examples: list[Example], models: Any = None, **changed: Any) -> Study:
-    """A small study of five shards."""
-    options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "shard_size": 2, "resamples": 50}
+def study(folder: Path, examples: Any, models: Any = None, block: int = 2, **changed: Any) -> Study:
+    """A small study in parts of two examples."""
+    options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "resamples": 50, "quiet": True}
     models = {"agreement": load_model} if models is None else models
-    return run_study(models, examples, folder, **options | {"quiet": True} | changed)
+    with patch.object(run, "BLOCK", block):
+        return run_study(models, examples, folder, **options | changed)
 
 
 def in_train_mode() -> tuple[Any, Any]:
@@ -41,9 +43,12 @@ def in_train_mode() -> tuple[Any, Any]:
     return model.train(), tokenizer
 
 
-def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """For each finished shard its time of writing and its bytes."""
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
+def parts(folder: Path, table: str = "*") -> dict[str, tuple[int, bytes]]:
+    """For each finished file of rows its time of writing and its bytes."""
+    settings = json.loads((folder / "study.json").read_text()) if (folder / "study.json").is_file() else {"parts": {}}
+    every = [part["files"] for one in settings["parts"].values() for part in one.values()]
+    names = [name for files in every for table_, (name, *_) in files.items() if table in ("*", table_)]
+    return {name: ((folder / name).stat().st_mtime_ns, (folder / name).read_bytes()) for name in names}
 
 
 def assert_same_study(one: Study, other: Study) -> None:
@@ -52,8 +57,6 @@ def assert_same_study(one: Study, other: Study) -> None:
     for name in ("summary.csv", "skipped.csv"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
     settings = [json.loads((each.folder / "study.json").read_text()) for each in (one, other)]
-    for each in settings:  # the same study may have been run by other commands
-        each["provenance"] |= {"commands": [], "data": {}}
     assert settings[0] == settings[1]
     names = [sorted(str(path.relative_to(each.folder)) for path in each.folder.rglob("*")) for each in (one, other)]
     assert names[0] == names[1]
@@ -181,12 +184,12 @@ def test_killed_at_random_continues(seed: int, bad: list[Example], reference: St
         process.kill()
         process.join()
         kills += process.exitcode == -signal.SIGKILL
-        now = shards(folder)
+        now = parts(folder)
         assert seen.items() <= now.items()  # finished shards are not changed
         seen = now
     assert kills
     assert_same_study(study(folder, bad), reference)
-    assert seen.items() <= shards(folder).items()
+    assert seen.items() <= parts(folder).items()
 
 
 def test_killed_before_rename_continues(bad: list[Example], reference: Study, tmp_path: Path) -> None:
@@ -210,23 +213,23 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
 
     in_a_process(lambda: killed_at(0)).join()
     assert not (folder / "study.json").exists()
-    while len(before := shards(folder)) < SHARDS:
+    while len(before := parts(folder)) < SHARDS:
         process = in_a_process(lambda: killed_at(2))
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert before.items() <= shards(folder).items()
+        assert before.items() <= parts(folder).items()
         assert list(folder.rglob(".*.tmp"))
     assert_same_study(study(folder, bad), reference)
-    assert shards(folder) == before
+    assert parts(folder) == before
 
 
 def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -> None:
     def never() -> Any:
         raise AssertionError("loaded")
 
-    before = shards(reference.folder)
+    before = parts(reference.folder)
     study(reference.folder, bad, {"agreement": never})
-    assert shards(reference.folder) == before
+    assert parts(reference.folder) == before
 
 
 @pytest.mark.parametrize(
@@ -339,7 +342,7 @@ def test_foreign_folder_is_not_changed(bad: list[Example], tmp_path: Path) -> No
     "number",
     [errno.ENOSPC, *(pytest.param(number, marks=pytest.mark.slow) for number in (errno.EROFS, errno.EACCES))],
 )
-def test_full_disk_keeps_finished_shards(
+def test_full_disk_keeps_finished_parts(
     number: int, bad: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, synced = tmp_path / "study", os.fsync
@@ -358,11 +361,11 @@ def test_full_disk_keeps_finished_shards(
         assert caught.value.errno == number
         with pytest.raises(FileNotFoundError, match="the study is not finished"):
             Study(folder).summary  # noqa: B018  # reading it is what is tested
-    before = shards(folder)
+    before = parts(folder)
     assert len(before) == 3
     assert not list(folder.rglob("*.tmp"))
     assert_same_study(study(folder, bad), reference)
-    assert before.items() <= shards(folder).items()
+    assert before.items() <= parts(folder).items()
 
 
 def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None:
@@ -381,7 +384,7 @@ def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None
     assert "cannot write" in message.read_text()
     assert os.strerror(errno.EFBIG) in message.read_text()
     assert json.loads((folder / "study.json").read_text())["models"] == ["agreement"]
-    assert not shards(folder)
+    assert not parts(folder)
 
 
 def test_impossible_folder_is_reported(bad: list[Example], tmp_path: Path) -> None:
@@ -409,7 +412,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+def test_four_processes_share_parts(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     folder, port = tmp_path / "study", free_port()
 
     def share(rank: int) -> None:
@@ -436,4 +439,4 @@ def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_p
     assert [lines for lines, _ in told] == [len(reference.summary)] * 4
     written = [[name for name in names if name.endswith(".parquet")] for _, names in told]
     assert [len(names) for names in written] == [2, 1, 1, 1]
-    assert sorted(name for names in written for name in names) == sorted(shards(folder))
+    assert sorted(name for names in written for name in names) == sorted(parts(folder))

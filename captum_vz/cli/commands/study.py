@@ -277,13 +277,9 @@ def run(options: argparse.Namespace) -> None:
             methods_of(options),
             options.metrics,
             batch_size=options.batch_size,
-            batch_tokens=options.batch_tokens,
-            shard_size=options.shard_size,
             content_only=options.content_only,
             removal=options.removal,
             engine=options.engine,
-            command=shlex.join(options.command_line),
-            data=_files(options),
             quiet=options.quiet or options.json,
         )
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
