@@ -29,7 +29,6 @@ from captum_vz.attr import (
 )
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import patch_mask, to_embeddings, token_scores, word_mask
-from captum_vz.verification import verify
 
 __version__ = "0.1.0"
 
@@ -74,10 +73,12 @@ _ON_FIRST_USE: Final = ("generation", "metrics", "paper", "study", "testbed", "t
 def __getattr__(name: str) -> Any:
     if name == "explain":
         return import_module("captum_vz.app.explain").explain
+    if name == "verify":
+        return import_module("captum_vz.verification").verify
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "explain", *_ON_FIRST_USE})
+    return sorted({*globals(), "explain", "verify", *_ON_FIRST_USE})

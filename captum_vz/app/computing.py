@@ -1,34 +1,26 @@
-"""The rows of one method for the questions that a model's output asks."""
+"""The rows of one method for the questions that a model's output asks, of a text that may be read in windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_vz import (
-    ALTILogit,
-    LayerAttention,
-    LayerAttentionGradient,
-    PositionAttribution,
-    RandomAttribution,
-    ValueGates,
-    ValueZeroing,
-)
+from captum_vz import ValueZeroing
 from captum_vz._names import known_name
 from captum_vz.app.reading import Cut, Piece
-from captum_vz.app.subjects import Subject
 from captum_vz.app.tasks import Question
-from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, check_layer
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.app.wish import EFFECT_OF_LAYER, MAPS
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import pool_groups
-from captum_vz.study.methods import METHODS, Method, rollout_of
-from captum_vz.study.scoring import Batch, token_gate_scores
-from captum_vz.study.scoring.given import checked_rows, named_method
+from captum_vz.methods import METHODS, Method, as_method, name_of, rollout_of, shares
+from captum_vz.methods import Question as Asked
+from captum_vz.methods.maps import LayerMethod
+from captum_vz.subjects import Subject
 
 
 @dataclass
@@ -38,7 +30,7 @@ class Row:
     Attributes:
         name: What is explained: a token, a label, a word and its label.
         token: The position of the token whose row this is, or whose label it explains. None: the whole input.
-        scores: `(in,)`. The rows of a map sum to 1. An effect has a sign: a positive score supports the name.
+        scores: `(in,)`. Amounts of an output have a sign: a positive score supports the name. Others are shares.
         window: The tokens `(start, stop)` that the model read together, if the text was cut. No score lies outside.
             None: the whole text, or the mean of all windows.
     """
@@ -58,178 +50,21 @@ class Chosen:
     layer: int = -1
 
     @classmethod
-    def of(cls, asked: Any, layer: int | None, residual: Any, option: str) -> Chosen:
+    def of(cls, asked: Any, subject: Subject, layer: int | None) -> Chosen:
         """What a user asks for.
 
         Raises:
-            ArgumentError: It is no method, it cannot take the residual, or it has no scores of single layers.
+            ArgumentError: It is no method, or it has no scores of single layers.
         """
         if isinstance(asked, str):
-            asked = known_name(f"{option}method", asked, METHODS)
-        name, method = named_method(asked)
+            asked = known_name("method", asked, METHODS)
+        name, method = name_of(asked), as_method(asked).of(subject)
         if layer is not None and not method.layered:
             raise ArgumentError(
-                f"{name} has no scores of single layers: leave {option}layer out, or choose a method that has, such as "
+                f"{name} has no scores of single layers: leave layer= out, or choose a method that has, such as "
                 f"{EFFECT_OF_LAYER if method.explains_output else MAPS}."
             )
-        return cls(name, method.with_residual(residual), -1 if layer is None else layer)
-
-    @property
-    def asked(self) -> Any:
-        """What other functions take for it: what the user passed, or the name in the registry."""
-        return self.name if self.method.source is None else self.method.source
-
-
-def joined_by(method: Method, residual: Any) -> Method | None:
-    """The method that joins the maps of a method, with this residual. None: there is none."""
-    found = rollout_of(method)
-    return None if found is None else found.with_residual(residual)
-
-
-@dataclass
-class Run:
-    """One method on one piece of a text."""
-
-    subject: Subject
-    chosen: Chosen
-    piece: Piece
-    residual: Any
-    groups: Tensor | None = None
-
-    @cached_property
-    def batch(self) -> Batch:
-        """The piece as the registry of methods takes it."""
-        subject, groups = self.subject, None if self._is_foreign else self.groups
-        return Batch(subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0], feature_mask=groups)
-
-    @property
-    def _is_foreign(self) -> bool:
-        """Whether rows come from a user's code, which knows no features."""
-        return self.chosen.method.own and self.chosen.method.maps is None
-
-    def row(self, question: Question, option: str) -> tuple[Tensor, int]:
-        """The row `(in,)` of a question, and the number of layers to choose from."""
-        method, layer = self.chosen.method, self.chosen.layer
-        self._check_ids()
-        place = self._place(question)
-        if method.on_gates is not None:
-            return self._of_gates(question, place), len(self.subject.layers)
-        if method.explains_output and method.of_text is not None:
-            if method.layered:
-                check_layer(layer, len(self.subject.layers), option)
-            return self._of_output(question, place), len(self.subject.layers)
-        batch = self.batch
-        batch.token = [place]
-        batch.targets, batch.foils = (
-            [number] if question.is_logit and number is not None else None for number in (question.entry, question.foil)
-        )
-        if self._is_foreign and "input_ids" in batch.inputs:
-            rows = [self._added(one) for one in checked_rows(self.chosen.name, method, batch, ["the text"])]
-        else:
-            rows = method.rows(batch)
-        if method.layered:
-            check_layer(layer, len(rows), option)
-        return rows[layer if method.layered else 0][0], len(rows)
-
-    def _check_ids(self) -> None:
-        """Refuse methods that score the words of a text, if there is none."""
-        method = self.chosen.method
-        of_words = isinstance(method.of_text, partial) or method.of_text in (PositionAttribution, RandomAttribution)
-        if of_words and method.on_gates is None and "input_ids" not in self.piece.inputs:
-            raise UnsupportedLayerError(
-                f"{self.chosen.name} scores the tokens of a text, but {type(self.subject.model).__name__} reads none: "
-                f"choose another method, such as {EFFECT}."
-            )
-
-    def _of_gates(self, question: Question, place: int) -> Tensor:
-        """The row of a method of Captum on value gates."""
-        self._check_output(question)
-        method, subject, features, read = self.chosen.method, self.subject, self.groups, question.reader(place)
-        if features is None:
-            sources = self.batch.layer_rows(LayerAttention)[0].shape[1]
-            features = torch.arange(sources, device=subject.device)[None]
-        gated = ValueGates(subject.forward, subject.layers)
-
-        def explained(gates: Tensor) -> Tensor:
-            return read(gated.forward(gates, self.piece.inputs))
-
-        return token_gate_scores(method.on_gates, explained, features, **method.options)[0]
-
-    def _check_output(self, question: Question) -> None:
-        if not question.field:
-            raise UnsupportedLayerError(
-                f"{type(self.subject.model).__name__} gives no logits, but {self.chosen.name} explains a logit. Pass a "
-                "model with a head, or a method with maps, such as value-zeroing."
-            )
-
-    def _place(self, question: Question) -> int:
-        """The position in this piece. A label of the whole text is read at each piece's own last token."""
-        places = self.piece.places
-        if places is None or question.token in places:
-            return self.piece.local(question.token)
-        return len(places) - 1
-
-    def _of_output(self, question: Question, place: int) -> Tensor:
-        """The row of a method that explains a number of the output, as the method's class returns it."""
-        method, subject, inputs = self.chosen.method, self.subject, self.piece.inputs
-        self._check_output(question)
-        reader = question.reader(place)
-        target: Any = reader
-        foil: Any = None
-        if question.is_logit:
-            target = question.index(place, question.entry)
-            foil = None if question.foil is None else question.index(place, question.foil)
-        kind = method.of_text
-        if kind is LayerAttentionGradient:
-            maps: Any = kind(subject.forward, subject.layers[self.chosen.layer])
-            shares: Tensor = maps.attribute(inputs, reader, feature_mask=self.groups, token=place)
-            return shares[0]
-        if kind is ALTILogit and not question.is_logit:
-            raise UnsupportedLayerError(f"{self.chosen.name} explains logits: pass value-zeroing-effect.")
-        if isinstance(kind, partial):  # a method of Captum on word embeddings
-            own: dict[str, Any] = {} if question.is_logit else {"objective": reader}
-            if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
-                own["embeddings"] = subject.model.get_input_embeddings()
-            made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
-            asked = {"target": target, "foil": foil} if question.is_logit else {}
-            return self._added(made.attribute(inputs, **asked, **method.options))[0]
-        if kind is ALTILogit:
-            return self._added(kind(subject.forward, subject.layers).attribute(inputs, target=target, foil=foil))[0]
-        of_layer = {"layer": self.chosen.layer} if method.layered else {}
-        made = kind(subject.forward, subject.layers, **of_layer)
-        effects: Tensor = made.attribute(inputs, target=target, foil=foil, feature_mask=self.groups)
-        return effects[0]
-
-    def _added(self, scores: Tensor) -> Tensor:
-        """The sum of each feature, at all of its tokens."""
-        if self.groups is None:
-            return scores
-        member = self.groups.to(scores.device).unique(return_inverse=True)[1]
-        return scores.new_zeros(len(scores), int(member.max()) + 1).scatter_add(1, member, scores).gather(1, member)
-
-    def maps(self) -> tuple[list[Tensor], Tensor | None]:
-        """The layers' maps `(out, in)`, and their rollout; nothing for a method without maps."""
-        method = self.chosen.method
-        if method.maps is None:
-            return [], None
-        joining = joined_by(method, self.residual)
-        rollout = None
-        if joining is not None and joining.joined is not None:
-            rollout = self.batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
-        return [one[0] for one in self.batch.whole_maps(method.maps)], rollout
-
-    def map_of(self) -> Tensor:
-        """The map that the rows are from: of a layer, or joined up to it."""
-        method, layer = self.chosen.method, self.chosen.layer
-        assert method.maps is not None
-        if method.joined is None:
-            return self.batch.whole_maps(method.maps)[layer][0]
-        maps = self.batch.joined_maps(method.joined, method.maps, all_layers=method.layered)
-        return maps[layer if method.layered else -1][0]
-
-    def distances(self) -> list[Tensor]:
-        """The maps of Value Zeroing before rows are divided by their sums."""
-        return [one[0] for one in self.batch.whole_maps(partial(ValueZeroing, normalize=False))]
+        return cls(name, method, -1 if layer is None else layer)
 
 
 @dataclass
@@ -242,7 +77,6 @@ class Scores:
         maps: The map of each layer. Of a text in windows, only the chosen layer's, joined.
         rollout: The joined maps through all layers; None if no method joins these maps, or the text is in windows.
         distances: The maps of Value Zeroing before rows are divided by their sums.
-        residual: What rollouts were asked to add for the residual connection.
     """
 
     rows: list[Row]
@@ -250,7 +84,29 @@ class Scores:
     maps: list[Tensor] = field(default_factory=list)
     rollout: Tensor | None = None
     distances: list[Tensor] = field(default_factory=list)
-    residual: float | str | None = 0.5
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A piece of the text as a method takes it: its inputs, and the words of its tokens."""
+
+    piece: Piece
+    question: Asked
+    features: Tensor | None
+
+    def about(self, question: Question) -> Asked:
+        """What is asked about this piece. A label of the whole text is read at each piece's own last token."""
+        places = self.piece.places
+        missing = places is not None and question.token not in places
+        place = len(places) - 1 if missing and places is not None else self.piece.local(question.token)
+        target: Any = None
+        foil = None
+        if question.is_logit:
+            target = [question.index(place, question.entry)]
+            foil = None if question.foil is None else [question.index(place, question.foil)]
+        elif question.field:
+            target = question.reader(place)
+        return replace(self.question, token=place, target=target, foil=foil)
 
 
 def computed(
@@ -260,8 +116,6 @@ def computed(
     questions: Sequence[Question],
     words: Sequence[int] | None,
     distances: bool,
-    residual: Any,
-    option: str,
 ) -> Scores:
     """The rows of a method for each question, and its maps.
 
@@ -270,49 +124,54 @@ def computed(
         chosen: The method.
         text: The text in pieces.
         questions: What is explained.
-        words: The word of each token, if the tokens of a word are zeroed together.
+        words: The word of each token, if the tokens of a word are explained together.
         distances: Whether to compute the distances of Value Zeroing as well.
-        residual: What rollouts add for the residual connection.
-        option: What stands before the names of options in messages.
     """
-    method, runs = chosen.method, []
+    method, layer, read = chosen.method, chosen.layer if chosen.method.layered else None, []
     for piece in text.pieces:
-        groups = None
+        features = None
         if words is not None and piece.places is not None:
-            groups = torch.tensor([[words[place] for place in piece.places]], device=subject.device)
-        runs.append(Run(subject, chosen, piece, residual, groups))
-    whole, depth, rows = len(runs) == 1, 1, []
+            features = torch.tensor([[words[place] for place in piece.places]], device=subject.device)
+        read.append(_Read(piece, Asked(piece.inputs, 0), features))
+    whole = len(read) == 1
     count = 0 if whole else text.windows[-1][1] + len(_after(text))
     # Whole maps first: rows are then taken from them.
-    maps, rollout = runs[0].maps() if whole else ([], None)
-    if maps and text.pieces[0].places is None:  # only now the number of sources is known
-        name = f"{option}token"
-        questions = [replace(one, token=position(one.token, len(maps[0]), name)) for one in questions]
+    found = Scores([], subject.depth)
+    if whole:
+        first = subject, read[0].question, read[0].features
+        found.maps = [one[0] for one in method.layer_maps(*first)]
+        joining = rollout_of(method) if found.maps else None
+        found.depth = len(found.maps) or found.depth
+        found.rollout = None if joining is None else joining.whole_maps(*first)[-1][0]
+        if distances and method.maps is ValueZeroing:
+            lengths = LayerMethod("distances", partial(ValueZeroing, normalize=False))
+            found.distances = [one[0] for one in lengths.layer_maps(*first)]
+    elif method.maps is not None:
+        found.maps = [_joined_map(subject, chosen, read, text, count)]
+    if found.maps and text.pieces[0].places is None:  # only now the number of sources is known
+        questions = [replace(one, token=position(one.token, len(found.maps[0]))) for one in questions]
     for question in questions:
         of_all = not question.of_token and not whole
-        places = range(len(runs)) if of_all else [text.owner(question.token)]
-        found = []
-        for number in places:
-            scores, depth = runs[number].row(question, option)
-            found.append(scores if whole else runs[number].piece.spread(scores, count))
+        places = range(len(read)) if of_all else [text.owner(question.token)]
+        scores = []
+        for one in (read[number] for number in places):
+            row = method.scores(subject, one.about(question), one.features, layer=layer)[0]
+            scores.append(row if whole else one.piece.spread(row, count))
         token = question.token if question.of_token or not method.explains_output else None
         if of_all and method.explains_output:
-            rows.append(Row(question.name, token, torch.stack(found).sum(0) / len(found)))
+            found.rows.append(Row(question.name, token, torch.stack(scores).sum(0) / len(scores)))
             continue
-        rows += [
+        found.rows += [
             Row(question.name, token, one, None if whole else text.windows[number])
-            for number, one in zip(places, found, strict=True)
+            for number, one in zip(places, scores, strict=True)
         ]
-    if not whole and method.maps is not None:
-        maps = [_joined_map(runs, text, count)]
-    own = runs[0].distances() if distances and whole and method.maps is ValueZeroing else []
-    return Scores(rows, depth, maps, rollout, own, residual)
+    return found
 
 
-def position(place: int, count: int, argument: str) -> int:
+def position(place: int, count: int) -> int:
     """A position from 0, of one that may count from the end."""
     if not -count <= place < count:
-        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.")
+        raise ArgumentError(f"token is {place}: there are {count} positions, {-count} to {count - 1}.", "token")
     return place % count
 
 
@@ -322,29 +181,47 @@ def _after(text: Cut) -> tuple[int, ...]:
     return tuple(place for place in places if place >= text.windows[-1][1])
 
 
-def _joined_map(runs: Sequence[Run], text: Cut, count: int) -> Tensor:
+def _joined_map(subject: Subject, chosen: Chosen, read: Sequence[_Read], text: Cut, count: int) -> Tensor:
     """The map of the whole text, each row from the window in which its token has the most context."""
-    maps = [run.map_of() for run in runs]
+    layer = chosen.layer if chosen.method.layered else -1
+    maps = [chosen.method.whole_maps(subject, one.question, one.features)[layer][0] for one in read]
     whole = maps[0].new_zeros(count, count)
     for place in range(count):
         number = text.owner(place)
-        piece = runs[number].piece
+        piece = read[number].piece
         whole[place] = piece.spread(maps[number][piece.local(place)], count)
     return whole
 
 
-def by_words(found: Scores, words: Sequence[int]) -> Scores:
-    """The scores of words instead of tokens. All tokens of a word have its score."""
-    groups = torch.tensor(words, device=found.rows[0].scores.device)
+def shown(found: Scores, method: Method, words: Sequence[int] | None = None) -> Scores:
+    """The scores as they are shown: of words instead of tokens, and as shares, unless they are amounts of an output.
+
+    Args:
+        found: The scores. All tokens of a word have its score.
+        method: The method.
+        words: The word of each token. None: tokens are shown.
+    """
+    found = found if words is None else _by_words(found, words)
+    if not method.is_signed:
+        found.rows = [replace(row, scores=shares(row.scores)) for row in found.rows]
+    return found
+
+
+def _by_words(found: Scores, words: Sequence[int]) -> Scores:
+    """The scores of words. All tokens of a word have its score."""
+    groups = torch.tensor([words])
     firsts = [words.index(word) for word in range(max(words) + 1)]
 
     def pooled(one: Tensor) -> Tensor:
-        return pool_groups(one[None], groups[None].to(one.device))[0]
+        return pool_groups(one[None], groups.to(one.device))[0]
 
-    rows = [
-        Row(row.name, None if row.token is None else words[row.token], row.scores[firsts], row.window)
-        for row in found.rows
-    ]
-    maps = [pooled(one) for one in found.maps]
-    rollout = None if found.rollout is None else pooled(found.rollout)
-    return Scores(rows, found.depth, maps, rollout, [pooled(one) for one in found.distances], found.residual)
+    return Scores(
+        [
+            replace(row, token=None if row.token is None else words[row.token], scores=row.scores[firsts])
+            for row in found.rows
+        ],
+        found.depth,
+        [pooled(one) for one in found.maps],
+        None if found.rollout is None else pooled(found.rollout),
+        [pooled(one) for one in found.distances],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import written
-from captum_vz.app.computing import Chosen, Row, Scores, joined_by
-from captum_vz.app.subjects import Subject
+from captum_vz.app.computing import Chosen, Row, Scores
 from captum_vz.app.tasks import Predictions
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
+from captum_vz.methods import Method, residual_text, rollout_of
+from captum_vz.methods.method import INSIDE
 from captum_vz.study import Table
-from captum_vz.study.methods import INSIDE, Method, residual_text
+from captum_vz.subjects import Subject
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization.terminal import score_texts
 
@@ -92,7 +93,7 @@ class Explanation:
             windows = [(words[start], words[stop - 1] + 1) for start, stop in windows]
             raw = ["".join(one for one, word in zip(raw, words, strict=True) if word == k) for k in range(len(firsts))]
             words = list(range(len(firsts)))
-        depth, joining = found.depth, joined_by(chosen.method, found.residual)
+        depth, joining = found.depth, rollout_of(chosen.method)
         return cls(
             subject.task,
             chosen.name,
@@ -125,11 +126,7 @@ class Explanation:
     @property
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
-        return replace(self.kind, residual=self._own_residual).scope(self.layer or 0)
-
-    @property
-    def _own_residual(self) -> float | str | None:
-        return self.residual if self.kind.joined is not None else INSIDE
+        return self.kind.scope(self.layer or 0)
 
     @property
     def rollout_name(self) -> str:

@@ -2,68 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchEncoding
 
 from captum_vz.errors import ArgumentError
-
-
-def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
-    """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
-
-    >>> from captum_vz.testbed import load_model
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as told:
-    ...     warnings.simplefilter("always")
-    ...     encode(load_model()[1], "[CLS] the hat [SEP]").tokens()
-    ['[CLS]', 'the', 'hat', '[SEP]']
-    """
-    given = [one for one in (text, pair) if one is not None]
-    filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
-    added = tokenizer("a", verbose=False)["input_ids"]
-    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
-    typed: list[str] = []
-    for place, one in enumerate(filled):
-        kept = one
-        for mark in begin:
-            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
-                kept = kept.lstrip()[len(mark[1]) :].lstrip()
-                typed.append(mark[1])
-        for mark in end:
-            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
-                kept = kept.rstrip()[: -len(mark[1])].rstrip()
-                typed.append(mark[1])
-        filled[place] = kept
-    if typed:
-        marks = list(dict.fromkeys(typed))
-        verb = "is" if len(marks) == 1 else "are"
-        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
-        warnings.warn(told, stacklevel=4)
-    return tokenizer(*filled, return_tensors="pt", verbose=False)
-
-
-def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
-    """Ids and texts of special tokens, each once."""
-    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
-    return [(number, mark) for number, mark in found.items() if number is not None and mark]
-
-
-def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
-    """Whether each token is of the second text."""
-    ids = encoding["input_ids"][0].tolist()
-    if pair is None:
-        return [False] * len(ids)
-    if getattr(encoding, "encodings", None):
-        return [number == 1 for number in encoding.sequence_ids()]
-    own = tokenizer(pair, add_special_tokens=False, verbose=False)["input_ids"]  # a tokenizer in Python
-    start = next((i for i in reversed(range(len(ids) - len(own) + 1)) if ids[i : i + len(own)] == own), len(ids))
-    return [start <= place < start + len(own) for place in range(len(ids))]
 
 
 def fixed_tokens(special: Sequence[bool], second: Sequence[bool]) -> list[bool]:
@@ -138,9 +84,7 @@ class Cut:
         return max(range(len(self.pieces)), key=context)
 
 
-def cut(
-    inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None, option: str = ""
-) -> Cut:
+def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> Cut:
     """Cut a text into windows of at most `size` tokens.
 
     Args:
@@ -148,7 +92,6 @@ def cut(
         fixed: Whether each token is in each window: special tokens at the ends, and a question before its text.
         size: The most tokens of a window, fixed tokens included. None: the text stays whole.
         overlap: The tokens that two neighbours share. None: a quarter of a window.
-        option: What stands before the names of options in messages.
 
     Raises:
         ArgumentError: The window has no room for a token, or does not move.
@@ -168,8 +111,9 @@ def cut(
     if room < 1 or not 0 <= shared < room:
         less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
         raise ArgumentError(
-            f"{option}window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
-            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}."
+            f"window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
+            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}.",
+            "window",
         )
     pieces, windows = [], []
     for first in range(start, stop, room - shared):
@@ -187,33 +131,32 @@ def _at(value: Tensor, index: list[int], count: int) -> Tensor:
     return value[:, index] if value.dim() > 1 and value.shape[1] == count else value
 
 
-def window_size(window: Any, most: int | None, count: int, option: str) -> tuple[int | None, int | None]:
+def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, int | None]:
     """The size of a window and its overlap; None for a text that stays whole.
 
     Args:
         window: What the user passes: True, a size, or (size, overlap).
         most: The most tokens that the model takes; None: any number.
         count: The tokens of the text.
-        option: What stands before the names of options in messages.
     """
     if window is None or window is False:
         if most is not None and count > most:
             raise ArgumentError(
-                f"the text is {count} tokens long, but the model takes at most {most}: pass {option}window to read it "
+                f"the text is {count} tokens long, but the model takes at most {most}: pass window= to read it "
                 "in windows that overlap. No row then looks outside its window."
             )
         return None, None
     pair = tuple(window) if isinstance(window, (list, tuple)) else (window,)
     size, overlap = (*pair, None, None)[:2]
     if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair) or isinstance(overlap, bool):
-        raise ArgumentError(f"{option}window is {window!r}: pass True, a number of tokens, or (tokens, overlap).")
+        raise ArgumentError(f"window is {window!r}: pass True, a number of tokens, or (tokens, overlap).", "window")
     if size is True:
         size = most
         if size is None:
-            raise ArgumentError(f"the model takes texts of any length: pass {option}window as a number of tokens.")
+            raise ArgumentError("window is True, but the model takes texts of any length: pass a number.", "window")
     if most is not None and size > most:
         raise ArgumentError(
-            f"{option}window is {size}, but the model takes at most {most} tokens: pass at most {most}."
+            f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
         )
     return size, overlap
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import textwrap
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +14,10 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._names import meant
-from captum_vz._start import tell
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
-from captum_vz.app.wish import remarks
-from captum_vz.study.examples.text import PreparedText, prepare_text
-from captum_vz.study.methods import METHODS
+from captum_vz.methods import METHODS
+from captum_vz.subjects import Subject
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
+from captum_vz.subjects.texts import PreparedText, prepare_text, remarks
 
 
 class CommandError(Exception):
@@ -80,31 +80,9 @@ def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
     sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
 
 
-RESIDUALS: Final = {"0.5": 0.5, "none": None, "paper": "paper"}
-
-
-def add_residual(sub: argparse.ArgumentParser, default: float | str = 0.5) -> None:
-    """Add `--residual`."""
-    sub.add_argument(
-        "--residual",
-        type=_residual,
-        default=default,
-        metavar="SHARE",
-        help="what rollouts and flows add to the map of each layer for the residual connection: 0.5, half of each row; "
-        "none; or paper, the choice of each method's paper, which for value-zeroing-rollout is none (default: "
-        "%(default)s)",
-    )
-
-
-def _residual(word: str) -> float | str | None:
-    if word not in RESIDUALS:
-        raise argparse.ArgumentTypeError(f"{word!r} is no share: pass one of {', '.join(RESIDUALS)}")
-    return RESIDUALS[word]
-
-
 def slow() -> str:
     """The names of the methods that are run only if they are named."""
-    return ", ".join(name for name, method in METHODS.items() if method.slow)
+    return ", ".join(name for name, method in METHODS.items() if method.extra)
 
 
 def positive(word: str) -> int:
@@ -137,14 +115,11 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
     return chosen
 
 
-def read_text(text: str, loaded: Loaded) -> PreparedText:
-    """The text as the model takes it. Warnings on stderr name unknown words and masks."""
-    try:
-        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    for remark in remarks(text, loaded, prepared, str(prepared.token), "--"):
-        tell(remark)
+def read_text(text: str, subject: Subject) -> PreparedText:
+    """The text as the model takes it. Warnings name unknown words and masks."""
+    prepared = prepare_text(subject.model, subject.tokenizer, text)
+    for remark in remarks(text, subject, prepared, str(prepared.token)):
+        warnings.warn(remark, stacklevel=2)
     return prepared
 
 

@@ -18,16 +18,16 @@ from matplotlib.figure import Figure
 from captum_vz import __version__
 from captum_vz.app.explain import explain_subject
 from captum_vz.app.explanation import Explanation, explanation_view, side_by_side
-from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, note, page, table
-from captum_vz.app.subjects import Subject, read_input, subject_of
-from captum_vz.app.tasks import CHOICE, OF_IMAGES
-from captum_vz.app.wish import Wish, blanked_out, check_room, choose_foil
-from captum_vz.app.wish import remarks as remarks_on
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.app.wish import Wish, blanked_out, choose_foil
+from captum_vz.errors import ArgumentError, RefusedError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.study.examples.text import prepare_text
-from captum_vz.study.methods import METHODS, residual_text
+from captum_vz.methods import METHODS, residual_text
+from captum_vz.subjects import Subject, subject_of
+from captum_vz.subjects.heads import CHOICE, OF_IMAGES
+from captum_vz.subjects.signals import read_input
+from captum_vz.subjects.texts import check_room, prepare_text
+from captum_vz.subjects.texts import remarks as remarks_on
 from captum_vz.visualization import View, add_provenance, draw_image, weights_fingerprint
 
 TITLE: Final = "Which token does each token draw on?"
@@ -35,8 +35,10 @@ CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
 MOST_METHODS: Final = 6
 MOST_NEW_TOKENS: Final = 32
 MOST_SOURCES: Final = 20  # of an image or a sound, in the table; the picture shows all
-#: What rollouts add to the map of each layer for the residual connection.
-RESIDUALS: Final[Mapping[str, float | str | None]] = {"0.5": 0.5, "none": None, "paper": "paper"}
+#: The names of the fields for arguments.
+FIELDS: Final = {name: name.capitalize() for name in ("token", "layer", "target", "foil", "methods")} | {
+    "text_pair": "Second text",
+}
 KEPT: Final = 16  # folders with files to download
 #: What a model or its files may raise for a text or a name that they cannot use.
 ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -95,7 +97,6 @@ class Answers:
         target: str | None = "",
         truth: bool = False,
         other: str | None = "",
-        residual: str = "0.5",
         file: str | None = None,
         foil: str | None = "",
     ) -> Iterator[tuple[Any, ...]]:
@@ -111,12 +112,11 @@ class Answers:
             target: The label or word that is explained; empty: what the model predicts.
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
-            residual: A name of :data:`RESIDUALS`, for rollouts.
             file: The image or the sound that is explained, for a model that takes one in the place of a text.
             foil: The label or word whose score is subtracted; empty: that of :func:`choose_foil`, with `truth`.
         """
         remarks: list[Any] = []
-        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual, file
+        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", file
         answer = self._explain(*wanted, foil or "", remarks)
         try:
             # Not around a yield: other code runs there, whose warnings are its own.
@@ -129,14 +129,12 @@ class Answers:
         except ERRORS as error:
             yield _refusal(error), "", None, "", None, []
 
-    def generate(
-        self, text: str, model: str, method: str, count: float, hidden: Sequence[str], residual: str = "0.5"
-    ) -> tuple[Any, ...]:
+    def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> tuple[Any, ...]:
         """The generated text, the view, the picture, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._generate(text, model, method, count, hidden, residual, remarks)
+                return self._generate(text, model, method, count, hidden, remarks)
         except ERRORS as error:
             return _refusal(error), "", None, []
 
@@ -151,7 +149,6 @@ class Answers:
         target: str,
         truth: bool,
         against: str,
-        residual: str,
         file: str | None,
         foil: str,
         remarks: list[Any],
@@ -168,12 +165,11 @@ class Answers:
         if other is not None and subject.task == CHOICE:
             other = [line.strip() for line in other.splitlines() if line.strip()]
         chosen, chosen_foil, chosen_token = (one.strip() or None for one in (target, foil, token))
-        loaded, why = Loaded(subject.model, subject.tokenizer, subject.layers), ""
+        why = ""
         if truth and chosen is None and chosen_foil is None:
-            chosen_foil, why = choose_foil(text, model, loaded, chosen_token)
+            chosen_foil, why = choose_foil(text, subject, chosen_token)
         place = -1 if layer is None else int(layer)
         wish = Wish(token=chosen_token, layer=place, target=chosen, foil=chosen_foil, distances=True)
-        wish = replace(wish, residual=RESIDUALS[residual])
         found, refused = _explained(subject, explained, other, methods, wish)
         names = [one.method for one in found]
         comparison = side_by_side(found)
@@ -199,13 +195,13 @@ class Answers:
         where = "" if first.token is None else f", position {first.token}"
         told = [f"Explained: {first.name}{where}.", *refused]
         if truth:
-            blanked = blanked_out(text, loaded, chosen_token, chosen, chosen_foil)
+            blanked = blanked_out(text, subject, chosen_token, chosen, chosen_foil)
             comparison = replace(comparison, truth=blanked.shares)
             heads.insert(1, "blanking out")
             for row, share in zip(rows, blanked.shares.tolist(), strict=True):
                 row.insert(1, share if share == share else "")
             told.append(f"Blanking out: each token's share of what changes the probability of {blanked.answer}.")
-            told += [f"{_sentence(why)}."] if why else []
+            told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
         shares = table(caption, heads, rows, marked=marked)
         yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
@@ -223,29 +219,25 @@ class Answers:
         method: str,
         count: float,
         hidden: Sequence[str],
-        residual: str,
         remarks: list[Any],
     ) -> tuple[Any, ...]:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
         subject = self._load(model)
         self._check_text(subject, text)
-        loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
-        if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
-            raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
-        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-        for remark in remarks_on(text, loaded, prepared, str(prepared.token), ""):
+        if not getattr(subject.model, "can_generate", bool)() or subject.model.config.is_encoder_decoder:
+            raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which continues no text.")
+        prepared = prepare_text(subject.model, subject.tokenizer, text)
+        for remark in remarks_on(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=2)
-        check_room(text, loaded, int(count))
-        found: GenerationAttribution = attribute_generation(
-            loaded.model, loaded.tokenizer, text, method, int(count), residual=RESIDUALS[residual], do_sample=False
-        )
+        check_room(text, subject, int(count))
+        found: GenerationAttribution = attribute_generation(subject, text, method, int(count), do_sample=False)
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
-        added = residual_text(METHODS[method].with_residual(RESIDUALS[residual]).residual)
+        added = residual_text(METHODS[method].residual)
         named = ", ".join(filter(None, (method, added)))
-        files = Files(self._new_folder(), loaded.model, model, named, text)
+        files = Files(self._new_folder(), subject.model, model, named, text)
         shown = found.view(mask=mask, title=f"{text} … {found.text}")
         view = replace(shown, subtitle=f"{model} continues the text ({named}).", about=files.about)
         files.save_page(view)
@@ -375,7 +367,7 @@ def _over_image(subject: Subject, file: Path, found: Sequence[Explanation]) -> F
 
 
 def _refusal(error: BaseException) -> str:
-    return note([_sentence(" ".join(str(error).split())) or type(error).__name__], alert=True)
+    return note([_sentence(" ".join(renamed(error, FIELDS).split())) or type(error).__name__], alert=True)
 
 
 def _sentence(line: str) -> str:
@@ -384,7 +376,8 @@ def _sentence(line: str) -> str:
 
 
 def _told(remarks: list[Any]) -> list[str]:
-    return list(dict.fromkeys(_sentence(str(one.message)) for one in remarks if one.category is UserWarning))
+    told = (_sentence(renamed(str(one.message), FIELDS)) for one in remarks if one.category is UserWarning)
+    return list(dict.fromkeys(told))
 
 
 def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.app.pages import note
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, RESIDUALS, TITLE, Answers
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
 from captum_vz.visualization import read_provenance
 
 METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")
@@ -201,7 +201,6 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
     with gr.Row():
-        residual = _residual_field(gr, "residual")
         file = gr.File(
             label="Image or sound (WAV), for a model that takes one in the place of a text",
             file_types=["image", ".wav"],
@@ -209,7 +208,7 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             height=120,
             elem_id="file",
         )
-    return [model, methods, token, layer, pair, target, truth, other, residual, file, foil]
+    return [model, methods, token, layer, pair, target, truth, other, file, foil]
 
 
 def _nothing(line: str) -> tuple[Any, ...]:
@@ -246,7 +245,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
             model = _model_field(gr, answers, CAUSAL, "causal-model")
             method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")
         with gr.Row():
-            residual = _residual_field(gr, "generated-residual")
             hidden = gr.CheckboxGroup(list(KINDS), value=[], label="Leave out prompt tokens", elem_id="hidden")
             count = gr.Slider(1, MOST_NEW_TOKENS, value=8, step=1, label="New tokens", elem_id="count")
     told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
@@ -257,7 +255,7 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="generated-files", elem_classes="captum-vz-files")
     outputs = [told, view, steps, files]
-    fields = [text, model, method, count, hidden, residual]
+    fields = [text, model, method, count, hidden]
 
     def generate(*values: Any) -> tuple[Any, ...]:
         told, page, picture, paths = answers.generate(*values)
@@ -272,16 +270,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     for start in (button.click, text.submit):
         start(generate, fields, outputs, **queue, scroll_to_output=True, trigger_mode="multiple")  # as above
     _forget(fields, outputs, (note([CHANGED]), "", None, []))
-
-
-def _residual_field(gr: Any, elem_id: str) -> Any:
-    return gr.Radio(
-        list(RESIDUALS),
-        value="0.5",
-        label="Residual of rollouts",
-        info="What joined maps add for the residual connection: half of each row, nothing, or as in the paper.",
-        elem_id=elem_id,
-    )
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

@@ -148,11 +148,10 @@ class LLMTokenMaps(Attribution):
         prompt, columns = features_of(inp, self.tokenizer)
         found = attribute_generation(
             self.model,
-            self.tokenizer,
             prompt,
             self.attr_method,
+            tokenizer=self.tokenizer,
             method_options=method_options,
-            residual="paper",  # a name is its class here
             **options,
         )
         if isinstance(found, list):

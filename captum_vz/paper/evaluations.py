@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,15 +43,12 @@ def reproduce(
     methods: Any = None,
     *,
     batch_size: int = 32,
-    shard_size: int = 64,
     confidence: float = 0.95,
     resamples: int = 1999,
     quiet: bool = False,
     about: str = "",
     controls: int | None = 0,
     engine: str | None = None,
-    command: str | None = None,
-    data: Iterable[str | Path] = (),
     title: str = "",
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
@@ -77,7 +74,6 @@ def reproduce(
         methods: See :func:`~captum_vz.study.run_study`. Methods that refuse a model or fail are omitted from its
             study, and listed in the report with the reason.
         batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
-        shard_size: The largest number of examples that are computed again if a process is killed.
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples of the examples.
         quiet: Whether there is no progress bar.
@@ -88,8 +84,6 @@ def reproduce(
             (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: none.
         engine: See :func:`~captum_vz.study.run_study`, like the two arguments after it. It runs the methods of the
             studies. Probing, sanity checks and the further tables are computed by one process.
-        command: See there.
-        data: See there.
         title: The name of the data, for the titles of figures.
 
     Returns:
@@ -114,7 +108,7 @@ def reproduce(
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     _check_groups(examples)
-    folder, data = Path(output), list(data)
+    folder = Path(output)
     # Some systems do not distinguish the case of file names.
     parts = [safe_name(name).casefold() for name in models]
     if len(set(parts)) < len(parts):
@@ -146,12 +140,9 @@ def reproduce(
             usable,
             metrics,
             batch_size=batch_size,
-            shard_size=shard_size,
             confidence=confidence,
             resamples=resamples,
             engine=engine,
-            command=command,
-            data=data,
             quiet=quiet,
         )
         study.check_used()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,20 +13,23 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from captum_vz import find_layers
 from captum_vz._files import comma_separated, written
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.study.examples.text import class_number, prepare_text
-from captum_vz.study.methods import (
+from captum_vz.methods import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
     METHODS,
     Method,
-    encoder_of,
+    Question,
+    Subject,
+    check_layer,
+    checked_shares,
+    given_methods,
     joined_first,
 )
-from captum_vz.study.scoring import Batch
-from captum_vz.study.scoring.given import checked_rows, given_methods
+from captum_vz.subjects import check_order, text_subject_of
+from captum_vz.subjects.heads import class_number
+from captum_vz.subjects.texts import prepare_text
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization.pictures.comparison import clear_tau, overlap
 from captum_vz.visualization.pictures.parts.style import MARK
@@ -38,28 +41,26 @@ if TYPE_CHECKING:
 
 def compare(
     model: Any,
-    tokenizer: Any,
-    inputs: str | Mapping[str, Any],
+    text: str | Mapping[str, Any],
     methods: Any = None,
     target: int | str | None = None,
     *,
+    tokenizer: Any = None,
     foil: int | str | None = None,
     layer: int = -1,
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
-    residual: float | str | None = 0.5,
     advance: Callable[[str], object] | None = None,
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
 
-    Every method's scores are shares: not negative, summing to 1. Scores of gradient methods are the Euclidean norms
-    of the tokens' vectors.
+    Every method's scores are shares: not negative, summing to 1.
 
     Args:
-        model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
-        tokenizer: Its tokenizer.
-        inputs: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
+        model: What :func:`captum_vz.explain` takes: a name, a folder, a model with `tokenizer`, a pair of both, a
+            pipeline, or a SentenceTransformer. Of a model with encoder and decoder, the encoder is explained.
+        text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
         methods: Names of :data:`~captum_vz.study.METHODS`, classes, objects or functions, see
             :func:`~captum_vz.study.as_method`, or a mapping from names to these. None: the five of
@@ -67,6 +68,7 @@ def compare(
             and of "all", methods that refuse this model are left out, and the table lists them with the reason.
         target: What is explained by the methods that explain the output: a word of the vocabulary or its id, or for a
             model with a head for labels a label or its number. None: the model's prediction.
+        tokenizer: The tokenizer of a model that is passed alone.
         foil: The word or label whose logit is subtracted from the target's logit. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
             count from the end. Methods without layers ignore it.
@@ -77,9 +79,6 @@ def compare(
         truth: Whether to add what blanking out each token does to the prediction at `token`, and how far each method
             agrees with it. It needs the extra `study`, and one forward pass for each token. Without a `foil` it also
             counts which of two words fits better that are both right: pass one that differs in what you ask.
-        residual: What registered rollouts and flows add to each map for the residual connection. 0.5: half of each row.
-            None: nothing. "paper": the choice of the method's paper. Methods whose maps hold the residual connection
-            (ALTI, GlobEnc), and classes that you pass, are not changed.
         advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
@@ -90,9 +89,7 @@ def compare(
         RefusedError: A method that was named, or each of the default methods, refuses the model.
 
     >>> from captum_vz.study import compare
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> print(compare(model, tokenizer, "the pictures of some hat [MASK].", ["value-zeroing", "attention", "position"]))
+    >>> print(compare("agreement", "the pictures of some hat [MASK].", ["value-zeroing", "attention", "position"]))
                  value
                  zeroing  attention  position
     ...
@@ -101,44 +98,50 @@ def compare(
     """
     several: tuple[str, ...] | None = COMPARED_METHODS if methods is None else None
     several = DEFAULT_METHODS if isinstance(methods, str) and methods == "all" else several
+    check_order("compare", text)
+    subject = text_subject_of(model, tokenizer)
+    model, tokenizer = subject.model, subject.tokenizer
+    subject = subject if layers is None else replace(subject, layers=layers)
     given = given_methods(methods if several is None else several)
-    chosen = {name: method.with_residual(residual) for name, method in given.items()}
-    model = encoder_of(model)
-    layers = find_layers(model) if layers is None else layers
-    text = prepare_text(model, tokenizer, inputs, token)
+    chosen = {name: method.of(subject) for name, method in given.items()}
+    prepared = prepare_text(model, tokenizer, text, token)
     targets, foils = (
         None if wanted is None else [class_number(model, tokenizer, wanted, name)]
         for name, wanted in (("target", target), ("foil", foil))
     )
     if targets is not None and targets == foils:
-        raise ArgumentError(f"foil is {foil!r}, which is the target: all effects would be 0. Pass another foil.")
-    batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
-    found, refused = _rows(batch, chosen, several is not None, advance)
+        raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
+    question = Question(prepared.inputs, [prepared.token], targets, foils)
+    found, refused = _shares(subject, question, chosen, several is not None, advance)
     depths = [len(rows) for name, rows in found.items() if chosen[name].layered]
     depth = max(depths, default=1)
-    if depths and not -depth <= layer < depth:
-        raise ArgumentError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
-    scores = {name: rows[layer if chosen[name].layered else 0][0].double().cpu() for name, rows in found.items()}
+    if depths:
+        check_layer(layer, depth)
+    scores = {name: rows[layer if chosen[name].layered else 0][0] for name, rows in found.items()}
     scopes = {name: chosen[name].scope(layer % depth) for name in found}
     effect = None
     if truth:
         from captum_vz.study.scoring.truth import blank_out_text
 
-        effect = blank_out_text(model, tokenizer, text, targets, foils).shares
-    return Table(text.tokens, text.token, scores, layer % depth, refused, scopes, effect)
+        effect = blank_out_text(model, tokenizer, prepared, targets, foils).shares
+    return Table(prepared.tokens, prepared.token, scores, layer % depth, refused, scopes, effect)
 
 
-def _rows(
-    batch: Batch, methods: Mapping[str, Method], skip: bool, advance: Callable[[str], object] | None
-) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
-    """The rows of the methods, and the reasons of methods that refuse, if they may be skipped."""
-    found: dict[str, list[Tensor]] = {}
+def _shares(
+    subject: Subject,
+    question: Question,
+    methods: Mapping[str, Method],
+    skip: bool,
+    advance: Callable[[str], object] | None,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The shares of the methods, and the reasons of methods that refuse, if they may be skipped."""
+    found: dict[str, Tensor] = {}
     refused: dict[str, str] = {}
     for name in joined_first(methods, methods):
         if advance is not None:
             advance(name)
         try:
-            found[name] = list(checked_rows(name, methods[name], batch, ["the text"]))
+            found[name] = checked_shares(name, methods[name], subject, question)
         except RefusedError as error:
             if not skip:
                 raise
@@ -153,7 +156,7 @@ def family_of(name: str) -> str:
     method = METHODS.get(name)
     if method is None:
         return ""
-    if method.joined is not None:
+    if method.joins:
         return "joins layers"
     if method.explains_output:
         return "explains the output"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,15 +11,17 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
+from captum_vz.methods import given_methods
 from captum_vz.metrics.intervals import check_bootstrap
-from captum_vz.study.examples import Example, as_examples
-from captum_vz.study.folder import Source, check_groups, claim, fingerprint
+from captum_vz.study.examples import Example
+from captum_vz.study.examples.files import as_examples
+from captum_vz.study.folder import check_groups, claim, fingerprint
 from captum_vz.study.folder.engines import check_engine, own_device, run_on_ray
 from captum_vz.study.folder.work import Job, check_model, check_model_weights
 from captum_vz.study.results import Study, write_results
-from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
-from captum_vz.study.scoring.metrics import check_removal, given_metrics
+from captum_vz.study.scoring.metrics import given_metrics
+from captum_vz.subjects import model_sources
 
 #: The most examples of a part: what is computed again if a process is killed.
 BLOCK: Final = 64
@@ -28,7 +30,7 @@ BATCH_TOKENS: Final = 4096
 
 
 def run_study(
-    models: Mapping[str, Source],
+    models: Any,
     examples: Any,
     output: str | Path,
     methods: Any = None,
@@ -36,7 +38,6 @@ def run_study(
     *,
     batch_size: int = 32,
     content_only: bool = False,
-    removal: str = "unk",
     confidence: float = 0.95,
     resamples: int = 1999,
     engine: str | None = None,
@@ -62,20 +63,20 @@ def run_study(
     pair of methods), ``skipped.csv`` and ``figures``.
 
     Args:
-        models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
-            to the process's device, and back. The weights of a passed model are compared with those that made the
+        models: What :func:`captum_vz.explain` takes: a name, a folder, a pair of a model and its tokenizer, a pipeline.
+            Or several names, or a mapping from names to these, or to functions that return a model and its tokenizer.
+            A model is moved to the device of the process, and back. Its weights are compared with those of the
             finished parts, even if no work is left. A function is called only if work is left.
         examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
             of pyarrow, or a `datasets.Dataset`. Their ids are all different.
-        output: The folder. It may hold a study with the same `content_only` and `removal`, which then grows.
+        output: The folder. It may hold a study with the same `content_only`, which then grows.
         methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
             :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
             None: :data:`~captum_vz.study.DEFAULT_METHODS`.
-        metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to metrics of your own. None: cue
-            alignment and blank-out.
+        metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
+            None: cue alignment and blank-out.
         batch_size: The most sentences in a batch.
-        content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
-        removal: "unk", "mask" or "delete".
+        content_only: See :class:`~captum_vz.study.Scorer`.
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
         engine: "local": this process. "accelerate": one of the processes of `accelerate launch` or `torchrun`, on a
@@ -102,21 +103,20 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
+    models = model_sources(models)
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
-    fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
+    fixed = {"captum_vz": __version__, "content_only": content_only}
     if not models or batch_size < 1:
         raise ValueError(f"models is {list(models)} and batch_size {batch_size}: pass at least 1 of each.")
-    check_removal(removal)
     check_bootstrap(confidence, resamples)
     check_engine(engine)
-    options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS}
-    options |= {"content_only": content_only, "removal": removal}
+    options = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS, "content_only": content_only}
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
         check_model(name, source, chosen, measures, options)
     folder = Path(output)
-    code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
+    code = {name: code_identity(one if one.source is None else one.source, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     blocks = claim(folder, fixed, list(models), code, measured, examples, BLOCK)
     for name, (model, tokenizer) in loaded.items():

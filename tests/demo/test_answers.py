@@ -12,12 +12,12 @@ from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
 from captum_vz import ValueZeroingRollout, demo, find_layers
-from captum_vz.app.models import load
 from captum_vz.app.wish import blanked_out
 from captum_vz.demo import check_address, page
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
+from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
 
@@ -123,7 +123,7 @@ def test_truth_is_a_switch(answers: Answers) -> None:
     plain, blanked = (answers.explain(*asked, truth=truth) for truth in (False, True))
     assert "blanking out" not in plain[3]
     assert "blanking out" in blanked[3]
-    loaded = load("agreement")
+    loaded = subject_of("agreement")
     shares = blanked_out(asked[0], loaded, None, "are").shares.tolist()
     row = blanked[3].split("2 pictures")[1].split("</td>")[0]
     assert row.endswith(f">{shares[2]:.3f}")
@@ -162,7 +162,7 @@ def test_residual_of_generated_text_is_chosen(answers: Answers) -> None:
         *_, files = answers.generate(*asked, residual=name)
         found = json.loads(next(Path(one) for one in files if one.endswith("scores.json")).read_text())
         rollout = ValueZeroingRollout(model, find_layers(model), residual=residual)
-        truth = json.loads(attribute_generation(model, tokenizer, asked[0], rollout, 2, do_sample=False).to_json())
+        truth = json.loads(attribute_generation((model, tokenizer), asked[0], rollout, 2, do_sample=False).to_json())
         assert [found[key] for key in ("layers", "scores")] == [truth[key] for key in ("layers", "scores")]
         picture = read_provenance(next(one for one in files if one.endswith("steps.png")))
         told = "no residual" if residual is None else f"residual {residual}"

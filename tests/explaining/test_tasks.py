@@ -311,7 +311,7 @@ def test_layer_is_never_ignored() -> None:
     assert (found.method, found.layer) == ("value-zeroing-effect-layer", 0)
     expected = ValueZeroingEffect(model, find_layers(model)[0]).attribute(inputs, target=1)[0]
     torch.testing.assert_close(found.scores, expected)
-    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer out"):
+    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer= out"):
         captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing-effect", layer=0)
     with pytest.raises(ArgumentError, match="layer 2 is out of range"):
         captum_vz.explain(model, SENTENCE, tokenizer=words, layer=2)
@@ -445,7 +445,7 @@ def test_generated_words_of_an_encoder_decoder() -> None:
     )
     model = T5ForConditionalGeneration(config).eval()
     found = captum_vz.explain(model, "a is b", tokenizer=words, method="value-zeroing-effect")
-    expected = attribute_generation(model, words, "a is b", ValueZeroingEffect)
+    expected = attribute_generation((model, words), "a is b", ValueZeroingEffect)
     assert len(found.rows) == len(expected.generated.ids)
     for step, row in enumerate(found.rows):
         torch.testing.assert_close(row.scores, expected.scores[step, : len(found.tokens), 0])

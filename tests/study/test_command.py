@@ -13,11 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from captum_vz.app import models as app_models
 from captum_vz.cli import main
-from captum_vz.cli.commands import study as study_command
-from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
+from captum_vz.study import Example, Study, run_study, write_jsonl
+from captum_vz.subjects import loading as app_models
 from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, forget, refused
 from tests.study.test_run import assert_same_study, shards
 
@@ -32,17 +32,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     examples = [Example.from_record(record) for record in agreement_sentences(6)]
-    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4"]) == 0
+    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS]) == 0
     out, err = capsys.readouterr()
     assert "6/6" in err
-    expected = run_study({"agreement": load_model}, examples, "t", METHODS, shard_size=4, quiet=True)
+    expected = run_study({"agreement": load_model}, examples, "t", METHODS, quiet=True)
     assert_same_study(Study("s"), expected)
     mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
     line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
     assert [float(number) for number in re.findall(r"(\S+) \[", line)] == pytest.approx(mean, abs=5e-4)
-    assert (
-        main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4", "--quiet"]) == 0
-    )
+    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -53,40 +51,55 @@ def test_typed_options_override_the_file(folder: Path) -> None:
     config = folder / "conf" / "config.toml"
     config.write_text(
         'jsonl = "mine.jsonl"\noutput = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
-        "shard_size = 2\nbatch-size = 3\nquiet = true\ncontent_only = false\n"
+        "batch-size = 3\nquiet = true\ncontent_only = false\n"
     )
     assert main(["study", "conf/config.toml", "--methods", "random"]) == 0
     study = Study(folder / "conf" / "out")
     assert list(study.settings["methods"]) == ["random"]
-    assert len(list((study.folder / "shards").iterdir())) == 2
     assert study.skipped["example"].tolist() == ["bad"]
     assert main(["study", "conf/config.toml", "--output", "elsewhere"]) == 0
     assert list(Study(folder / "elsewhere").settings["methods"]) == ["random", "position"]
 
 
-def test_metrics_of_the_help_are_all() -> None:
-    """The command names them before it imports what the extra installs."""
-    assert (tuple(METRICS), DEFAULT_METRICS) == (study_command.METRICS, study_command.DEFAULT_METRICS)
+def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forms = {"sentence_good": "The sketch of Rosa is red.", "sentence_bad": "The sketch of Rosa are red."}
+    for paradigm in HELD_OUT_PARADIGMS:
+        records = [json.dumps(forms | {"UID": paradigm, "pairID": str(number)}) for number in range(10)]
+        (folder / f"{paradigm}.jsonl").write_text("\n".join(records))
+    options = ["study", "--blimp", ".", "--methods", "random", "--metrics", "cue_mrr", "--output"]
+    assert main([*options, "held", "--limit", "4"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == (
+        "20 of 50 pairs of BLiMP. Left out: 25 that the embedded models were trained on; 5 of "
+        "regular_plural_subject_verb_agreement_1, to have as many singular as plural verbs."
+    )
+    assert out[1] == "4 of 20 sentences, evenly spaced (--limit)."
+    load_model()[0].save_pretrained("own")
+    load_model()[1].save_pretrained("own")
+    capsys.readouterr()
+    assert main([*options, "whole", "--model", "own", "--html", "page.html"]) == 0
+    assert capsys.readouterr().out.startswith("50 of 50 pairs of BLiMP. Left out: none.\n")
+    assert "50 of 50 pairs of BLiMP" in Path("page.html").read_text("utf-8")
 
 
-def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr("captum_vz.study.examples.blimp.blimp_examples", lambda path: found.append(path) or [])
-    assert "examples is empty" in refused(capsys, "study", "--blimp", "data", "--output", "s")
-    assert found == [Path("data")]
+def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "my.csv").write_text("text,target,cue,good,bad\nThe hats of Rosa are red.,are,hats,are,is\n")
+    assert main(["study", "--csv", "my.csv", "--methods", "random", "--output", "s", "--quiet"]) == 0
+    assert Study("s").rows()[["cue_dot", "blank_out"]].notna().all(axis=None)
+    assert "A CSV? Pass --csv" in refused(capsys, "study", "--jsonl", "my.csv", "--output", "t")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--generated", "2"], "pass --output FOLDER"),
-        (["--output", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE or --generated N"),
+        (["--output", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --generated N"),
         (["--output", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
         (["--output", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
         (["--output", "s", "--generated", "-1"], "argument --generated: -1 is less than 1"),
         (["--output", "s", "--generated", "2", "--methods", "magic"], "there is no method 'magic'. Pass some of"),
         (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "there is no ./none"),
-        (["--output", "s", "--generated", "2", "--removal", "swap"], "argument --removal: invalid choice: 'swap'"),
+        (["--output", "s", "--generated", "2", "--metrics", "blank_out:swap"], "blank_out takes one of :mask and :de"),
         (["--output", "file/s", "--generated", "2"], "cannot write file/s: "),
         (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
@@ -157,7 +170,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     study = importlib.import_module("captum_vz.study")
-    table = study.compare(*load_model(), "some hat [MASK] small.", "value-zeroing")
+    table = study.compare(load_model(), "some hat [MASK] small.", "value-zeroing")
     assert str(table)
     assert table.to_csv()
     with pytest.raises(ModuleNotFoundError, match="comes with the extra 'study'"):
@@ -183,7 +196,7 @@ def test_missing_extra_is_named(
 
 @pytest.mark.slow
 def test_two_launched_processes_share_work(folder: Path) -> None:
-    options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot", "--shard-size", "1"]
+    options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot"]
     # accelerate starts several processes on CPUs by its launcher for GPUs (torchrun) or by MPI.
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]

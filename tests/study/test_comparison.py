@@ -38,8 +38,8 @@ from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
 from captum_vz.study.comparison import family_of
-from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.scoring.truth import blank_out_text
+from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -67,7 +67,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     layers = find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     names = [name for name in METHODS if name != "alti-logit"]  # it refuses this model
-    table = compare(model, tokenizer, SENTENCE, methods=names, layer=layer, target="are", foil="is")
+    table = compare((model, tokenizer), SENTENCE, methods=names, layer=layer, target="are", foil="is")
     expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
     expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
@@ -102,9 +102,9 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
 
 def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
     model, tokenizer = shipped
-    own = compare(model, tokenizer, SENTENCE, "saliency")
-    named = compare(model, tokenizer, SENTENCE, "saliency", target="are")
-    other = compare(model, tokenizer, SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
+    own = compare((model, tokenizer), SENTENCE, "saliency")
+    named = compare((model, tokenizer), SENTENCE, "saliency", target="are")
+    other = compare((model, tokenizer), SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
     torch.testing.assert_close(own.scores["saliency"], named.scores["saliency"])
     assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
 
@@ -112,13 +112,13 @@ def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
 def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     model, tokenizer = load_model("causal")
     text = "the pictures of some hat"
-    table = compare(model, tokenizer, text, "alti-logit", "are", foil="is")
+    table = compare((model, tokenizer), text, "alti-logit", "are", foil="is")
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     inputs = prepare_text(model, tokenizer, text).inputs
     added = ALTILogit(model, find_layers(model)).attribute(inputs, target=(-1, right), foil=(-1, wrong))
     torch.testing.assert_close(table.scores["alti-logit"], normalize_rows(added.abs())[0].double())
     with pytest.raises(RefusedError, match="post-norm"):
-        compare(*shipped, SENTENCE, "alti-logit")
+        compare(shipped, SENTENCE, "alti-logit")
 
 
 def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
@@ -135,7 +135,7 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
         "effect": ValueZeroingEffect(model),
         "alti": "alti",
     }
-    table = compare(model, tokenizer, SENTENCE, given, target="are", foil="is")
+    table = compare((model, tokenizer), SENTENCE, given, target="are", foil="is")
     choice = {"target": (MASK, right), "foil": (MASK, wrong)}
 
     def relevance() -> torch.Tensor:
@@ -156,26 +156,26 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
     assert list(table.scores) == list(given)
     for name, row in expected.items():
         torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    assert list(compare(model, tokenizer, SENTENCE, [ValueZeroing, "random"]).scores) == ["ValueZeroing", "random"]
+    assert list(compare((model, tokenizer), SENTENCE, [ValueZeroing, "random"]).scores) == ["ValueZeroing", "random"]
     with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
-        compare(model, tokenizer, SENTENCE, ["atention"])
+        compare((model, tokenizer), SENTENCE, ["atention"])
 
 
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
-    short = compare(model, tokenizer, "some hat is small.")
+    short = compare((model, tokenizer), "some hat is small.")
     assert list(short.scores) == [name for name in COMPARED_METHODS if name not in short.refused]
     assert len(COMPARED_METHODS) == 5
-    table = compare(model, tokenizer, "some hat is small.", "all")
+    table = compare((model, tokenizer), "some hat is small.", "all")
     assert table.token == len(table.tokens) - 1
     assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
     assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
-    first = compare(model, tokenizer, "some hat is small.", "all", token=0)
+    first = compare((model, tokenizer), "some hat is small.", "all", token=0)
     for name, column in first.scores.items():
         assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
     with pytest.raises(RefusedError, match="pre-norm"):
-        compare(model, tokenizer, "some hat is small.", "globenc")
+        compare((model, tokenizer), "some hat is small.", "globenc")
 
 
 def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
@@ -184,11 +184,11 @@ def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
     )
     model = BertModel(config).eval()
-    table = compare(model, tokenizer, tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
+    table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
     assert list(table.scores) == ["alti", "value-zeroing"]
-    torch.testing.assert_close(table.scores["alti"], compare(model, tokenizer, SENTENCE, "alti").scores["alti"])
+    torch.testing.assert_close(table.scores["alti"], compare((model, tokenizer), SENTENCE, "alti").scores["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
-        compare(model, tokenizer, SENTENCE, "saliency")
+        compare((model, tokenizer), SENTENCE, "saliency")
 
 
 def test_each_run_is_a_layer(shipped: Shipped) -> None:
@@ -202,19 +202,19 @@ def test_each_run_is_a_layer(shipped: Shipped) -> None:
         intermediate_size=16,
     )
     model = AlbertModel(config).eval()
-    table = compare(model, tokenizer, SENTENCE, ["attention", "attention-rollout"])
+    table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
     expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
     torch.testing.assert_close(table.scores["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
-        compare(model, tokenizer, SENTENCE, "attention", layer=3)
+        compare((model, tokenizer), SENTENCE, "attention", layer=3)
 
 
 def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
-    table = compare(T5ForConditionalGeneration(config).eval(), tokenizer, SENTENCE, "value-zeroing", token="hat")
+    table = compare((T5ForConditionalGeneration(config).eval(), tokenizer), SENTENCE, "value-zeroing", token="hat")
     assert table.scores["value-zeroing"].shape == (11,)
 
 
@@ -234,7 +234,7 @@ def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
 )
 def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
     with pytest.raises(ValueError, match=complaint):
-        compare(*shipped, **{"inputs": SENTENCE, "methods": ["value-zeroing"], **passed})
+        compare(shipped, **{"text": SENTENCE, "methods": ["value-zeroing"], **passed})
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
 def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
     """Each token is replaced by hand, and the probability of the prediction is read again."""
     model, tokenizer = shipped
-    table = compare(model, tokenizer, SENTENCE, ["value-zeroing", "position"], truth=True)
+    table = compare((model, tokenizer), SENTENCE, ["value-zeroing", "position"], truth=True)
     ids = tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         clean = model(ids).logits[0, MASK].double().softmax(-1)
@@ -344,7 +344,7 @@ def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
 
 def test_truth_between_two_forms(shipped: Shipped) -> None:
     model, tokenizer = shipped
-    table = compare(model, tokenizer, SENTENCE, "position", target="are", foil="is", truth=True)
+    table = compare((model, tokenizer), SENTENCE, "position", target="are", foil="is", truth=True)
     assert table.truth is not None
     assert table.tokens[int(table.truth.nan_to_num().argmax())] == "pictures"
     assert table.truth.nansum() == pytest.approx(1)
@@ -361,16 +361,16 @@ def test_residual_of_rollouts(shipped: Shipped) -> None:
         return kind(model, **options).attribute(inputs, token=MASK)[0].double()
 
     for residual, own in ((0.5, (0.5, 0.5)), (None, (None, None)), ("paper", (None, 0.5))):
-        table = compare(model, tokenizer, SENTENCE, names, residual=residual)
+        table = compare((model, tokenizer), SENTENCE, names, residual=residual)
         expected = [row(ValueZeroingRollout, residual=own[0]), row(AttentionRollout, residual=own[1]), row(ALTI)]
         for name, one in zip(names, expected, strict=True):
             torch.testing.assert_close(table.scores[name], one, rtol=1e-5, atol=1e-6)
         words = ["no residual" if one is None else "residual 0.5" for one in own]
         assert [*table.scopes.values()] == [*(f"layers 0 to 3, {word}" for word in words), "layers 0 to 3"]
-    table = compare(model, tokenizer, SENTENCE, ValueZeroingRollout)
+    table = compare((model, tokenizer), SENTENCE, ValueZeroingRollout)
     torch.testing.assert_close(*table.scores.values(), row(ValueZeroingRollout), rtol=1e-5, atol=1e-6)
     with pytest.raises(ArgumentError, match=r"residual is 0\.7: pass 0\.5, None or 'paper'"):
-        compare(model, tokenizer, SENTENCE, names, residual=0.7)
+        compare((model, tokenizer), SENTENCE, names, residual=0.7)
 
 
 def test_truth_is_shown_and_exported(table: Table) -> None:
@@ -399,7 +399,7 @@ def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
         vocab_size=len(shipped[1]), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     with pytest.raises(RefusedError, match="expected logits"):
-        compare(BertModel(config).eval(), shipped[1], SENTENCE, "position", truth=True)
+        compare((BertModel(config).eval(), shipped[1]), SENTENCE, "position", truth=True)
 
 
 def test_methods_have_no_order_without_a_truth(table: Table) -> None:
@@ -435,4 +435,4 @@ def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
 def test_foil_that_is_explained_is_refused(target: str | None, shipped: Shipped) -> None:
     """The model predicts "are", which is explained without a target."""
     with pytest.raises(ArgumentError, match=r"foil is .*[Pp]ass another foil"):
-        compare(*shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")
+        compare(shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")

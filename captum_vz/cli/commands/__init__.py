@@ -7,7 +7,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
@@ -17,10 +17,10 @@ from captum_vz._start import tell
 from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.explain import add_demo, add_explain
 from captum_vz.cli.commands.generate import add_generate
-from captum_vz.cli.commands.lab import add_lab
 from captum_vz.cli.commands.study import add_paper, add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
 from captum_vz.cli.options import CommandError, HelpFormatter
+from captum_vz.errors import ArgumentError, renamed
 
 COMMANDS: Final = {
     "explain": add_explain,
@@ -30,15 +30,13 @@ COMMANDS: Final = {
     "paper": add_paper,
     "verify": add_verify,
     "demo": add_demo,
-    "lab": add_lab,
 }
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 with one line on stderr that says what to change."""
     try:
-        with _remarks_as_lines():
-            _run(sys.argv[1:] if arguments is None else arguments)
+        _run(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has all that it wants
@@ -57,15 +55,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def option_names(sub: argparse.ArgumentParser) -> dict[str, str]:
+    """The option of a command for each argument of the package, for :func:`captum_vz.errors.renamed`."""
+    found = {action.dest: max(action.option_strings, key=len) for action in sub._actions if action.option_strings}
+    return found | ({"text_pair": found["pair"]} if "pair" in found else {})
+
+
 @contextmanager
-def _remarks_as_lines() -> Iterator[None]:
+def _remarks_as_lines(names: Mapping[str, str]) -> Iterator[None]:
     """Print each warning for users once, as one line on stderr, and no warning for developers."""
     told = set()
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if category is UserWarning and str(message) not in told:
             told.add(str(message))
-            tell(str(message))
+            tell(renamed(str(message), names))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
@@ -90,7 +94,12 @@ def _run(arguments: Sequence[str]) -> None:
             sys.stdout.flush()
         raise
     options.command_line = ["captum-vz", *arguments]  # pictures carry it
-    options.run(options)
+    options.names = option_names(options.parser)
+    try:
+        with _remarks_as_lines(options.names):
+            options.run(options)
+    except ArgumentError as error:
+        raise CommandError(renamed(error, options.names)) from error
 
 
 def _parsed(commands: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

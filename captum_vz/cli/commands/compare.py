@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from captum_vz._start import tell
 from captum_vz.app.explain import explain_subject
 from captum_vz.app.explanation import explanation_view
-from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, paragraph, table
-from captum_vz.app.subjects import subject_of_loaded
-from captum_vz.app.wish import Wish, blanked_out, choose_foil, compared, load_for_text
+from captum_vz.app.wish import Wish, blanked_out, choose_foil, compared
 from captum_vz.cli.options import (
     CommandError,
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -40,8 +37,10 @@ from captum_vz.cli.output import (
     share_cell,
     working,
 )
+from captum_vz.errors import renamed
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
 from captum_vz.study.comparison import family_of
+from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.visualization import View
 from captum_vz.visualization.terminal import bar, columns_of, printable
 
@@ -98,7 +97,6 @@ def add_compare(commands: Any) -> None:
         "with this, from 0 to 1; needs the extra study",
     )
     sub.add_argument("--full", action="store_true", help="print the shares of all tokens, one column for each method")
-    add_residual(sub)
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
 
@@ -107,13 +105,14 @@ def run(options: argparse.Namespace) -> None:
     check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}"):
-        loaded = load_for_text(options.model)
+        loaded = text_subject_of(options.model)
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
     told = ""
     if options.truth and options.foil is None and options.target is None:
-        options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
+        options.foil, told = choose_foil(options.text, loaded, options.token)
+        told = renamed(told, options.names)
     truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
 
@@ -122,18 +121,17 @@ def run(options: argparse.Namespace) -> None:
             bar.update()
 
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--", residual=options.residual)
+        found = compared(*asked, advance)
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
-            subject = subject_of_loaded(loaded)
             asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer, option="--", residual=options.residual)
-            wishes = [wish.of_method(name, subject.task) for name in found.scores]
-            maps = [explain_subject(subject, options.text, None, one) for one in wishes]
+            wish = Wish(**asked_of_all, layer=options.layer)
+            wishes = [wish.of_method(name, loaded.task) for name in found.scores]
+            maps = [explain_subject(loaded, options.text, None, one) for one in wishes]
         view = explanation_view(options.text, maps, page_origin(options, loaded.model))
         save_page(_page(found, truth, view), options.html)
     if options.json:
@@ -164,10 +162,10 @@ def _check_use(options: argparse.Namespace) -> None:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
 
-def _truth(options: argparse.Namespace, loaded: Loaded) -> Truth:
+def _truth(options: argparse.Namespace, loaded: Subject) -> Truth:
     try:
         with working("blanking out each token"):
-            return blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
+            return blanked_out(options.text, loaded, options.token, options.target, options.foil)
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
 

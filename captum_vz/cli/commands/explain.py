@@ -9,15 +9,12 @@ from typing import Any, Final
 
 from captum_vz.app.explain import explain_subject
 from captum_vz.app.explanation import Explanation, explanation_view, row_text
-from captum_vz.app.subjects import subject_of
-from captum_vz.app.tasks import TASKS
 from captum_vz.app.wish import Wish
 from captum_vz.cli.options import (
     CommandError,
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -34,6 +31,7 @@ from captum_vz.cli.output import (
     working,
 )
 from captum_vz.study import METHODS
+from captum_vz.subjects import subject_of
 from captum_vz.visualization.terminal import score_texts
 
 EXAMPLES: Final = (
@@ -67,12 +65,6 @@ def add_explain(commands: Any) -> None:
         "--pair", nargs="+", metavar="TEXT", help="a second text: the text of an answer; the answers to choose from"
     )
     add_model(sub)
-    sub.add_argument(
-        "--task",
-        type=one_of("task", TASKS),
-        metavar="TASK",
-        help=f"the head to load, one of {', '.join(TASKS)} (default: the head that the model was saved with)",
-    )
     sub.add_argument(
         "--token",
         help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
@@ -109,7 +101,6 @@ def add_explain(commands: Any) -> None:
         help="the stack of layers, if the model has several; of a model that translates or summarises: encoder, or "
         "decoder, which explains each word that it writes, by cross-attention (default: encoder)",
     )
-    add_residual(sub)
     add_outputs(
         sub,
         "where to draw the maps of all layers and their rollout, or the scores of a method without layer maps "
@@ -126,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
     if window is not None and len(window) > 2:
         raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
-        subject = subject_of(options.model, task=options.task, stack=options.stack)
+        subject = subject_of(options.model, stack=options.stack)
         wish = Wish(
             options.method,
             options.target,
@@ -136,9 +127,7 @@ def run(options: argparse.Namespace) -> None:
             options.words,
             True if window == [] else window,
             options.html is not None,
-            "--",
             options.stack,
-            options.residual,
         )
         say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
         pair = options.pair

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,14 +13,11 @@ from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._start import tell
-from captum_vz.app.models import CAUSAL, Loaded, load_with_head
-from captum_vz.app.wish import check_layer, check_room, depth_of
 from captum_vz.cli.options import (
     CommandError,
     add_command,
     add_model,
     add_outputs,
-    add_residual,
     check_files,
     check_text,
     one_of,
@@ -41,8 +37,11 @@ from captum_vz.cli.output import (
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
+from captum_vz.methods import check_layer
 from captum_vz.study import METHODS
-from captum_vz.study.methods import effect_of_layer, encoder_of
+from captum_vz.subjects import subject_of
+from captum_vz.subjects.loading import CAUSAL
+from captum_vz.subjects.texts import check_room
 from captum_vz.visualization import terminal_text
 from captum_vz.visualization.terminal import score_texts
 
@@ -89,7 +88,6 @@ def add_generate(commands: Any) -> None:
         metavar="KIND",
         help=f"leave out prompt tokens: {', '.join(KINDS)}, or words, separated by commas",
     )
-    add_residual(sub)
     add_outputs(
         sub, "where to draw all new tokens by all prompt tokens (default: no picture is drawn)", "tokens and all scores"
     )
@@ -103,14 +101,11 @@ def run(options: argparse.Namespace) -> None:
     check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
-        model, tokenizer = load_with_head(options.model)
+        subject = subject_of(options.model)
+        model, tokenizer = subject.model, subject.tokenizer
         has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
         name = options.method or (CROSS if has_encoder else ROLLOUT)
-        row = METHODS[name].with_residual(options.residual)
-        method, layered = row.generative, row.layered
-        if method is None:
-            able = ", ".join(one for one, other in METHODS.items() if other.generative is not None)
-            raise CommandError(f"--method {name} cannot explain generated text: pass one of {able}.")
+        row = METHODS[name]
         if not getattr(model, "can_generate", bool)():
             raise CommandError(
                 f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model, "
@@ -118,27 +113,23 @@ def run(options: argparse.Namespace) -> None:
             )
         layers = find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
-        if layered:
-            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)), "--")
+        if row.layered:
+            check_layer(asked, replace(subject, layers=layers).depth)
         elif options.layer is not None:
             raise CommandError(f"--method {name} has no scores of single layers: leave --layer out.")
-        read = encoder_of(model)
-        read_text(options.text, Loaded(read, tokenizer, find_layers(read)))
-        check_room(options.text, Loaded(model, tokenizer, layers), most)
+        read_text(options.text, subject.encoder)
+        check_room(options.text, subject, most)
         mask = _mask(options, tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        more = {"method_options": dict(row.options), **sampling}
-        of_layer = method is effect_of_layer
-        method = partial(effect_of_layer, layer=asked) if of_layer else method
-        found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, method, most, **more)
+        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
     starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
     mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
-    layer = found.layer_index(asked) if layered and not of_layer else 0
+    layer = found.layer_index(asked) if row.layered else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    shown = row.scope(asked % len(layers) if of_layer else layer)
+    shown = row.scope(layer)
     title = ", ".join(filter(None, [name, shown]))
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz._start import INTERRUPTED
-from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.options import (
     PAGE,
     CommandError,
     add_command,
     add_model,
-    add_residual,
     check_files,
     check_folder,
     one_of,
@@ -27,12 +24,14 @@ from captum_vz.cli.options import (
 )
 from captum_vz.cli.output import working
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples import Example, read_jsonl
+from captum_vz.methods import METHODS, load_plugin
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
-from captum_vz.study.scoring.given import load_plugin
+from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
+from captum_vz.subjects import model_sources
+from captum_vz.subjects.loading import find_models, load
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed.model import EMBEDDED
 
 #: Those of :mod:`captum_vz.study.folder.engines`, whose import needs the extra `study`.
 ENGINES: Final = ("local", "accelerate", "ray")
@@ -42,7 +41,6 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
     names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
     sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
-    add_residual(sub, "paper")
     sub.add_argument(
         "--plugin",
         type=Path,
@@ -113,36 +111,7 @@ def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) 
         raise CommandError(f"--{kind}s: {error}") from error
 
 
-def methods_of(options: argparse.Namespace) -> Any:
-    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
-    found = {}
-    for name in options.methods or DEFAULT_METHODS:
-        method = METHODS[name].with_residual(options.residual)
-        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
-    return found
-
-
-def blimp_files(folder: Path | None) -> list[Path]:
-    """The files of BLiMP that a study reads."""
-    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
-
-
-#: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
-METRICS: Final = (
-    *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
-    *(
-        f"blank_out_{removal}_{over}{size}"
-        for removal in ("unk", "mask", "delete")
-        for over in ("forms", "vocabulary")
-        for size in ("", "_size")
-    ),
-    *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
-    *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
-    *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
-    *("sensitivity", "sanity", "sanity_last"),
-)
-DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
-_PATHS = ("blimp", "jsonl", "output", "html", "plugin")
+_PATHS = ("blimp", "jsonl", "csv", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
     "study --generated 50 --model agreement causal --metrics cue_dot cue_ap --output both --html both.html",
@@ -178,37 +147,27 @@ def add_study(commands: Any) -> None:
         "--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="lines with tokens, target and cue"
     )
     data.add_argument(
+        "--csv",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="tables with the columns text, target, cue, good and bad, in words",
+    )
+    data.add_argument(
         "--generated", type=positive, default=0, metavar="N", help="how many of the package's own grammar"
     )
+    sub.add_argument("--limit", type=positive, metavar="N", help="the most sentences; of more, N evenly spaced ones")
     add_model(sub, several=True)
     add_run(sub)
     sub.add_argument(
         "--metrics",
         nargs="+",
         metavar="METRIC",
-        help=f"of {', '.join(METRICS)}, or of a plugin (default: {', '.join(DEFAULT_METRICS)})",
-    )
-    sub.add_argument(
-        "--shard-size",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="sentences in a file: the most that a kill loses (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--batch-tokens",
-        type=positive,
-        default=4096,
-        metavar="N",
-        help="the most tokens in a batch (default: %(default)s)",
+        help="such as cue_mrr, blank_out:mask:size and sanity, or of a plugin; a wrong name lists all (default: "
+        "cue_dot, cue_ap, blank_out)",
     )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
-    sub.add_argument(
-        "--removal",
-        choices=("unk", "mask", "delete"),
-        default="unk",
-        help="the replacement of a blanked token (default: %(default)s)",
-    )
 
 
 def with_config(path: Path, arguments: Sequence[str], known: Collection[str]) -> list[str]:
@@ -259,51 +218,51 @@ def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
         from captum_vz.cli.reports import print_study, show, study_json, study_page
-        from captum_vz.study import METRICS as KNOWN_METRICS
-        from captum_vz.study import run_study
+        from captum_vz.study import metric_named, run_study
         from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)
-    check_names("metric", options.metrics, KNOWN_METRICS)
     with study_errors():
-        examples = _examples(options)
+        for name in options.metrics or ():
+            metric_named(name)
+        examples, notes = _examples(options)
         if not (options.output / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         study = run_study(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             options.metrics,
             batch_size=options.batch_size,
             content_only=options.content_only,
-            removal=options.removal,
             engine=options.engine,
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
+    parts = partial(print_study, study, notes), partial(study_json, study), partial(study_page, study, notes)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
         study.check_used()
 
 
-def _files(options: argparse.Namespace) -> list[Path]:
-    """The files that the examples are read from."""
-    return [*options.jsonl, *blimp_files(options.blimp)]
-
-
-def _examples(options: argparse.Namespace) -> list[Example]:
-    if options.blimp is None and not options.jsonl and not options.generated:
-        raise CommandError("study needs sentences: pass --blimp FOLDER, --jsonl FILE or --generated N.")
-    examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
+def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
+    """The examples, and lines on what is left out."""
+    if options.blimp is None and not (options.jsonl or options.csv or options.generated):
+        raise CommandError("study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --generated N.")
+    examples, notes = [Example.from_record(record) for record in agreement_sentences(options.generated)], []
     for path in options.jsonl:
         examples += read_jsonl(path)
+    for path in options.csv:
+        examples += read_csv(path)
     if options.blimp is not None:
-        from captum_vz.study.examples.blimp import blimp_examples
-
-        examples += blimp_examples(options.blimp)
-    return examples
+        selection = select_blimp(options.blimp, whole=not set(options.model) & set(EMBEDDED))
+        examples += selection.examples
+        notes.append(str(selection))
+    if options.limit is not None and options.limit < len(examples):
+        notes.append(f"{options.limit:,} of {len(examples):,} sentences, evenly spaced (--limit).")
+        examples = evenly(examples, options.limit)
+    return examples, notes
 
 
 PAPER_EXAMPLES: Final = (
@@ -361,17 +320,15 @@ def run_paper(options: argparse.Namespace) -> None:
             find_models(options.model)
         examples, about = _paper_examples(options)
         found = reproduce(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.output,
-            methods_of(options),
+            options.methods,
             batch_size=options.batch_size,
             quiet=options.quiet or options.json,
             about=about,
             controls=options.controls,
             engine=options.engine,
-            command=shlex.join(options.command_line),
-            data=blimp_files(options.blimp),
             title="the grammar" if options.blimp is None else "BLiMP, held out",
         )
     parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
@@ -384,5 +341,5 @@ def _paper_examples(options: argparse.Namespace) -> tuple[list[Example], str]:
         examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
         return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
     with working("reading BLiMP"):
-        selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+        selection = select_blimp(options.blimp, [load(name)[1] for name in options.model])
     return selection.examples, str(selection)

@@ -7,11 +7,11 @@ import sys
 from typing import Any, Final
 
 from captum_vz import verify
-from captum_vz.app.models import AGREEMENT
 from captum_vz.app.pages import page, paragraph, table
-from captum_vz.app.wish import load_for_text
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
 from captum_vz.cli.output import is_terminal, print_table, save_page, working
+from captum_vz.subjects import text_subject_of
+from captum_vz.subjects.loading import AGREEMENT
 from captum_vz.verification import VerificationReport
 
 TEXT = "The keys to the old cabinet are on the table, but nobody has found them yet."
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
         check_text(options.text)
     check_files(None, options.output, options.html)
     with working(f"loading {options.model}") as say:
-        loaded = load_for_text(options.model)
+        loaded = text_subject_of(options.model)
         text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
         prepared = read_text(text, loaded)
 

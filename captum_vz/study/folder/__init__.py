@@ -33,7 +33,7 @@ MANIFEST: Final = "study.json"
 EXAMPLES: Final = "examples"
 LOCKS: Final = ".locks"
 #: The settings that all parts of a study share.
-FIXED: Final = ("captum_vz", "content_only", "removal")
+FIXED: Final = ("captum_vz", "content_only")
 
 
 @contextmanager

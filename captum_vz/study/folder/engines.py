@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 
 from captum_vz.errors import ArgumentError, needs_extra
+from captum_vz.methods.given import PLUGIN
+from captum_vz.methods.registry import METHODS
 from captum_vz.study.folder.work import Job
-from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.given import PLUGIN
 from captum_vz.study.scoring.metrics import METRICS
 
 #: What `engine` may be.

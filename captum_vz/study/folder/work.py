@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from captum_vz.errors import needs_extra
+from captum_vz.methods import Method
 from captum_vz.study.examples import Example
 from captum_vz.study.folder import (
     Block,
@@ -26,9 +27,8 @@ from captum_vz.study.folder import (
 )
 from captum_vz.study.folder.provenance import made_by
 from captum_vz.study.folder.tables import Added, add_rows, is_held, part_of, read_table
-from captum_vz.study.methods import Method
 from captum_vz.study.scoring.measuring import Measurer
-from captum_vz.study.scoring.metrics import Metric
+from captum_vz.study.scoring.metrics import Metric, lacks
 from captum_vz.study.scoring.rows import Row, skipped_row
 from captum_vz.study.scoring.scorer import Scorer
 
@@ -116,13 +116,9 @@ class Job(NamedTuple):
                 _Worker(self, model, stack, device).do(block, advance, timeout=-1)
 
 
-def cannot_have(model: Any, metrics: Mapping[str, Metric]) -> dict[str, str]:
+def cannot_have(loaded: Loaded, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """The metrics that a model cannot have, with the reasons."""
-    head = getattr(model, "get_output_embeddings", None)
-    if head is None or head() is not None:
-        return {}
-    reason = f"{type(model).__name__} has no head that predicts words"
-    return {name: reason for name, metric in metrics.items() if metric.needs_forms}
+    return {name: reason for name, metric in metrics.items() if (reason := lacks(metric, *loaded))}
 
 
 def check_model(
@@ -133,7 +129,7 @@ def check_model(
     Raises:
         ValueError: It is in train mode, or it can have none of the metrics.
     """
-    without = cannot_have(loaded[0], metrics)
+    without = cannot_have(loaded, metrics)
     if len(without) == len(metrics):
         raise ValueError(
             f"model {name!r} can have none of the metrics {', '.join(metrics)}: {next(iter(without.values()))}. Pass "
@@ -208,7 +204,7 @@ class _Worker:
         """The rows of a part that need the model."""
         metrics = {name: self.job.metrics[name] for name in missing.metrics}
         methods = {name: self.job.methods[name] for name in missing.methods}
-        without = cannot_have(loaded[0], metrics)
+        without = cannot_have(loaded, metrics)
         kept = {name: metric for name, metric in metrics.items() if name not in without}
         left_out = [skipped_row(why, one, None, name, metrics) for name, why in without.items() for one in examples]
         if missing.has_scores:
@@ -226,10 +222,9 @@ class _Worker:
         """The rows of metrics that only read scores."""
         metrics, options = {name: self.job.metrics[name] for name in missing.metrics}, self.job.options
         sizes = options["batch_size"], options["batch_tokens"]
-        how = options["content_only"], options["removal"], _no_model
         rows = self._stored(missing, settings, part)
-        by_id = {example.id: example for example in examples}
-        return rows + Measurer(metrics, _no_model, _no_model, sizes, *how).measure(by_id, rows)
+        measurer = Measurer(metrics, _no_model, _no_model, sizes, options["content_only"], _no_model)
+        return rows + measurer.measure({example.id: example for example in examples}, rows)
 
     def _stored(self, missing: Missing, settings: Mapping[str, Any], part: Mapping[str, Any] | None) -> list[Row]:
         """The scores that a part holds of some methods."""

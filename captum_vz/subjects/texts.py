@@ -1,0 +1,268 @@
+"""A text of a user as a model takes it, and the position of the token to explain."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import BatchEncoding
+
+from captum_vz.errors import ArgumentError
+from captum_vz.subjects.heads import class_labels, max_tokens, predicts_next, reads_whole_text
+from captum_vz.subjects.subject import Subject
+from captum_vz.visualization import readable_tokens
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """One text, ready for a model.
+
+    Attributes:
+        inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
+        tokens: The tokens as a person reads them, special tokens included.
+        token: The position of the token to explain, not negative.
+        is_mask: Whether this token is a mask that the model fills.
+    """
+
+    inputs: dict[str, Tensor]
+    tokens: tuple[str, ...]
+    token: int
+    is_mask: bool
+
+
+def prepare_text(
+    model: Any,
+    tokenizer: Any,
+    text: str | Mapping[str, Any],
+    token: int | str | None = None,
+    any_length: bool = False,
+) -> PreparedText:
+    """Tokenize a text, check its length, and find the token to explain.
+
+    Args:
+        model: The model, which says how many tokens it takes at most.
+        tokenizer: Its tokenizer.
+        text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
+            one text, with tensors `(1, tokens)`.
+        token: The token to explain, see :func:`find_token`. None: of a model with a head for the whole text, the token
+            that the head reads.
+        any_length: Whether the text may be longer than the model takes.
+
+    Raises:
+        ArgumentError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
+            tokenizer is another model's, with more tokens.
+
+    >>> from captum_vz.testbed import load_model
+    >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")
+    >>> prepared.tokens[prepared.token], prepared.token, prepared.is_mask
+    ('[MASK]', 3, True)
+    """
+    encoding: Any = text
+    if isinstance(text, str):
+        filled = text.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else text
+        encoding = tokenizer(filled, return_tensors="pt", verbose=False)
+    ids = encoding.get("input_ids") if isinstance(encoding, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
+        shape = f"input_ids {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(encoding).__name__}"
+        raise ArgumentError(
+            f"inputs is {shape}: pass one text that is not empty, or what the tokenizer returns for one with "
+            "return_tensors='pt', a mapping with input_ids (1, tokens)."
+        )
+    numbers = ids[0].long().tolist()
+    fills = not predicts_next(model)  # a mask token of a causal model has no prediction
+    masks = [fills and number == tokenizer.mask_token_id for number in numbers]
+    special = [number in tokenizer.all_special_ids for number in numbers]
+    if all(special) and not any(masks):
+        if tokenizer.unk_token_id in numbers:
+            raise ArgumentError(
+                f"the tokenizer knows no token of the text: the model would be given {tokenizer.unk_token} only. Pass "
+                "a text in the model's language and script."
+            )
+        raise ArgumentError("the text is empty: there is no token to explain. Pass a text with at least one word.")
+    most = max_tokens(model, tokenizer)
+    if not any_length and most is not None and len(numbers) > most:
+        raise ArgumentError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
+    words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    known = getattr(words, "num_embeddings", None)
+    if known is not None and not 0 <= min(numbers) <= max(numbers) < known:
+        raise ArgumentError(
+            f"the tokenizer gives ids from {min(numbers)} to {max(numbers)}, but the model knows 0 to {known - 1}: "
+            "pass the model's own tokenizer."
+        )
+    tokens = tuple(readable_tokens(tokenizer, numbers))
+    if token is None and reads_whole_text(model):
+        token, masks = read_token(model, tokenizer, numbers), []
+    place = find_token(token, tokens, masks, special)
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
+    return PreparedText(inputs, tokens, place, bool(masks) and masks[place])
+
+
+def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool], special: Sequence[bool]) -> int:
+    """The position of a token that is given by its position or as it is written.
+
+    Args:
+        wanted: A position, or a token in any case. Negative positions count from the end. A string of digits is a
+            position. None: the first mask or, without a mask, the last token that is no special token.
+        tokens: The tokens.
+        masks: For each token whether it is a mask token.
+        special: For each token whether it is a special token ([SEP], </s>).
+
+    Raises:
+        ArgumentError: There is no such token, or there are several.
+
+    >>> tokens = ["[CLS]", "it", "is", "[SEP]"]
+    >>> find_token(None, tokens, [False] * 4, [True, False, False, True]), find_token("It", tokens, [], [])
+    (2, 1)
+    """
+    count = len(tokens)
+    if wanted is None:
+        return masks.index(True) if any(masks) else max(i for i, its in enumerate(special) if not its)
+    if isinstance(wanted, int) or wanted.lstrip("-").isdecimal():
+        position = int(wanted)
+        if not -count <= position < count:
+            raise ArgumentError(
+                f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}.",
+                "token",
+            )
+        return position % count
+    places = [i for i, token in enumerate(tokens) if token == wanted]
+    places = places or [i for i, token in enumerate(tokens) if token.casefold() == wanted.casefold()]
+    if not places:
+        raise ArgumentError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}", "token")
+    if len(places) > 1:
+        where = ", ".join(map(str, places))
+        raise ArgumentError(f"token {wanted!r} is at the positions {where}: pass one of them.", "token")
+    return places[0]
+
+
+def content_specials(tokenizer: Any) -> dict[str, int]:
+    """The ids of the tokenizer's special tokens that stand for words: "unk" and "mask".
+
+    The unknown token of some decoders, such as GPT-2, also begins or ends each text. It is left out.
+
+    >>> from captum_vz.testbed import load_model
+    >>> content_specials(load_model()[1])
+    {'unk': 1, 'mask': 4}
+    """
+    ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
+    numbers = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "mask")}
+    return {name: number for name, number in numbers.items() if number is not None and number not in ends}
+
+
+def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
+    """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
+
+    Encoder-decoders read their last token, the end of the text.
+    """
+    causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    if causal or getattr(model.config, "is_encoder_decoder", False):
+        return len(ids) - 1
+    number = getattr(tokenizer, "cls_token_id", None)
+    return next((place for place, one in enumerate(ids) if one == number), 0)
+
+
+def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
+    """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
+
+    >>> from captum_vz.testbed import load_model
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     encode(load_model()[1], "[CLS] the hat [SEP]").tokens()
+    ['[CLS]', 'the', 'hat', '[SEP]']
+    """
+    given = [one for one in (text, pair) if one is not None]
+    filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
+    added = tokenizer("a", verbose=False)["input_ids"]
+    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
+    typed: list[str] = []
+    for place, one in enumerate(filled):
+        kept = one
+        for mark in begin:
+            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
+                kept = kept.lstrip()[len(mark[1]) :].lstrip()
+                typed.append(mark[1])
+        for mark in end:
+            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
+                kept = kept.rstrip()[: -len(mark[1])].rstrip()
+                typed.append(mark[1])
+        filled[place] = kept
+    if typed:
+        marks = list(dict.fromkeys(typed))
+        verb = "is" if len(marks) == 1 else "are"
+        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        warnings.warn(told, stacklevel=4)
+    return tokenizer(*filled, return_tensors="pt", verbose=False)
+
+
+def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
+    """Ids and texts of special tokens, each once."""
+    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
+    return [(number, mark) for number, mark in found.items() if number is not None and mark]
+
+
+def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
+    """Whether each token is of the second text."""
+    ids = encoding["input_ids"][0].tolist()
+    if pair is None:
+        return [False] * len(ids)
+    if getattr(encoding, "encodings", None):
+        return [number == 1 for number in encoding.sequence_ids()]
+    own = tokenizer(pair, add_special_tokens=False, verbose=False)["input_ids"]  # a tokenizer in Python
+    start = next((i for i in reversed(range(len(ids) - len(own) + 1)) if ids[i : i + len(own)] == own), len(ids))
+    return [start <= place < start + len(own) for place in range(len(ids))]
+
+
+def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | None) -> list[str]:
+    """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
+    model, tokenizer = subject.model, subject.tokenizer
+    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
+    ids = prepared.inputs["input_ids"][0].tolist()
+    masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
+    # The unknown token of some decoders also begins or ends each text.
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    found = []
+    if unknown:
+        found.append(
+            f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
+        )
+    for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
+        if tokenizer.mask_token is None:
+            found.append(f"{written} is read as text: the model has no mask token.")
+        elif mask is None:
+            found.append(f"{written} is no mask for a model that predicts the next token: end the text before it.")
+        elif written not in ("[MASK]", mask):
+            found.append(f"{written} is read as text: write [MASK] for the mask.")
+    if token is None and len(masks) > 1:
+        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
+    if token is None and not masks:
+        fills = not predicts_next(model) and not class_labels(model)
+        why = "the text has no mask: its last token" if fills else "the last token of the text"
+        why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
+        found.append(f"{why} is explained, token={prepared.token}.")
+    return found
+
+
+def _listed(places: list[int]) -> str:
+    return ("position " if len(places) == 1 else "positions ") + ", ".join(map(str, places))
+
+
+def check_room(text: str, subject: Subject, new: int) -> None:
+    """Refuse a text that is too long for the model with this number of new tokens."""
+    if subject.model.config.is_encoder_decoder:  # the new tokens are a text of their own
+        room = getattr(subject.model.config, "max_position_embeddings", None) or new
+        if new > room:
+            raise ArgumentError(f"the model writes at most {room} tokens: ask for at most {room} new tokens.")
+        return
+    most, count = max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
+    room = new if most is None else most - count + 1  # the last new token is no input
+    if new > room:
+        raise ArgumentError(
+            f"the text is {count} tokens long, and the model takes at most {most}: ask for at most {room} new tokens."
+        )

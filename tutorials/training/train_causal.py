@@ -1,0 +1,168 @@
+"""Trains the embedded causal model: ``python tutorials/training/train_causal.py --blimp PATH``.
+
+The objective is the prediction of the next token, on the sentences of the embedded masked language model. The target of
+a sentence weighs more than the other words. Words other than the target are sometimes split into sub-words.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from accuracy import EVALUATION_PAIRS, accuracies, share_right
+from tokenizers import processors
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from train_masked import LEARNING_RATE, MAX_LENGTH, Example, Run, fit, save_model, training_examples
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from captum_vz.testbed.data import held_out
+from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.model import load_model
+from captum_vz.text import Record, encode_record, form_ids
+
+#: The weight of the target in the loss. Every other token has the weight 1.
+TARGET_WEIGHT: Final = 5.0
+DEFAULTS: Final = {"output": Path("causal"), "epochs": 12, "layers": 3, "width": 96}
+
+
+def causal_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same tokenizer, whose texts begin with [CLS] and are open at the end. [SEP] ends a generated text."""
+    inner = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B:1", special_tokens=[("[CLS]", tokenizer.cls_token_id)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    names["mask_token"] = "[MASK]"  # the place of the target in records
+    return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=MAX_LENGTH, padding_side="left", **names)
+
+
+def train_causal_model(
+    tokenizer: PreTrainedTokenizerFast,
+    records: Sequence[Record],
+    epochs: int,
+    seed: int = 0,
+    layers: int = 3,
+    width: int = 96,
+    heads: int = 4,
+) -> LlamaForCausalLM:
+    """A LLaMA trained from scratch on the good sentences of `records`, in eval mode.
+
+    Args:
+        tokenizer: The tokenizer of the embedded masked language model.
+        records: Records with a mask. Records with a form that is not a single token are left out.
+        epochs: The number of passes over the sentences.
+        seed: The seed of all random numbers. The same seed, number of threads and machine give the same weights.
+        layers: The number of layers.
+        width: The width of the hidden states. The feed-forward layers are twice as wide.
+        heads: The number of attention heads.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=2 * width,
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    examples = training_examples(tokenizer, records)
+    pad = tokenizer.pad_token_id
+    fit(model, examples, tokenizer, lambda batch: _loss(model, batch, pad), 3 * LEARNING_RATE, epochs, seed)
+    return model.eval()
+
+
+@torch.no_grad()
+def next_logits(model: Any, tokenizer: Any, records: Sequence[Record], batch_size: int = 128) -> Tensor:
+    """The logits of the target, from the words before it, `(records, vocabulary)`."""
+    logits = []
+    for start in range(0, len(records), batch_size):
+        encoded = [encode_record(tokenizer, record) for record in records[start : start + batch_size]]
+        prefixes = [one.encoding["input_ids"][0, : one.target] for one in encoded]
+        ids = pad_sequence(prefixes, batch_first=True, padding_value=tokenizer.pad_token_id)
+        last = torch.tensor([len(prefix) - 1 for prefix in prefixes])
+        # The padding stands after the prefix, where a causal model does not see it.
+        logits.append(model(input_ids=ids).logits[torch.arange(len(ids)), last])
+    return torch.cat(logits)
+
+
+def prefers_good_next(model: Any, tokenizer: Any, records: Sequence[Record]) -> Tensor:
+    """Whether a causal model gives the good form a higher score than the bad form, after the words before the target.
+
+    Args:
+        model: A causal model in eval mode.
+        tokenizer: Its tokenizer.
+        records: Records whose cue comes before the target. Both forms are single tokens.
+
+    Returns:
+        A boolean for each record, `(records,)`.
+    """
+    forms = torch.tensor([form_ids(tokenizer, record) for record in records])
+    good, bad = next_logits(model, tokenizer, records).gather(1, forms).unbind(1)
+    return good > bad
+
+
+def continues_well(model: Any, tokenizer: Any, records: Sequence[Record]) -> Tensor:
+    """Whether the likeliest token after the words before the target is a good form of any of the records.
+
+    A token is good after a plural cue if it is the good form of some record with a plural cue, and likewise for
+    singular cues.
+    """
+    good: dict[str, set[int]] = {"singular": set(), "plural": set()}
+    for record in records:
+        good[record["label"]].add(int(tokenizer.convert_tokens_to_ids(record["good"].lower())))
+    best = next_logits(model, tokenizer, records).argmax(-1).tolist()
+    return torch.tensor([token in good[record["label"]] for token, record in zip(best, records, strict=True)])
+
+
+def causal_records(tokenizer: Any, records: Sequence[Record]) -> list[Record]:
+    """The records that can be put to a causal model: the cue comes first, and both forms are single tokens."""
+    return [r for r in records if r["one_prefix_method"] and form_ids(tokenizer, r) is not None]
+
+
+def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
+    """The accuracy on held-out pairs of BLiMP and on new sentences of the grammar, and the share of good verbs."""
+    seen = {record["sentence_good"] for record in trained}
+    new = [record for record in agreement_sentences(4 * EVALUATION_PAIRS) if record["sentence_good"] not in seen]
+    held = [record for records in held_out(blimp).values() for record in records]
+    results: dict[str, Any] = {}
+    for name, records in {"held_out": held, "grammar": new}.items():
+        usable = causal_records(tokenizer, records)
+        results[name] = accuracies(usable, prefers_good_next(model, tokenizer, usable))
+    prefixes = agreement_sentences(2 * EVALUATION_PAIRS, 5, "relational_noun")
+    fresh = [r for r in causal_records(tokenizer, prefixes) if r["sentence_good"] not in seen][:EVALUATION_PAIRS]
+    results["continuations"] = share_right(continues_well(model, tokenizer, fresh))
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
+    run = Run.begin("train_causal.py", str(__doc__), arguments, **DEFAULTS)
+    folder, masked = run.options.output, load_model()[1]
+    model = train_causal_model(masked, run.records, **run.model_options)
+    save_model(model, causal_tokenizer(masked), folder)
+    loaded, tokenizer = load_model(folder)
+    accuracy = measure_causal(loaded, tokenizer, run.options.blimp, run.records)
+    run.write_card(loaded, len(tokenizer), accuracy)
+
+
+def _loss(model: LlamaForCausalLM, batch: list[Example], pad: int) -> Tensor:
+    """The weighted cross-entropy of the next tokens. Logits are computed for tokens that are no padding."""
+    ids = pad_sequence([torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=pad)
+    weights = torch.ones(ids.shape)
+    weights[torch.arange(len(batch)), torch.tensor([example.target for example in batch])] = TARGET_WEIGHT
+    there = ids[:, 1:] != pad
+    hidden = model.model(input_ids=ids[:, :-1], attention_mask=(ids[:, :-1] != pad).long(), use_cache=False)
+    losses = cross_entropy(model.lm_head(hidden.last_hidden_state[there]), ids[:, 1:][there], reduction="none")
+    kept = weights[:, 1:][there]
+    return (losses * kept).sum() / kept.sum()
+
+
+if __name__ == "__main__":
+    main()
