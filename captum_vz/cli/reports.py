@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import argparse
 import json
 import sys
@@ -51,9 +52,7 @@ def show(
 
 def _is_main_process() -> bool:
     """Whether this process is the only one, or the main one under `accelerate launch`."""
-    from accelerate import PartialState
-
-    return bool(PartialState().is_main_process)
+    return os.environ.get("RANK", "0") == "0"
 
 
 def print_study(study: Study, notes: Sequence[str] = ()) -> None:

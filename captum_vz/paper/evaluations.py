@@ -73,7 +73,7 @@ def reproduce(
         output: The folder.
         methods: See :func:`~captum_vz.study.run_study`. Methods that refuse a model or fail are omitted from its
             study, and listed in the report with the reason.
-        batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the three arguments after it.
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples of the examples.
         quiet: Whether there is no progress bar.
@@ -82,7 +82,7 @@ def reproduce(
         controls: The number of sentences of the package's grammar for the sanity checks
             (:func:`~captum_vz.study.sanity_checks`) and the truths by patching
             (:func:`~captum_vz.study.value_patching`). None: as many as examples, 40 at most. 0: none.
-        engine: See :func:`~captum_vz.study.run_study`, like the two arguments after it. It runs the methods of the
+        engine: See :func:`~captum_vz.study.run_study`, like the argument after it. It runs the methods of the
             studies. Probing, sanity checks and the further tables are computed by one process.
         title: The name of the data, for the titles of figures.
 

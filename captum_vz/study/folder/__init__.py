@@ -129,7 +129,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{count!r} examples in blocks of {sizes!r}"[:200])
         if not all(isinstance(name, str) for name in names):
             raise ValueError(f"the names of models, methods and metrics are {names!r}"[:200])
-        if any(name not in settings for name in (*FIXED, "parts", "holds")):
+        if any(settings.get(name) is None for name in (*FIXED, "parts", "holds")):
             raise ValueError(f"expected {', '.join(FIXED)}, parts and holds, which earlier versions did not write")
     # Python's JSON raises these for text that is no UTF-8 or no JSON, other JSON, and JSON that is nested too deep.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
