@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any

@@ -121,7 +121,7 @@ def run_study(
     blocks = claim(folder, fixed, list(models), code, measured, examples, BLOCK)
     for name, (model, tokenizer) in loaded.items():
         check_model_weights(folder, name, fingerprint(model, tokenizer))
-    job = Job(folder, models, chosen, measures, blocks, options)
+    job = Job(folder, models, chosen, measures, {"methods": code, "metrics": measured}, blocks, options)
     total, checked = job.size_left(), _with_checked(job)
     with tqdm(total=total, unit="example", desc="study", disable=quiet or not total) as bar:
         if engine == "ray":

@@ -52,6 +52,7 @@ class Job(NamedTuple):
         models: For each name a model and its tokenizer, or what loads them.
         methods: The methods.
         metrics: The metrics.
+        codes: The identities of their code, "methods" and "metrics" by their names.
         blocks: The blocks of examples.
         options: Further arguments of :class:`~captum_vz.study.Scorer`.
     """
@@ -60,11 +61,17 @@ class Job(NamedTuple):
     models: Mapping[str, Source]
     methods: Mapping[str, Method]
     metrics: Mapping[str, Metric]
+    codes: Mapping[str, Mapping[str, str]]
     blocks: list[Block]
     options: Mapping[str, Any]
 
+    def read(self) -> dict[str, Any]:
+        """The settings of the folder, with the code of this job: another start may have other code for a name."""
+        settings = read_settings(self.folder)
+        return settings | {name: settings[name] | codes for name, codes in self.codes.items()}
+
     def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> list[Missing]:
-        """What a folder with these settings lacks of one model and one block.
+        """What the folder lacks of one model and one block.
 
         Raises:
             ValueError: A file of the part is broken.
@@ -88,7 +95,7 @@ class Job(NamedTuple):
 
     def left(self, model: str, settings: Mapping[str, Any] | None = None) -> Iterator[tuple[Block, list[Missing]]]:
         """The blocks of a model that lack something."""
-        settings = settings or read_settings(self.folder)
+        settings = settings or self.read()
         for block in self.blocks:
             if found := self.missing(settings, model, block):
                 yield block, found
@@ -99,7 +106,7 @@ class Job(NamedTuple):
 
     def size_left(self) -> int:
         """The number of examples in blocks that lack something, over all models."""
-        settings = read_settings(self.folder)
+        settings = self.read()
         return sum(block.size for model in self.models for block, _ in self.left(model, settings))
 
     def compute(self, device: torch.device, advance: Callable[[int], object]) -> None:
@@ -156,26 +163,26 @@ class _Worker:
 
     def do(self, block: Block, advance: Callable[[int], object], timeout: float) -> bool:
         """Compute what one block lacks; False if another process holds it for longer than `timeout`."""
-        job = self.job
-        stem = stem_of(read_settings(job.folder), self.model, block)
+        job, count = self.job, advance
         try:
-            with lock_of(job.folder, stem).acquire(timeout=timeout):
-                settings = read_settings(job.folder)  # another process may have computed it
-                left, count = job.missing(settings, self.model, block), advance
-                part = part_of(job.folder, settings, self.model, block)
-                examples, added = read_examples(job.folder, block), []
+            with lock_of(job.folder, stem_of(job.read(), self.model, block)).acquire(timeout=timeout):
+                settings = job.read()  # another process may have computed it
+                part, added = part_of(job.folder, settings, self.model, block), []
                 made = settings["holds"][part["holds"]] if part is not None else {}
-                for missing in left:
+                examples = read_examples(job.folder, block)
+                for missing in job.missing(settings, self.model, block):
+                    stored = [] if missing.has_scores else self._stored(missing, part)
                     if job.needs_model(missing):
                         model, tokenizer, made = self.loaded()
-                        rows = self._run((model, tokenizer), examples, missing, settings, part, count)
+                        rows = self._run((model, tokenizer), examples, missing, stored, count)
                     else:
-                        rows = self._measure(examples, missing, settings, part)
+                        rows = self._measure(examples, missing, stored)
+                    if not missing.has_scores:
                         count(block.size)
                     count = _ignore
                     added.append(Added(missing.methods, missing.metrics, missing.has_scores, rows))
                 if added:
-                    add_rows(job.folder, settings, self.model, block, added, made["weights"], made["made_by"])
+                    add_rows(job.folder, job.codes, self.model, block, added, made["weights"], made["made_by"])
                 else:
                     advance(block.size)
         except Timeout:
@@ -197,8 +204,7 @@ class _Worker:
         loaded: Loaded,
         examples: list[Example],
         missing: Missing,
-        settings: Mapping[str, Any],
-        part: Mapping[str, Any] | None,
+        stored: list[Row],
         advance: Callable[[int], object],
     ) -> list[Row]:
         """The rows of a part that need the model."""
@@ -207,26 +213,20 @@ class _Worker:
         without = cannot_have(loaded, metrics)
         kept = {name: metric for name, metric in metrics.items() if name not in without}
         left_out = [skipped_row(why, one, None, name, metrics) for name, why in without.items() for one in examples]
-        if missing.has_scores:
-            scorer = Scorer(*loaded, methods, kept or ["cue_dot"], **self.job.options)
-            found = scorer.score(examples, advance) if kept else scorer.scores(examples, advance)
-        else:
-            advance(len(examples))
-            found = self._stored(missing, settings, part)
-            found += Scorer(*loaded, methods, kept, **self.job.options).measure(examples, found) if kept else []
-        return [row | dict.fromkeys(without) for row in found] + left_out
+        scorer = Scorer(*loaded, methods, kept or "cue_dot", **self.job.options)
+        rows = scorer.scores(examples, advance) if missing.has_scores else stored
+        if kept:
+            rows += scorer.measure(examples, rows)
+        return [dict.fromkeys(metrics) | row for row in rows] + left_out
 
-    def _measure(
-        self, examples: list[Example], missing: Missing, settings: Mapping[str, Any], part: Mapping[str, Any] | None
-    ) -> list[Row]:
+    def _measure(self, examples: list[Example], missing: Missing, stored: list[Row]) -> list[Row]:
         """The rows of metrics that only read scores."""
         metrics, options = {name: self.job.metrics[name] for name in missing.metrics}, self.job.options
         sizes = options["batch_size"], options["batch_tokens"]
-        rows = self._stored(missing, settings, part)
         measurer = Measurer(metrics, _no_model, _no_model, sizes, options["content_only"], _no_model)
-        return rows + measurer.measure({example.id: example for example in examples}, rows)
+        return stored + measurer.measure({example.id: example for example in examples}, stored)
 
-    def _stored(self, missing: Missing, settings: Mapping[str, Any], part: Mapping[str, Any] | None) -> list[Row]:
+    def _stored(self, missing: Missing, part: Mapping[str, Any] | None) -> list[Row]:
         """The scores that a part holds of some methods."""
         assert part is not None  # only a part that is there lacks nothing but metrics
         rows: list[Row] = read_table(self.job.folder, part["files"]["scores"]).to_pylist()
