@@ -31,7 +31,7 @@ import captum_vz
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.study import METHODS as REGISTRY
-from captum_vz.study import Batch, compare
+from captum_vz.study import Batch, as_method, compare
 from captum_vz.subjects.texts import find_token
 from captum_vz.testbed import load_model
 from captum_vz.visualization import terminal_text
@@ -355,11 +355,11 @@ def test_loading_restores_verbosity(gpt2: str, capsys: pytest.CaptureFixture[str
 def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     random = REGISTRY["random"]
 
-    def remarking(batch: Batch) -> list[Tensor]:
+    def remarking(batch: Batch) -> Tensor:
         warnings.warn("a row stays zero", stacklevel=2)
-        return random.rows(batch)
+        return batch.scores(random)[0]
 
-    monkeypatch.setitem(REGISTRY, "value-zeroing", replace(random, rows=remarking))
+    monkeypatch.setitem(REGISTRY, "value-zeroing", as_method(remarking))
     assert main(["explain", SENTENCE, "--json"]) == 0
     assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
 

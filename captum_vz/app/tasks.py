@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.result.explanation import Predictions
 from captum_vz.subjects.heads import (
     ANSWER,
     AUDIO,
@@ -42,6 +44,7 @@ class Question:
         foil: The class whose number is subtracted.
         of_token: Whether the tensor has an axis of tokens.
         read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+        value: The explained number. None: nobody asked the model.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Question:
     foil: int | None = None
     of_token: bool = True
     read: Callable[[Any], Tensor] | None = None
+    value: float | None = None
 
     @property
     def is_logit(self) -> bool:
@@ -158,11 +162,17 @@ class Asked:
         return name(target) if foil is None else f"{name(target)} rather than {name(foil)}"
 
 
-Predictions = list[tuple[str, float]]
-
-
 def questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
-    """What the model predicts, and the rows that explain it."""
+    """What the model predicts, and the rows that explain it, with their numbers."""
+    predictions, rows = _questions(task, asked)
+    output = SimpleNamespace(**{name: one[None] for name, one in asked.numbers.items()})
+    return predictions, [
+        replace(row, value=row.reader(row.token)(output).item()) if row.field and row.read is None else row
+        for row in rows
+    ]
+
+
+def _questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
     if task in (SEQUENCE, IMAGE, AUDIO):
         return _sequence(asked)
     if task == TOKENS:

@@ -1,20 +1,14 @@
-"""What a user asks about one input: what of it is refused or remarked, and the methods that are compared on it."""
+"""What a user asks about one input, and what of it is refused."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
-from torch import Tensor
+from typing import Any, Final
 
 from captum_vz.errors import ArgumentError
-from captum_vz.methods import METHODS, Method, check_layer, check_methods
-from captum_vz.study import Table, compare
-from captum_vz.subjects import Subject
+from captum_vz.methods import Method
 from captum_vz.subjects.heads import (
     ANSWER,
     AUDIO,
@@ -26,15 +20,7 @@ from captum_vz.subjects.heads import (
     SENTENCE,
     SEQ2SEQ,
     SEQUENCE,
-    class_labels,
-    class_number,
 )
-from captum_vz.subjects.texts import prepare_text, remarks
-from captum_vz.testbed.grammar import other_number
-from captum_vz.testbed.model import EMBEDDED
-
-if TYPE_CHECKING:
-    from captum_vz.study.scoring.truth import Truth
 
 #: The methods that explain a model, unless the user chooses others.
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
@@ -42,7 +28,6 @@ MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-
 BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
 OF_WHOLE: Final = (SEQUENCE, CHOICE, ANSWER, IMAGE, AUDIO, SENTENCE)
-CLEAR: Final = 0.9  # the probability of an answer without a rival
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,6 @@ class Wish:
     layer: int | None = None
     words: bool = False
     window: Any = None
-    distances: bool = False
     stack: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,18 +65,10 @@ class Wish:
             return MAPS
         return EFFECT if self.layer is None else EFFECT_OF_LAYER
 
-    def of_method(self, name: str, task: str) -> Wish:
-        """This wish for one of several registered methods, without what changes no score of this method."""
-        method = METHODS[name]
-        idle = self.unused(task, method)
-        return replace(
-            self,
-            method=name,
-            layer=self.layer if method.layered else None,
-            target=None if "target" in idle else self.target,
-            foil=None if "foil" in idle else self.foil,
-            token=None if "token" in idle else self.token,
-        )
+    def of_method(self, method: Method, task: str) -> Wish:
+        """This wish for one of several methods, without what changes no score of this method."""
+        idle: dict[str, Any] = dict.fromkeys(self.unused(task, method))
+        return replace(self, layer=self.layer if method.layered else None, **idle)
 
     def unused(self, task: str, method: Method) -> list[str]:
         """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
@@ -117,115 +93,9 @@ class Wish:
 
 def check_texts(text: Any, pair: Any) -> None:
     """Refuse what is no text in the place of one. Several answers are a list of texts."""
-    if not isinstance(text, str):
-        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.")
+    if not isinstance(text, (str, Mapping)):
+        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.", "text")
     answers = pair if isinstance(pair, Sequence) and not isinstance(pair, (str, bytes)) else [pair]
     for one in answers:
         if one is not None and not isinstance(one, str):
             raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
-
-
-def compared(
-    text: str,
-    subject: Subject,
-    methods: Sequence[str] | None,
-    token: str | None,
-    layer: int,
-    target: str | None = None,
-    foil: str | None = None,
-    advance: Callable[[str], object] | None = None,
-) -> Table:
-    """:func:`~captum_vz.study.compare` for a model that was found.
-
-    Warnings name what the user may not have meant, as in :func:`explain`.
-
-    Raises:
-        ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
-    """
-    model, tokenizer, layers = subject.model, subject.tokenizer, subject.layers
-    _numbers(model, tokenizer, target, foil)
-    names = check_methods(None if methods == "all" else methods)
-    if any(METHODS[name].layered for name in names):
-        check_layer(layer, subject.depth)
-    for remark in remarks(text, subject, prepare_text(model, tokenizer, text, token), token):
-        warnings.warn(remark, stacklevel=2)
-    return compare(
-        subject,
-        text,
-        methods,
-        target,
-        foil=foil,
-        layer=layer,
-        layers=layers,
-        token=token,
-        advance=advance,
-    )
-
-
-def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[int] | None]:
-    """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
-    found = [
-        None if wanted is None else [class_number(model, tokenizer, wanted, name)]
-        for name, wanted in (("target", target), ("foil", foil))
-    ]
-    if found[0] is not None and found[0] == found[1]:
-        raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
-    return found
-
-
-def blanked_out(
-    text: str,
-    subject: Subject,
-    token: str | None,
-    target: str | None = None,
-    foil: str | None = None,
-) -> Truth:
-    """:func:`~captum_vz.study.scoring.truth.blank_out_text` for a text and written words.
-
-    Raises:
-        ArgumentError: A word is not one token, or there is no such token.
-        RefusedError: The model predicts no words.
-        ModuleNotFoundError: The extra `study` is not installed.
-    """
-    from captum_vz.study.scoring.truth import blank_out_text
-
-    model, tokenizer = subject.model, subject.tokenizer
-    targets, foils = _numbers(model, tokenizer, target, foil)
-    prepared = prepare_text(model, tokenizer, text, token)
-    return blank_out_text(model, tokenizer, prepared, targets, foils)
-
-
-def choose_foil(text: str, subject: Subject, token: str | None) -> tuple[str | None, str]:
-    """A foil for an embedded model, whose question is known, and a sentence about it.
-
-    For other models the foil is None, and the sentence says which answers compete. It is empty if none do.
-
-    Raises:
-        ArgumentError: There is no such token.
-    """
-    words = _answers(text, subject, token)
-    (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
-    if subject.name in EMBEDDED:
-        forms = other_number(first)
-        foil = next((word for word, _ in words if word in forms), None)
-        if foil is not None:
-            question = f"why {first} and not {foil}, its likeliest form of the other number?"
-            return foil, f"{question} foil= asks for another word"
-    if share >= CLEAR:
-        return None, ""
-    rivals = f"{first} {share:.2f} competes with {second} {other:.2f}"
-    return None, f"{rivals}: foil={second} asks why {first} and not {second}"
-
-
-def _answers(text: str, subject: Subject, token: str | None) -> list[tuple[str, float]]:
-    """All words of the vocabulary, or labels, with their probabilities at the explained token, the likeliest first."""
-    model, tokenizer = subject.model, subject.tokenizer
-    prepared = prepare_text(model, tokenizer, text, token)
-    with torch.no_grad():
-        logits = getattr(model(**prepared.inputs), "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim != 3:
-        return []
-    shares, ids = logits[0, prepared.token].float().softmax(-1).sort(descending=True)
-    labels = class_labels(model)
-    names = [labels[number] if labels else tokenizer.decode([number]).strip() for number in ids.tolist()]
-    return list(zip(names, shares.tolist(), strict=True))

@@ -96,13 +96,19 @@ def reproduction_json(found: Reproduction) -> str:
     return json.dumps({"about": found.about, **{name: _records(table) for name, table in tables.items()}})
 
 
-def study_page(study: Study, notes: Sequence[str] = ()) -> str:
-    """The tables and figures of a study as a page, with notes on its sentences."""
+def study_page(study: Study, notes: Sequence[str] = (), metrics: Sequence[str] = ()) -> str:
+    """The tables and figures of a study as a page.
+
+    Args:
+        study: The study.
+        notes: Lines on its sentences.
+        metrics: The metrics that are drawn. Empty: all that the folder has.
+    """
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
     for model, heads, rows in _tables(study.summary):
         parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
     parts += map(paragraph, study.lines())
-    for metric in study.settings["metrics"]:
+    for metric in metrics or study.settings["metrics"]:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
     return page("Study", *parts, *_skipped(study.skipped), *_repeat(study.repeat))
 

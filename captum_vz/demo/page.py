@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from captum_vz.app.pages import note
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
-from captum_vz.generation.words import KINDS
+from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
 from captum_vz.visualization import read_provenance

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from captum_vz._measures import kendall_tau
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
@@ -216,7 +217,7 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
 
     with P pairs of tokens in the same order, Q in opposite order, T tied in the first row only and U in the second only
-    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_). By scipy.
+    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_).
 
     Args:
         one: `(batch, tokens)`.
@@ -235,11 +236,7 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     """
     first, second, kept = _pair(one, other, keep)
     unknown = undefined(first, kept) | undefined(second, kept)
-    taus = [
-        float("nan") if skip else stats.kendalltau(a[of].numpy(), b[of].numpy()).statistic
-        for a, b, of, skip in zip(first, second, kept, unknown.tolist(), strict=True)
-    ]
-    return torch.tensor(taus, dtype=torch.float64)
+    return kendall_tau(first, second, kept).masked_fill(unknown, torch.nan)
 
 
 def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None) -> Tensor:

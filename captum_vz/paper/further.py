@@ -154,7 +154,7 @@ def further_tables(
         ranks = {name: _ranks(values, name, pairs) for name in variants}
         table = _long(values, methods, variants, "variant", of)
         found["variants"] = table.assign(
-            rank=[ranks[row.variant].get(row.method) for row in table.itertuples()],
+            rank=[ranks[row.variant].get(row.method, float("nan")) for row in table.itertuples()],
             sees_forms=[sees_forms(method, given.get(method)) for method in table["method"]],
         )
         chosen = set(evenly([example.id for example in examples], MOST_SENTENCES))
@@ -286,7 +286,8 @@ def _groups(rows: DataFrame, of: Any, macro: Any, pairs: Any) -> DataFrame:
         some = rows if group == "all" else rows[rows[column].astype(str) == group]
         if group != "macro":
             ranks |= {(metric, by, group, method): rank for method, rank in _ranks(some, metric, pairs).items()}
-    return table.assign(rank=[ranks.get(key) for key in table[keyed].itertuples(index=False, name=None)])
+    found = [ranks.get(key, float("nan")) for key in table[keyed].itertuples(index=False, name=None)]
+    return table.assign(rank=pd.Series(found, dtype="float64"))
 
 
 def _agreement(rows: DataFrame, methods: Sequence[str], confidence: float, resamples: int) -> DataFrame:

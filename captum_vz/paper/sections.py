@@ -114,8 +114,9 @@ def _variants(rows: DataFrame) -> list[str]:
         [[method, sees[method], *(_number(means.loc[method, name]) for name in shown)] for method in methods],
     )
     winners = set(rows[rows["rank"] == 1]["method"])
-    if not winners:  # no sentence has values
-        return ["### Faithfulness in its variants: Spearman with blank-out", table]
+    if not winners:
+        none = "No method is shown to be higher than another, so there are no ranks."
+        return ["### Faithfulness in its variants: Spearman with blank-out", table, none]
     ranks = rows.pivot(index="method", columns="variant", values="rank")
     widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
     low, high = int(ranks.loc[widest].min()), int(ranks.loc[widest].max())

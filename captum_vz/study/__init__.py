@@ -36,7 +36,7 @@ from captum_vz.methods import (
     load_plugin,
     register_method,
 )
-from captum_vz.study.comparison import Table, compare
+from captum_vz.study.comparison import compare
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
@@ -79,7 +79,6 @@ __all__ = [
     "Scorer",
     "Source",
     "Study",
-    "Table",
     "activation_patching",
     "as_method",
     "blimp_examples",

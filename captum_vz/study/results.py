@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -228,11 +228,12 @@ class Study:
         return path
 
 
-def write_results(folder: Path, confidence: float, resamples: int) -> None:
+def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:
     """Write the summary, the skipped examples, the figures and the provenance, unless they are there.
 
     Args:
         folder: The folder of the study.
+        metrics: The metrics that are drawn.
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
     """
@@ -245,7 +246,7 @@ def write_results(folder: Path, confidence: float, resamples: int) -> None:
         summary = summarise(found, settings, confidence, resamples)
         differences = paired_differences(found, settings, confidence, resamples)
         settings[PROVENANCE] = provenance
-        for metric in settings["metrics"]:
+        for metric in metrics:
             drawn = {metric: draw_summary(summary, metric)}
             if metric in set(differences["metric"]):
                 drawn[f"{metric}-differences"] = draw_differences(differences, metric)

@@ -129,7 +129,7 @@ def run_study(
         else:
             checked.compute(own_device(), bar.update)
     remove_temporary(folder)
-    write_results(folder, confidence, resamples)
+    write_results(folder, measures, confidence, resamples)
     return Study(folder)
 
 

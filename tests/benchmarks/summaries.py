@@ -105,7 +105,7 @@ def main() -> None:
         lines = len(paired_differences(found, study.settings, 0.95, options.resamples))
         tell(f"with {lines:,} paired differences", before)
         before = time.process_time()
-        write_results(options.folder, 0.95, options.resamples)
+        write_results(options.folder, CHOSEN, 0.95, options.resamples)
         tell("once more, with all files and figures", before)
         return
     with tempfile.TemporaryDirectory() as folder:

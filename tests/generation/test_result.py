@@ -28,7 +28,7 @@ from captum_vz import (
 )
 from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.generation.words import TokenText
+from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
 from captum_vz.visualization import as_llm_result, describe
 from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words

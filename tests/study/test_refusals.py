@@ -8,7 +8,7 @@ from torch import Tensor
 
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 from captum_vz.paper import reproduce
-from captum_vz.study import METHODS, Batch, Example, Method, Scorer, compare
+from captum_vz.study import METHODS, Batch, Example, Scorer, as_method, compare
 from tests.study.conftest import Shipped
 
 
@@ -44,10 +44,10 @@ def test_models_own_error_is_raised_by_compare(broken: Shipped) -> None:
 def picky(monkeypatch: pytest.MonkeyPatch) -> str:
     """A method that refuses every model."""
 
-    def rows(batch: Batch) -> list[Tensor]:
+    def rows(batch: Batch) -> Tensor:
         raise UnsupportedLayerError("this layer has no norm")
 
-    monkeypatch.setitem(METHODS, "picky", Method("picky", rows))
+    monkeypatch.setitem(METHODS, "picky", as_method(rows))
     return "picky"
 
 

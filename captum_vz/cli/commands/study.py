@@ -218,14 +218,14 @@ def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
         from captum_vz.cli.reports import print_study, show, study_json, study_page
-        from captum_vz.study import metric_named, run_study
+        from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY
+        from captum_vz.study.scoring.metrics import given_metrics
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)
     with study_errors():
-        for name in options.metrics or ():
-            metric_named(name)
+        metrics = list(given_metrics(options.metrics))
         examples, notes = _examples(options)
         if not (options.output / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
@@ -234,13 +234,13 @@ def run(options: argparse.Namespace) -> None:
             examples,
             options.output,
             options.methods,
-            options.metrics,
+            metrics,
             batch_size=options.batch_size,
             content_only=options.content_only,
             engine=options.engine,
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, study, notes), partial(study_json, study), partial(study_page, study, notes)
+    parts = partial(print_study, study, notes), partial(study_json, study), partial(study_page, study, notes, metrics)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
         study.check_used()

@@ -318,16 +318,6 @@ def truth_rows(
     return found.shares[-rows:]
 
 
-def overlap(truth: Tensor, scores: Tensor) -> Tensor:
-    r"""How much of the truth and of the scores lie on the same tokens, `(rows,)`.
-
-    .. math:: \sum_j \min(t_j, s_j)
-
-    1 if the rows are the same, 0 if they share no token. Rows that lie on few tokens are favoured, if the truth does.
-    """
-    return torch.minimum(truth, scores).sum(-1)
-
-
 def largest_is_right(truth: Tensor, scores: Tensor) -> Tensor:
     """Whether the largest score is on the token with the largest truth, `(rows,)`: 1 or 0; tied scores share the 1."""
     highest = scores == scores.max(-1, keepdim=True).values

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -103,14 +102,11 @@ def write_figure(figure: Figure, path: Path, kinds: Sequence[str] = ("png",)) ->
         path: Where the files are, without their suffix.
         kinds: Formats of matplotlib, which are the suffixes too.
     """
-    engine = figure.get_layout_engine()
-    if engine is not None:
+    if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # With an engine, savefig draws the figure twice for each file, the first time for its layout only.
-        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
-            figure.set_layout_engine(None)
+        figure.set_layout_engine("none")
     for kind in kinds:
-        picture = io.BytesIO()
+        picture = BytesIO()
         figure.savefig(picture, format=kind)
         write_whole(path.with_name(f"{path.name}.{kind}"), picture.getvalue())
 

@@ -1,4 +1,4 @@
-"""How a text is read: its tokens, what each of them is, and windows of a text that is longer than the model takes."""
+"""Windows of a text that is longer than the model takes."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_of_ids, without_order
-from captum_vz.metrics.faithfulness.orders import EXHAUSTIVE, Bounds, extremes, normalized
-from captum_vz.metrics.faithfulness.sampled import infidelity, soft_comprehensiveness, soft_sufficiency
+from captum_vz.metrics.orders import EXHAUSTIVE, Bounds, extremes, normalized
 from captum_vz.metrics.prediction import Prediction
+from captum_vz.metrics.sampled import infidelity, soft_comprehensiveness, soft_sufficiency
 
 __all__ = [
     "EXHAUSTIVE",
