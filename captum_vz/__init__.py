@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 # Loaded on first use, because pictures, metrics and studies need more packages than the methods.
-_ON_FIRST_USE: Final = ("generation", "metrics", "paper", "study", "testbed", "text", "visualization")
+_ON_FIRST_USE: Final = ("generation", "metrics", "study", "testbed", "text", "visualization")
 
 
 def __getattr__(name: str) -> Any:

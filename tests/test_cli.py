@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ def test_any_method_of_the_registry(
 ) -> None:
     asked = ["--layer", "1"] if REGISTRY[method].layered else []
     found = explain_json(capsys, SENTENCE, "--method", method, *asked, "--output", "x.png")
-    expected = compare(load_model(), SENTENCE, method, layer=1).scores[method]
+    expected = compare(load_model(), SENTENCE, method, layer=1).shares[method]
     shares = torch.tensor(found["scores"]).abs()  # effects have signs here, and are shares in a comparison
     assert (shares / shares.sum()).tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
     assert found["layer"] == (1 if REGISTRY[method].layered else None)

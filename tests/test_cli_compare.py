@@ -16,7 +16,7 @@ from captum_vz.cli import main
 from captum_vz.study import METHODS, compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
-from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from captum_vz.visualization.pictures.files import weights_fingerprint
 from tests.command import refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -193,11 +193,11 @@ def test_methods_are_lines_that_fit(
         found = compare(load_model(), text, methods, foil="is", truth=True)
         for line in lines:
             name, agrees, token, share = line.split()[:4]
-            best = int(found.scores[name].argmax())
+            best = int(found.shares[name].argmax())
             assert float(agrees) == pytest.approx(found.agreement[name], abs=0.0051)
             assert found.tokens[best].startswith(token.rstrip("…"))
             assert float(share) == pytest.approx(
-                float(found.scores[name][best]), abs=0.051 if share == "1.0" else 0.0051
+                float(found.shares[name][best]), abs=0.051 if share == "1.0" else 0.0051
             )
         same = [found.agreement[name] for name in order if METHODS[name].joined is not None]
         assert same == sorted(same, reverse=True)

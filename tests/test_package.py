@@ -44,7 +44,6 @@ ROOMS = [
     {"generation"},
     {"app"},
     {"study"},
-    {"paper"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -98,7 +97,7 @@ print(*sys.modules, file=sys.stderr)
 def test_subpackages_load_on_first_use() -> None:
     program = """
 import sys, captum_vz
-named = ["generation", "metrics", "paper", "study", "testbed", "text", "visualization"]
+named = ["generation", "metrics", "study", "testbed", "text", "visualization"]
 print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
 print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
 print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)

@@ -55,8 +55,9 @@ def explain(
 
     A SentenceTransformer with two texts explains the cosine similarity of their embeddings by the tokens of the first
     text, as does the folder of a sentence encoder. With one text, it explains how far the embedding moves without each
-    token. An encoder-decoder explains the encoder's states. With `stack="decoder"`, or with a method that explains the output, it explains each word that it generates,
-    by cross-attention.
+    token. An encoder-decoder explains the encoder's states. With
+    `stack="decoder"`, or with a method that explains the output, it explains each word that it generates, by
+    cross-attention.
 
     Args:
         model: The name of a folder, or of an embedded model; a model of transformers; a pair of it and its tokenizer,
@@ -101,11 +102,13 @@ def explain(
     """
     check_order("explain", text)
     wish = Wish(method, target, foil, token, layer, words, window, stack=stack)
-    return explained(subject_of(model, tokenizer, stack=stack), text, text_pair, wish)
+    return explain_subject(subject_of(model, tokenizer, stack=stack), text, text_pair, wish)
 
 
-def explained(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
+def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found, and a wish."""
+    if isinstance(text_pair, str):
+        subject = subject.sentences or subject
     asked = wish.default_method(subject.task) if wish.method is None else wish.method
     if isinstance(asked, str):
         asked = known_name("method", asked, METHODS)

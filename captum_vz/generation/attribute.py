@@ -16,8 +16,8 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
-from captum_vz.result.words import Section, TokenText
 from captum_vz.methods import METHODS, Method, Parts, Question, Subject, as_method, name_of
+from captum_vz.result.words import Section, TokenText
 from captum_vz.subjects import check_order, parts_of
 
 #: Captum generates as many tokens by default.

@@ -83,9 +83,6 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
         `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
         without a cue or with a NaN among its scores. :func:`summarize` counts these examples.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or `keep` drops a cue.
-
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cues = torch.tensor([[False, True, False, False]])
     >>> cue_average_precision(scores, cues)
@@ -117,9 +114,6 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
 
     Returns:
         `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or `keep` drops a cue.
 
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cue_reciprocal_rank(scores, torch.tensor([[False, True, False, False]]))
@@ -159,9 +153,6 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
 
-    Raises:
-        ArgumentError: Shapes do not fit, `keep` drops a cue, or k is not an integer of at least 1.
-
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cue_precision(scores, torch.tensor([[False, True, False, True]]), k=2)
     tensor([0.5000], dtype=torch.float64)
@@ -197,9 +188,6 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, because such
         scores have no order. :func:`summarize` counts these examples.
 
-    Raises:
-        ArgumentError: Shapes do not fit.
-
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> spearman(one, other)
     tensor([0.5000], dtype=torch.float64)
@@ -227,9 +215,6 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
 
-    Raises:
-        ArgumentError: Shapes do not fit.
-
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> kendall(one, other)
     tensor([0.3333], dtype=torch.float64)
@@ -255,9 +240,6 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or k is not an integer of at least 1.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
@@ -313,9 +295,6 @@ def agreement_matrix(
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
         seed: The same seed gives the same intervals.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or the confidence is not between 0 and 1.
 
     >>> rows = {"a": torch.rand(20, 6), "b": torch.rand(20, 6)}
     >>> (found,) = agreement_matrix(rows)

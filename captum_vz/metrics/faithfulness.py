@@ -96,9 +96,6 @@ def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[f
         `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
         a NaN, or all equal. :func:`summarize` counts these examples.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
-
     >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
@@ -129,9 +126,6 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
     Returns:
         `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
-
     >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
@@ -158,9 +152,6 @@ def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...
         prediction: Model, sentences and the way of removal.
         fractions: As in :func:`comprehensiveness`.
 
-    Raises:
-        ArgumentError: Fractions are not between 0 and 1.
-
     >>> from captum_vz.metrics import MaskedSentences, Prediction, normalized
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
@@ -184,9 +175,6 @@ def sufficiency_bounds(prediction: Prediction, fractions: tuple[float, ...] = FR
     Args:
         prediction: Model, sentences and the way of removal.
         fractions: As in :func:`sufficiency`.
-
-    Raises:
-        ArgumentError: Fractions are not between 0 and 1.
     """
     return _bounds(prediction, fractions, left=True)
 
@@ -239,9 +227,6 @@ def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
     Returns:
         `(batch, 1 + most content tokens)` in float64. Shorter sentences repeat their last value. NaN for an example
         without content tokens, or with scores that give no order.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or scores are infinite.
     """
     counts = prediction.content.sum(-1)
     steps = torch.arange(int(counts.max()) + 1)
@@ -263,9 +248,6 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
 
     Returns:
         `(batch,)` in float64, from 0 to 1; NaN where the curve is.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or scores are infinite.
 
     >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
@@ -318,9 +300,6 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
 
     Returns:
         `(batch,)` in float64: 1 or 0; NaN where the curve is.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or scores are infinite.
     """
     curve = deletion_curve(prediction, scores)
     never = (curve.diff(dim=-1) <= _ROUNDING).all(-1).double()
@@ -340,9 +319,6 @@ def _without_highest(
 
     Returns:
         `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or scores are infinite.
     """
     content = prediction.content
     values, kept = scores_of_ids(scores, content)

@@ -244,9 +244,6 @@ def compare_pairs(
         resamples: The number of bootstrap resamples.
         seed: The same seed gives the same intervals.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or `summarize` refuses the values.
-
     >>> import torch
     >>> values = {"a": torch.linspace(0, 1, 30), "b": torch.linspace(0, 1, 30) - 0.2}
     >>> (found,) = compare_pairs(values)

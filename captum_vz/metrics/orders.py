@@ -51,9 +51,6 @@ def normalized(values: Tensor, bounds: Bounds) -> Tensor:
     Returns:
         `(batch,)` in float64; NaN where best and worst are the same.
 
-    Raises:
-        ArgumentError: Shapes do not fit.
-
     >>> bounds = Bounds(torch.tensor([0.5, 0.1]), torch.tensor([0.1, 0.1]), torch.tensor([True, True]))
     >>> normalized(torch.tensor([0.4, 0.1]), bounds)
     tensor([0.7500,    nan], dtype=torch.float64)

@@ -39,9 +39,6 @@ def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: 
     Returns:
         `(batch,)` in float64. NaN for an example without content tokens, or with scores that give no order.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or scores are infinite.
-
     >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
@@ -106,9 +103,6 @@ def soft_comprehensiveness(prediction: Prediction, scores: Tensor, samples: int 
         `(batch,)` in float64. NaN for an example without content tokens, with scores that give no order, or whose
         prediction needs no content token.
 
-    Raises:
-        ArgumentError: Shapes do not fit, a score is negative or infinite, or the model has no word vectors.
-
     >>> from captum_vz.metrics import MaskedSentences, Prediction
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
@@ -140,9 +134,6 @@ def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, 
 
     Returns:
         `(batch,)` in float64; NaN as in :func:`soft_comprehensiveness`.
-
-    Raises:
-        ArgumentError: Shapes do not fit, a score is negative or infinite, or the model has no word vectors.
     """
     whole, without, nothing, unknown = _soft(prediction, scores, samples, seed, kept=True)
     return 1 - _divided((whole - without).clamp_min(0).mean(0), whole, nothing, unknown)

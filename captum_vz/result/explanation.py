@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
+from captum_vz._measures import overlap
 from captum_vz.result.drawing import draw_explanation, explanation_view
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
 from captum_vz.visualization import View, terminal_text
-from captum_vz.visualization.pictures.comparison import clear_tau, overlap
-from captum_vz.visualization.terminal import score_texts
+from captum_vz.visualization.pictures.rows import clear_tau
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,7 +147,7 @@ class Explanation:
         A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
         """
         truth = self.truth
-        return {} if truth is None else {name: overlap(column, truth) for name, column in self.shares.items()}
+        return {} if truth is None else {name: float(overlap(column, truth)) for name, column in self.shares.items()}
 
     @property
     def kendall(self) -> dict[str, float]:
@@ -186,9 +186,10 @@ class Explanation:
 
     def remarks(self) -> list[str]:
         """What the model predicts, how large the scores are, how the text was read, and which methods are left out."""
-        found = [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
-        if len(self.parts) == 1:
-            found += filter(None, map(self.first.size, self.rows))
+        found = list[str]()
+        if len(self.parts) == 1 and self.truth is None:
+            found += [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
+            found += filter(None, [self.first.size()])
         found += self.told
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
@@ -301,7 +302,7 @@ class Explanation:
         return [place == self.token for place in range(len(self.tokens))]
 
     def _lines(self, marks: bool) -> list[list[str]]:
-        """A line for each token, numbers with three decimals. `marks`: whether the token and largest numbers have one."""
+        """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
         columns = {name: column.tolist() for name, column in self.columns().items()}
         highest = {name: max((one for one in column if one == one), default=None) for name, column in columns.items()}
         digits, lines = len(str(len(self.tokens) - 1)), []
@@ -317,10 +318,5 @@ class Explanation:
 
 def row_text(found: Explanation, row: Row, color: bool = False) -> str:
     """A row as plain lines: shares with bars from 0 to 1, amounts with their signs."""
-    if not found.is_signed:
-        return terminal_text(found.tokens, row.scores, row.token, color=color, full=1)
-    lines = terminal_text(found.tokens, row.scores.abs(), row.token, color=color).split("\n")
-    plain, signed = score_texts(row.scores.abs().tolist()), score_texts(row.scores.tolist(), signed=True)
-    return "\n".join(
-        line.replace(f"  {one}", f"  {other}") for line, one, other in zip(lines, plain, signed, strict=True)
-    )
+    full, signed = (None, True) if found.is_signed else (1, False)
+    return terminal_text(found.tokens, row.scores, row.token, color=color, full=full, signed=signed)

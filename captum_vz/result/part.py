@@ -127,10 +127,9 @@ class Part:
             return f"how much each token supports {row.name}"
         return f"how much {row.name} draws on each token"
 
-    def size(self, row: Row) -> str:
-        """How large all scores of a row are together, in a sentence; empty for shares."""
-        if not self.is_signed or not row.explained:
-            return ""
-        total = row.scores.abs().sum().item()
-        part = f", {100 * total / abs(row.explained):.0f} % of {row.explained:+.2f}, the number that is explained"
-        return f"the sizes of all scores for {row.name} sum to {total:.2f}{part}"
+    def size(self) -> str:
+        """How large all scores of each row are together, in a sentence; empty for shares."""
+        known = [row for row in self.rows if row.explained and self.is_signed]
+        sizes = [(row, 100 * row.scores.abs().sum().item() / abs(row.explained or 1)) for row in known]
+        told = ", ".join(f"{row.name} {size:.0f} % of {row.explained:+.2f}" for row, size in sizes)
+        return f"size of all scores together: {told}" if told else ""

@@ -80,17 +80,15 @@ def compare(
 
     >>> from captum_vz.study import compare
     >>> print(compare("agreement", "the pictures of some hat [MASK].", ["value-zeroing", "attention", "position"]))
-                 value
-                 zeroing  attention  position
+                     value
+                   zeroing  attention  position
     ...
-    > 6  [MASK]  0...
+    > 6  [MASK]      0...
     ...
     """
-    several: tuple[str, ...] | None = COMPARED_METHODS if methods is None else None
-    several = DEFAULT_METHODS if isinstance(methods, str) and methods == "all" else several
+    several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     check_order("compare", text)
-    several: tuple[str, ...] | None = COMPARED_METHODS if methods is None else None
-    several = DEFAULT_METHODS if isinstance(methods, str) and methods == "all" else several
+    several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
     subject = subject_of(model, tokenizer).encoder
     if not subject.reads_text or subject.task == CHOICE:

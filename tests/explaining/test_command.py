@@ -149,7 +149,7 @@ def test_compare_takes_labels(
             row.token,
         )
         table = compare((model, tokenizer()), SENTENCE, methods, target, foil=foil, token=token)
-        assert table.scores[methods[0]].tolist() == found["scores"][methods[0]]
+        assert table.shares[methods[0]].tolist() == found["scores"][methods[0]]
     wrong = "compare", SENTENCE, "--model", name, *place
     assert "did you mean PERSON?): pass one of O, PERSON, THING" in refused(capsys, *wrong, "--target", "persom")
     if token is None:

@@ -14,7 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import ValueGates, ValueZeroingEffect
-from captum_vz.app.explanation import Explanation
+from captum_vz.result import Explanation
 from tests.documents import ROOT
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 

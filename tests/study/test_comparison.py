@@ -36,11 +36,13 @@ from captum_vz import (
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
-from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
-from captum_vz.study.comparison import family_of
+from captum_vz.result import Explanation
+from captum_vz.result.drawing import family_of
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, compare
 from captum_vz.study.scoring.truth import blank_out_text
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
+from tests.explaining.models import explanation
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -96,10 +98,10 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
-        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
     gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
     assert set(names) - set(expected) == {"saliency", "integrated-gradients", "integrated-gradients-l2", *gates}
-    for column in table.scores.values():
+    for column in table.shares.values():
         assert column.min() >= 0
         assert column.sum() == pytest.approx(1)
 
@@ -109,8 +111,8 @@ def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
     own = compare((model, tokenizer), SENTENCE, "saliency")
     named = compare((model, tokenizer), SENTENCE, "saliency", target="are")
     other = compare((model, tokenizer), SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
-    torch.testing.assert_close(own.scores["saliency"], named.scores["saliency"])
-    assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
+    torch.testing.assert_close(own.shares["saliency"], named.shares["saliency"])
+    assert not torch.allclose(own.shares["saliency"], other.shares["saliency"])
 
 
 def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
@@ -120,7 +122,7 @@ def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     inputs = prepare_text(model, tokenizer, text).inputs
     added = ALTILogit(model, find_layers(model)).attribute(inputs, target=(-1, right), foil=(-1, wrong))
-    torch.testing.assert_close(table.scores["alti-logit"], normalize_rows(added.abs())[0].double())
+    torch.testing.assert_close(table.shares["alti-logit"], normalize_rows(added.abs())[0].double())
     with pytest.raises(RefusedError, match="post-norm"):
         compare(shipped, SENTENCE, "alti-logit")
 
@@ -157,10 +159,10 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
         "effect": normalize_rows(ValueZeroingEffect(model).attribute(inputs, **choice).abs()),
         "alti": ALTI(model).attribute(inputs, token=MASK),
     }
-    assert list(table.scores) == list(given)
+    assert list(table.shares) == list(given)
     for name, row in expected.items():
-        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    assert list(compare((model, tokenizer), SENTENCE, [ValueZeroing, "random"]).scores) == ["ValueZeroing", "random"]
+        torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+    assert list(compare((model, tokenizer), SENTENCE, [ValueZeroing, "random"]).shares) == ["ValueZeroing", "random"]
     with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
         compare((model, tokenizer), SENTENCE, ["atention"])
 
@@ -168,15 +170,15 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
     short = compare((model, tokenizer), "some hat is small.")
-    assert list(short.scores) == [name for name in COMPARED_METHODS if name not in short.refused]
+    assert list(short.shares) == [name for name in COMPARED_METHODS if name not in short.refused]
     assert len(COMPARED_METHODS) == 5
     table = compare((model, tokenizer), "some hat is small.", "all")
     assert table.token == len(table.tokens) - 1
     assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
-    assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
+    assert list(table.shares) == [name for name in DEFAULT_METHODS if name not in table.refused]
     first = compare((model, tokenizer), "some hat is small.", "all", token=0)
-    for name, column in first.scores.items():
+    for name, column in first.shares.items():
         assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
     with pytest.raises(RefusedError, match="pre-norm"):
         compare((model, tokenizer), "some hat is small.", "globenc")
@@ -189,8 +191,8 @@ def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
     )
     model = BertModel(config).eval()
     table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
-    assert list(table.scores) == ["alti", "value-zeroing"]
-    torch.testing.assert_close(table.scores["alti"], compare((model, tokenizer), SENTENCE, "alti").scores["alti"])
+    assert list(table.shares) == ["alti", "value-zeroing"]
+    torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
         compare((model, tokenizer), SENTENCE, "saliency")
 
@@ -209,7 +211,7 @@ def test_each_run_is_a_layer(shipped: Shipped) -> None:
     table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
     expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
-    torch.testing.assert_close(table.scores["attention-rollout"], expected[0].double())
+    torch.testing.assert_close(table.shares["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
         compare((model, tokenizer), SENTENCE, "attention", layer=3)
 
@@ -219,7 +221,7 @@ def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
     table = compare((T5ForConditionalGeneration(config).eval(), tokenizer), SENTENCE, "value-zeroing", token="hat")
-    assert table.scores["value-zeroing"].shape == (11,)
+    assert table.shares["value-zeroing"].shape == (11,)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +232,10 @@ def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
         ({"token": "cat"}, "token 'cat' is none of the tokens"),
         ({"token": 11}, "token 11 is out of range: there are 11 tokens"),
         ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
-        ({"inputs": ""}, "the text is empty"),
-        ({"inputs": ["one", "two"]}, "inputs is of type list: pass one text"),
-        ({"inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
-        ({"inputs": "hat " * 600}, "tokens long, but the model takes at most"),
+        ({"text": ""}, "the text is empty"),
+        ({"text": ["one", "two"]}, "the text is of type list: pass a string"),
+        ({"text": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
+        ({"text": "hat " * 600}, "tokens long, but the model takes at most"),
     ],
 )
 def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
@@ -242,23 +244,23 @@ def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped:
 
 
 @pytest.fixture
-def table() -> Table:
+def table() -> Explanation:
     scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
-    return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"}, {"alti": "layers 0 to 3"})
+    return replace(explanation(["$a|b$", "it", "[MASK]"], 2, scores), refused={"globenc": "it is pre-norm"})
 
 
-def test_table_prints_aligned(table: Table) -> None:
+def test_table_prints_aligned(table: Explanation) -> None:
     assert str(table).splitlines() == [
-        "             value",
-        "             zeroing  alti",
-        "  0  $a|b$   0.000    0.500*",
-        "  1  it      1.000*   0.250",
-        "> 2  [MASK]  0.000    0.250",
+        "               value",
+        "             zeroing    alti",
+        "  0  $a|b$    0.000   0.500*",
+        "  1  it       1.000*  0.250",
+        "> 2  [MASK]   0.000   0.250",
         "without globenc: it is pre-norm",
     ]
 
 
-def test_hostile_tokens_are_exported(table: Table, tmp_path: Path) -> None:
+def test_hostile_tokens_are_exported(table: Explanation, tmp_path: Path) -> None:
     """NUL and half of a surrogate pair, which a file of text may not hold."""
     found = replace(table, tokens=["a\x00", "\ud800", "[MASK]"])
     found.to_csv(tmp_path / "t.csv")
@@ -266,7 +268,7 @@ def test_hostile_tokens_are_exported(table: Table, tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["a\\x00", "\\ud800", "[MASK]"]
 
 
-def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
+def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
     assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
@@ -290,7 +292,7 @@ def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
 
 def test_any_token_fits_markdown_cell() -> None:
     tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
-    table = Table(tokens, 0, {"random": torch.full((6,), 1 / 6)}, 0)
+    table = explanation(list(tokens), 0, {"random": torch.full((6,), 1 / 6), "position": torch.full((6,), 1 / 6)})
     assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
         r"| **\<s\>**",
         r"| \</s\>",
@@ -303,18 +305,18 @@ def test_any_token_fits_markdown_cell() -> None:
 
 
 def test_long_token_shortened_in_figure() -> None:
-    figure = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot()
+    figure = explanation(["a" * 50, "b\n"], 0, {"random": torch.tensor([0.5, 0.5])}).plot()
     panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
     assert figure.get_suptitle() == f"What “{'a' * 19}…” draws on"
 
 
-def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
+def test_figure_shows_scores_in_place(table: Explanation, tmp_path: Path) -> None:
     figure = table.plot()
     panel = figure.axes[0]
     rows = [torch.as_tensor(image.get_array().filled())[0] for image in panel.images]  # type: ignore[union-attr]
-    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.scores.values()]))
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti, layers 0 to 3"]
+    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.shares.values()]))
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing, layer 3", "alti, layers 0 to 3"]
     numbers = [text.get_text() for text in panel.texts]
     assert numbers == ["1.00", ".50", ".25", ".25"]
     figure.savefig(tmp_path / "table.png")  # one token looks like a formula
@@ -337,7 +339,7 @@ def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
     assert table.truth is not None
     torch.testing.assert_close(table.truth, expected, rtol=1e-2, atol=1e-5, equal_nan=True)  # of float32
     known = ~expected.isnan()
-    for name, column in table.scores.items():
+    for name, column in table.shares.items():
         tau = kendall(column[None], table.truth.nan_to_num()[None], known[None]).item()
         assert table.kendall[name] == pytest.approx(tau)
         both = sum(
@@ -364,7 +366,10 @@ def test_residual_of_rollouts(shipped: Shipped) -> None:
     def row(kind: Any, **options: Any) -> Any:
         return kind(model, **options).attribute(inputs, token=MASK)[0].double()
 
-    given: dict[str, Any] = {name: name for name in names} | {"class": ValueZeroingRollout, "object": AttentionRollout(model)}
+    given: dict[str, Any] = {name: name for name in names} | {
+        "class": ValueZeroingRollout,
+        "object": AttentionRollout(model),
+    }
     given |= {f"{name}-paper": f"{name}-paper" for name in names[:2]}
     table = compare((model, tokenizer), SENTENCE, given)
     half, whole = {"residual": 0.5}, {"residual": None}
@@ -378,11 +383,11 @@ def test_residual_of_rollouts(shipped: Shipped) -> None:
         "attention-rollout-paper": (row(AttentionRollout, **whole), "layers 0 to 3, no residual"),
     }
     for name, (one, scope) in expected.items():
-        torch.testing.assert_close(table.scores[name], one, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(table.shares[name], one, rtol=1e-5, atol=1e-6)
         assert table.scopes[name] == scope
 
 
-def test_truth_is_shown_and_exported(table: Table) -> None:
+def test_truth_is_shown_and_exported(table: Explanation) -> None:
     truth = torch.tensor([0.75, 0.25, float("nan")], dtype=torch.float64)
     table = replace(table, truth=truth)
     lines = str(table).splitlines()
@@ -400,7 +405,7 @@ def test_truth_is_shown_and_exported(table: Table) -> None:
     assert table.to_pandas()["blank-out"].tolist()[:2] == [0.75, 0.25]
     assert table._repr_html_().count("<td></td>") == 1
     labels = [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
-    assert labels == ["blanking out", "value-zeroing", "alti, layers 0 to 3"]
+    assert labels == ["blanking out", "value-zeroing, layer 3", "alti, layers 0 to 3"]
 
 
 def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
@@ -411,7 +416,7 @@ def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
         compare((BertModel(config).eval(), shipped[1]), SENTENCE, "position", truth=True)
 
 
-def test_methods_have_no_order_without_a_truth(table: Table) -> None:
+def test_methods_have_no_order_without_a_truth(table: Explanation) -> None:
     assert table.agreement == {}
 
 

@@ -52,7 +52,7 @@ def test_scores_equal_compare(shipped: Shipped, examples: list[Example]) -> None
     for method in DEFAULT_METHODS:
         last = [row for row in rows if row["method"] == method][-1]
         assert last["tokens"] == list(table.tokens)
-        np.testing.assert_allclose(last["scores"], table.scores[method], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(last["scores"], table.shares[method], rtol=1e-4, atol=1e-6)
 
 
 @cache

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.paper import reproduce
 from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl, run_study
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
@@ -214,23 +213,6 @@ def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Pat
     found = run_study(models, examples, tmp_path / "s", ["random"], ["cue_dot"], quiet=True)
     assert set(found.summary["model"]) == {"", "a"}
     assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
-
-
-@pytest.mark.slow
-def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path, undrawn: None) -> None:
-    models = dict.fromkeys(["..", "a/b", "a-b"], load_model)
-    found = reproduce(models, examples[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
-    folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
-    assert sorted(folders) == sorted(map(safe_name, models))
-    assert set(found.summary["model"]) == set(models)
-
-
-def test_paper_refuses_names_that_collide(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["bert", "BERT"], load_model)
-    with pytest.raises(ValueError, match="pass names that differ in more than case"):
-        reproduce(models, examples, tmp_path / "out", ["random"])
 
 
 # Memory

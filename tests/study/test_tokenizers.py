@@ -19,10 +19,10 @@ from transformers import (
     RobertaTokenizerFast,
 )
 
-from captum_vz.cli import main
-from captum_vz.paper import reproduce
 from captum_vz.study import Example, compare, encode
 from captum_vz.testbed import agreement_sentences, expand_contractions
+from paper import reproduce
+from paper.__main__ import main as run_paper
 
 RECORDS = agreement_sentences(60, seed=4)
 TEXT = [expand_contractions(record[key]) for record in RECORDS for key in ("sentence_good", "sentence_bad")]
@@ -138,23 +138,23 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
 def test_the_papers_evaluations_run(
     kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
-    command = ["paper", "--generated", "12", "--model", folders[kind], "--output", str(tmp_path / "out")]
-    assert main([*command, "--methods", "value-zeroing", "value-zeroing-rollout", "random"]) == 0
+    command = ["--grammar", "12", "--model", folders[kind], "--folder", str(tmp_path / "out")]
+    assert run_paper([*command, "--methods", "value-zeroing", "alti", "random"]) == 0
     out = capsys.readouterr().out
     used, skipped = map(int, re.findall(r": (\d+) sentences, (\d+) skipped", out)[0])
     assert used + skipped == 12  # examples with a form of several pieces are skipped
     assert used >= 9
-    values = next(line for line in out.splitlines() if line.startswith("| value-zeroing-rollout"))
+    values = next(line for line in out.splitlines() if line.startswith("| alti"))
     cells = [cell.strip() for cell in values.strip("|").split("|")]
     assert all(cells[place] for place in (1, 2, 4))  # two of cue alignment, and blank-out
-    assert cells[5] == "0.26"
+    assert cells[5] == "0.17"
 
 
 def test_electras_discriminator_is_refused(
     folders: dict[str, str], electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ["--output", str(tmp_path / "out"), "--quiet"]
-    assert main(["paper", "--generated", "3", "--model", folders["discriminator"], *output]) == 2
+    output = ["--folder", str(tmp_path / "out"), "--quiet"]
+    assert run_paper(["--grammar", "3", "--model", folders["discriminator"], *output]) == 2
     line = capsys.readouterr().err
     assert "is a discriminator of ELECTRA" in line
     assert "such as 'google/electra-base-generator'" in line

@@ -17,7 +17,7 @@ from captum_vz._start import tell
 from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.explain import add_demo, add_explain
 from captum_vz.cli.commands.generate import add_generate
-from captum_vz.cli.commands.study import add_paper, add_study, with_config
+from captum_vz.cli.commands.study import add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
 from captum_vz.cli.options import CommandError, HelpFormatter
 from captum_vz.errors import ArgumentError, renamed
@@ -27,7 +27,6 @@ COMMANDS: Final = {
     "compare": add_compare,
     "generate": add_generate,
     "study": add_study,
-    "paper": add_paper,
     "verify": add_verify,
     "demo": add_demo,
 }

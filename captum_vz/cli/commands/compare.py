@@ -10,10 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz._start import tell
-from captum_vz.app.explain import explain_subject
-from captum_vz.app.explanation import explanation_view
-from captum_vz.app.pages import frame, page, paragraph, table
-from captum_vz.app.wish import Wish, blanked_out, choose_foil, compared
 from captum_vz.cli.options import (
     CommandError,
     add_command,
@@ -38,11 +34,16 @@ from captum_vz.cli.output import (
     working,
 )
 from captum_vz.errors import renamed
-from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
-from captum_vz.study.comparison import family_of
+from captum_vz.result import Explanation
+from captum_vz.result.drawing import family_of
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS
+from captum_vz.study.comparison import blanked_out, choose_foil, compare
 from captum_vz.subjects import Subject, text_subject_of
+from captum_vz.tables import frame, page, paragraph
+from captum_vz.tables import html_table as table
 from captum_vz.visualization import View
-from captum_vz.visualization.terminal import bar, columns_of, printable
+from captum_vz.visualization.terminal import bar, columns_of
+from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
@@ -120,19 +121,15 @@ def run(options: argparse.Namespace) -> None:
             bar.set_postfix_str(name, refresh=False)
             bar.update()
 
-        asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance)
+        own = {"token": options.token, "layer": options.layer, "foil": options.foil, "advance": advance}
+        found = compare(loaded, options.text, methods, options.target, **own)
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
-        save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
+        save_picture(found.plot(), options, loaded.model, ", ".join(found.shares))
     if options.html is not None:
         with working("maps of all methods"):
-            asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer)
-            wishes = [wish.of_method(name, loaded.task) for name in found.scores]
-            maps = [explain_subject(loaded, options.text, None, one) for one in wishes]
-        view = explanation_view(options.text, maps, page_origin(options, loaded.model))
+            view = found.view(options.text, page_origin(options, loaded.model))
         save_page(_page(found, truth, view), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))
@@ -170,12 +167,12 @@ def _truth(options: argparse.Namespace, loaded: Subject) -> Truth:
         raise CommandError(str(error)) from error
 
 
-def _layer(found: Table) -> int | None:
+def _layer(found: Explanation) -> int | None:
     """The layer that was asked for; None if no method has layers."""
-    return found.layer if any(METHODS[name].layered for name in found.scores) else None
+    return found.layer if any(METHODS[name].layered for name in found.shares) else None
 
 
-def _print(found: Table) -> None:
+def _print(found: Explanation) -> None:
     """A line for each method: how far it agrees with the truth, and its strongest tokens with bars."""
     shell = is_terminal(sys.stdout)
     width = min(columns_of_stdout(), WIDEST) - (4 if shell else 0)
@@ -190,7 +187,7 @@ def _print(found: Table) -> None:
     drawn = min(BAR, cell - NUMBER - words)
     rows = []
     for name in names:
-        column = found.scores[name]
+        column = found.shares[name]
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         cells = [_strong(found.tokens[place], column[place].item(), words, drawn) for place in best]
         rows.append([name, *([_two(agrees[name])] if agrees else []), *cells])
@@ -215,14 +212,14 @@ def _strong(token: str, share: float, words: int, drawn: int) -> Any:
     return joined_cell(f"{name} {number} ", line + " " * (drawn - len(line)))
 
 
-def _sorted(found: Table) -> list[str]:
+def _sorted(found: Explanation) -> list[str]:
     """The methods by families; with a truth, those that agree most first."""
     agrees = {name: one if one == one else -1.0 for name, one in found.agreement.items()}
-    order = list(dict.fromkeys(family_of(name) for name in found.scores))
-    return sorted(found.scores, key=lambda name: (order.index(family_of(name)), -agrees.get(name, 0.0)))
+    order = list(dict.fromkeys(family_of(name) for name in found.shares))
+    return sorted(found.shares, key=lambda name: (order.index(family_of(name)), -agrees.get(name, 0.0)))
 
 
-def _print_full(found: Table, truth: Truth | None) -> None:
+def _print_full(found: Explanation, truth: Truth | None) -> None:
     places = range(len(found.tokens))
     columns = {name.replace("-", "\n"): [_cell(found, name, place) for place in places] for name in _sorted(found)}
     first = [[">" if place == found.token else "" for place in places], [*map(str, places)], [*found.tokens]]
@@ -239,7 +236,7 @@ def _print_full(found: Table, truth: Truth | None) -> None:
     print_table(heads, rows, keys=3, right=(1, *range(3, len(heads))), marked=found.token)
 
 
-def _refused(found: Table) -> list[str]:
+def _refused(found: Explanation) -> list[str]:
     """A line for each reason for which methods are left out."""
     names: dict[str, list[str]] = {}
     for name, reason in found.refused.items():
@@ -256,12 +253,12 @@ def _fall(fall: float) -> str:
     return "" if math.isnan(fall) else f"{fall:+.3f} "
 
 
-def _cell(found: Table, name: str, place: int) -> Any:
-    column = found.scores[name].tolist()
+def _cell(found: Explanation, name: str, place: int) -> Any:
+    column = found.shares[name].tolist()
     return share_cell(f"{column[place]:.3f}{'*' if column[place] == max(column) else ' '}", column[place])
 
 
-def _strongest(found: Table, truth: Truth) -> str:
+def _strongest(found: Explanation, truth: Truth) -> str:
     """The tokens without which the probability changes most."""
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
@@ -271,20 +268,20 @@ def _strongest(found: Table, truth: Truth) -> str:
     return f"blanking out: the probability of {truth.answer} {changes}"
 
 
-def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> dict[str, Any]:
-    record = {"text": options.text, "model": options.model} | json.loads(found.to_json()) | {"layer": _layer(found)}
+def _record(found: Explanation, truth: Truth | None, options: argparse.Namespace) -> dict[str, Any]:
+    record = {"text": options.text, "model": options.model} | found.to_dict() | {"layer": _layer(found)}
     if truth is not None:
         falls = [None if math.isnan(fall) else fall for fall in truth.falls.tolist()]
         record |= {"answer": truth.answer, "falls": falls}
     return record
 
 
-def _page(found: Table, truth: Truth | None, view: View) -> str:
+def _page(found: Explanation, truth: Truth | None, view: View) -> str:
     """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token or 0]
-    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.scores)]
+    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.shares)]
     rows: list[list[Any]] = [
-        [f"{place} {name}", *(column[place].item() for column in found.scores.values())]
+        [f"{place} {name}", *(column[place].item() for column in found.shares.values())]
         for place, name in enumerate(found.tokens)
     ]
     caption = f"How much {token} draws on each token. Each method's column sums to 1."

@@ -8,7 +8,6 @@ import sys
 from typing import Any, Final
 
 from captum_vz.app.explain import explain_subject
-from captum_vz.app.explanation import Explanation, explanation_view, row_text
 from captum_vz.app.wish import Wish
 from captum_vz.cli.options import (
     CommandError,
@@ -30,6 +29,8 @@ from captum_vz.cli.output import (
     share_cell,
     working,
 )
+from captum_vz.result import Explanation
+from captum_vz.result.explanation import row_text
 from captum_vz.study import METHODS
 from captum_vz.subjects import subject_of
 from captum_vz.visualization.terminal import score_texts
@@ -126,7 +127,6 @@ def run(options: argparse.Namespace) -> None:
             options.layer,
             options.words,
             True if window == [] else window,
-            options.html is not None,
             options.stack,
         )
         say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
             say(f"drawing {options.output}")
             save_picture(found.plot(), options, subject.model, found.method)
         if options.html is not None:
-            save_page(explanation_view(options.text, [found], page_origin(options, subject.model)).html(), options.html)
+            save_page(found.view(options.text, page_origin(options, subject.model)).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
@@ -152,7 +152,7 @@ def _print(found: Explanation) -> None:
         scope += f" (of 0 to {found.depth - 1})"
     name = ", ".join(filter(None, [found.method, scope]))
     for row in found.rows:
-        print(f"{name}: {found.heading(row)}")
+        print(f"{name}: {found.first.heading(row)}")
         if is_terminal(sys.stdout):
             scores = row.scores.tolist()
             highest = max(map(abs, scores), default=0.0) or 1.0

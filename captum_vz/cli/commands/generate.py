@@ -36,8 +36,8 @@ from captum_vz.cli.output import (
 )
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.result.words import KINDS, TokenText
 from captum_vz.methods import check_layer
+from captum_vz.result.words import KINDS, TokenText
 from captum_vz.study import METHODS
 from captum_vz.subjects import subject_of
 from captum_vz.subjects.loading import CAUSAL

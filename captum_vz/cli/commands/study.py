@@ -1,4 +1,4 @@
-"""`captum-vz study` and `captum-vz paper`: methods on many sentences."""
+"""`captum-vz study`: methods on many sentences."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from captum_vz.cli.options import (
     positive,
     slow,
 )
-from captum_vz.cli.output import working
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS, load_plugin
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.subjects import model_sources
-from captum_vz.subjects.loading import find_models, load
+from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.model import EMBEDDED
 
@@ -263,83 +262,3 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
         notes.append(f"{options.limit:,} of {len(examples):,} sentences, evenly spaced (--limit).")
         examples = evenly(examples, options.limit)
     return examples, notes
-
-
-PAPER_EXAMPLES: Final = (
-    "paper --generated 200 --output results",
-    "paper --generated 200 --model agreement causal --methods value-zeroing alti --output both --html both.html",
-    "paper --blimp blimp/data --output held-out",
-)
-
-
-def add_paper(commands: Any) -> None:
-    """Add the parser of this command."""
-    sub = add_command(
-        commands,
-        "paper",
-        run_paper,
-        help="the three evaluations of Mohebbi et al. 2023, of one model or several",
-        description="Runs cue alignment, probing, faithfulness by blank-out, sanity checks and a truth by patching, of "
-        "all methods, and writes tables, figures and a report to a folder. If it is started again, it continues there. "
-        "Under `accelerate launch`, the processes share the work. For a causal model, the text ends before the target: "
-        "the row of the last token is evaluated, where the model predicts the target, and sentences whose cue comes "
-        "later are skipped.",
-        examples=PAPER_EXAMPLES,
-    )
-    data = sub.add_mutually_exclusive_group(required=True)
-    data.add_argument(
-        "--blimp",
-        type=Path,
-        metavar="FOLDER",
-        help="BLiMP's data folder: the held-out halves of the paper's five paradigms, pairs whose forms are a single "
-        "token for all the models",
-    )
-    data.add_argument("--generated", type=positive, metavar="N", help="how many of the package's own grammar")
-    sub.add_argument(
-        "--controls",
-        type=int,
-        metavar="N",
-        help="how many sentences of the package's own grammar the sanity checks and the truths by patching take "
-        "(default: as many as there are sentences, 40 at most; 0: none)",
-    )
-    add_model(sub, several=True)
-    add_run(sub)
-
-
-def run_paper(options: argparse.Namespace) -> None:
-    """Run the evaluations and print the report."""
-    try:
-        from captum_vz.cli.reports import print_reproduction, reproduction_json, reproduction_page, show
-        from captum_vz.paper import reproduce
-        from captum_vz.paper.report import REPORT
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error)) from error
-    start_run(options)
-    with study_errors():
-        if not (options.output / REPORT).exists():
-            find_models(options.model)
-        examples, about = _paper_examples(options)
-        found = reproduce(
-            model_sources(options.model),
-            examples,
-            options.output,
-            options.methods,
-            batch_size=options.batch_size,
-            quiet=options.quiet or options.json,
-            about=about,
-            controls=options.controls,
-            engine=options.engine,
-            title="the grammar" if options.blimp is None else "BLiMP, held out",
-        )
-    parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
-    show(options, *parts, f"\ntables, figures and this report: {options.output}")
-
-
-def _paper_examples(options: argparse.Namespace) -> tuple[list[Example], str]:
-    """The examples, and a sentence on how they were selected."""
-    if options.blimp is None:
-        examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
-        return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
-    with working("reading BLiMP"):
-        selection = select_blimp(options.blimp, [load(name)[1] for name in options.model])
-    return selection.examples, str(selection)

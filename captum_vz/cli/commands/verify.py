@@ -7,11 +7,12 @@ import sys
 from typing import Any, Final
 
 from captum_vz import verify
-from captum_vz.app.pages import page, paragraph, table
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
 from captum_vz.cli.output import is_terminal, print_table, save_page, working
 from captum_vz.subjects import text_subject_of
 from captum_vz.subjects.loading import AGREEMENT
+from captum_vz.tables import html_table as table
+from captum_vz.tables import page, paragraph
 from captum_vz.verification import VerificationReport
 
 TEXT = "The keys to the old cabinet are on the table, but nobody has found them yet."

@@ -1,4 +1,4 @@
-"""Colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
+"""Colours, and colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from textwrap import wrap
 from typing import Any, Final, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Colormap, FuncNorm, Normalize
+from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import largest_font, text_width
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, SIGNED_COLORS
+from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, largest_font, set_label, text_width
 
 ScaleName = Literal["shared", "panel", "root"] | None
 _NAMES: Final = ("shared", "panel", "root")
 BAR: Final = 0.11  # the width of a colour bar in inches
 _MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
+
+
+def _white_at(name: str, zero: float) -> Colormap:
+    """A colour map of matplotlib, made lighter until the colour of zero is white. Zero is in the middle of a shade."""
+    shades = colormaps[name](np.linspace(0, 1, 257))
+    shades[:, :3] /= colormaps[name](zero)[:3]
+    return ListedColormap(shades.clip(0, 1), f"{name}, white at zero")
+
+
+# One hue from white to dark is also readable in print and without colour vision.
+COLORS: Final = _white_at("Blues", 0.0)
+# Blue above zero as in COLORS, red below. They differ without red or green vision.
+SIGNED_COLORS: Final = _white_at("RdBu", 0.5)
 
 
 @dataclass(frozen=True)
@@ -32,40 +44,41 @@ class Scale:
 
     Attributes:
         norms: From scores to 0 to 1, one for each panel. Panels with the same end share one object.
-        colors: The colour map.
         signed: Whether the scale has a middle at 0 and a side below it.
         clipped: Whether some drawn score is beyond the end of its scale.
-        own: Whether each panel has its own end.
-        apart: The indices of panels with an own end, where the other panels share one.
+        apart: The indices of panels with an own end. The other panels share one.
         root: Whether colours are by the square root.
     """
 
     norms: list[Normalize]
-    colors: Colormap
     signed: bool
     clipped: bool
-    own: bool
     apart: frozenset[int]
     root: bool
 
     @property
-    def extend(self) -> str:
-        """The ends of the colour bar that are open, as matplotlib names them."""
-        return ("both" if self.signed else "max") if self.clipped else "neither"
+    def colors(self) -> Colormap:
+        """The colour map."""
+        return SIGNED_COLORS if self.signed else COLORS
+
+    @property
+    def own(self) -> bool:
+        """Whether each panel has its own end."""
+        return len(self.apart) == len(self.norms)
 
     @property
     def shared(self) -> Normalize:
-        """The norm of the panels that share their end."""
-        return next(norm for place, norm in enumerate(self.norms) if place not in self.apart)
+        """The norm of the panels that share their end. If each has its own, that of shares of this end."""
+        low = -1 if self.signed else 0
+        return next((norm for place, norm in enumerate(self.norms) if place not in self.apart), Normalize(low, 1))
 
     def end(self, panel: int) -> float:
         """The score at which the colour of a panel is darkest."""
         return float(self.norms[panel].vmax or 1.0)
 
     def mappable(self) -> ScalarMappable:
-        """What a colour bar is drawn from: scores, or for the scale "panel" shares of each panel's largest score."""
-        norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.shared
-        return ScalarMappable(norm, self.colors)
+        """What a colour bar is drawn from."""
+        return ScalarMappable(self.shared, self.colors)
 
     def label(self, label: str, part: str) -> str:
         """The label of the colour bar, for the scale of parts, such as "panel"."""
@@ -88,11 +101,10 @@ def make_scale(
         counted: The scores that decide the end, for each panel. None: all.
         apart: Panels that end at their own largest score, if neither `scale` nor `vmax` is given.
     """
+    if scale is not None or vmax is not None or len(apart) == len(panels):
+        apart = range(len(panels)) if scale == "panel" else ()
     if scale is None:
         scale = "root" if all(map(are_shares, panels)) else "shared"
-        apart = () if vmax is not None or len(apart) == len(panels) else apart
-    else:
-        apart = ()
     if scale not in _NAMES:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
     if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
@@ -103,15 +115,11 @@ def make_scale(
     counted = panels if counted is None else counted
     signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
-    together = [one for place, one in enumerate(highest) if place not in apart]
-    ends = highest if scale == "panel" else [max(together) if vmax is None else float(vmax)] * len(panels)
-    ends = [highest[place] if place in apart else end for place, end in enumerate(ends)]
-    ends = [end or 1.0 for end in ends]
+    most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
+    ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
-    shared = {end: _norm(end, signed, scale) for end in ends}
-    norms = [shared[end] for end in ends]
-    colors = SIGNED_COLORS if signed else COLORS
-    return Scale(norms, colors, signed, clipped, scale == "panel", frozenset(apart), scale == "root")
+    norms = {end: _norm(end, signed, scale) for end in ends}
+    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
 
 
 def are_shares(scores: Tensor) -> bool:
@@ -143,7 +151,8 @@ def add_colorbar(
             smaller font.
         flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
     """
-    look = {"extend": scale.extend, "orientation": "horizontal" if flat else "vertical"}
+    extend = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
+    look = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
     bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
     set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
@@ -161,7 +170,7 @@ def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
     if not isinstance(scale.shared, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
-    elif not scale.own:  # nearly evenly spaced on the bar
+    else:  # nearly evenly spaced on the bar
         end = float(scale.shared.vmax or 1.0)
         steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
@@ -187,3 +196,20 @@ def _root(values: Any) -> Any:
 
 def _square(values: Any) -> Any:
     return np.sign(values) * np.square(values)
+
+
+def luminance(color: Any) -> float:
+    """The relative luminance of a colour, from 0 to 1, as WCAG 2 defines it."""
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def ink_on(color: Any) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2) on a background colour."""
+    light = luminance(color)
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
+
+
+def short_number(value: float) -> str:
+    """Two decimals without the leading zero, as cells of pictures have them: ".25", "1.00", "-.10"."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pandas as pd
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _QUOTED: Final = "the paper's Table 3, BERT family (second-hand;\nthat the methods are the same is assumed)"
+_OF_GRAMMAR: Final = "of the grammar"
 #: The width of a page of two columns, in inches.
 PAGE: Final = 6.9
 
@@ -56,15 +56,8 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str 
         draw_points(panel, last)
         quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
         if quoted:
-            look: Any = {
-                "marker": "d",
-                "s": 14,
-                "facecolor": "white",
-                "edgecolor": "black",
-                "linewidth": 0.7,
-                "zorder": 3,
-            }
-            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
+            look: Any = {"marker": "d", "s": 14, "facecolor": "white", "edgecolor": "black", "linewidth": 0.7}
+            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, zorder=3, **look)
             foot: Any = panel.figure
             foot.legend(loc="outside lower center", fontsize=FONT - 0.5, frameon=False)
         panel.axvline(0, color="black", linewidth=0.6)
@@ -130,60 +123,43 @@ class Column(NamedTuple):
     near: float | None = None
 
 
-@dataclass(frozen=True)
-class Measures:
-    """What a page shows of all models. Tables may be empty.
-
-    Attributes:
-        summary: Cue alignment and faithfulness, as :attr:`Reproduction.summary` has it.
-        truth: As :attr:`Controls.truth` has it.
-        sanity: As :attr:`Controls.sanity` has it.
-        variants: As :attr:`Further.variants` has it.
-        near: The size of a mean correlation below which a method passes the sanity checks.
-        level: The confidence level of the intervals. None: it is unknown.
-    """
-
-    summary: DataFrame
-    truth: DataFrame = field(default_factory=pd.DataFrame)
-    sanity: DataFrame = field(default_factory=pd.DataFrame)
-    variants: DataFrame = field(default_factory=pd.DataFrame)
-    near: float = 0.2
-    level: float | None = None
-
-    def columns(self) -> list[Column]:
-        """The columns of points that have any."""
-        found = [
-            Column("cue alignment,\naverage precision", _last(self.summary, "cue_ap")),
-            Column("blank-out,\nSpearman", _last(self.summary, "blank_out")),
-        ]
-        if len(self.truth):
-            rows = _last(self.truth, "value_patching")
-            found.append(Column("truth by patching\nvalues, overlap", rows, "of the grammar"))
-        if len(self.sanity):
-            every = self.sanity["random"] == self.sanity.groupby("model")["random"].transform("max")
-            title = "all layers random,\nSpearman (grey: pass)"
-            found.append(Column(title, self.sanity[every], "of the grammar", self.near))
-        return [column for column in found if len(column.rows)]
+def _columns(tables: Mapping[str, DataFrame], near: float) -> list[Column]:
+    """The columns of points that have any."""
+    found = [
+        Column("cue alignment,\naverage precision", _last(tables["summary"], "cue_ap")),
+        Column("blank-out,\nSpearman", _last(tables["summary"], "blank_out")),
+    ]
+    if "truth" in tables:
+        found.append(
+            Column("truth by patching\nvalues, overlap", _last(tables["truth"], "value_patching"), _OF_GRAMMAR)
+        )
+    if "sanity" in tables:
+        sanity = tables["sanity"]
+        every = sanity["random"] == sanity.groupby("model")["random"].transform("max")
+        found.append(Column("all layers random,\nSpearman (grey: pass)", sanity[every], _OF_GRAMMAR, near))
+    return [column for column in found if len(column.rows)]
 
 
-def draw_page(measures: Measures, data: str = "") -> Figure:
+def draw_page(tables: Mapping[str, DataFrame], near: float = 0.2, level: float | None = None, data: str = "") -> Figure:
     """Draws all evaluations on one page: a row for each model, a column for each measure, a line for each method.
 
     Points have the intervals of the tables. The last column has the lowest and the highest rank of a method in the
-    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer,
-    of methods with layers.
+    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer, of methods with
+    layers.
 
     Args:
-        measures: The tables.
+        tables: As :attr:`Reproduction.tables` has them.
+        near: The size of a mean correlation below which a method passes the sanity checks.
+        level: The confidence level of the intervals. None: it is unknown.
         data: The name of the data, for the title.
     """
-    columns = measures.columns()
-    models = measures.summary["model"].unique().tolist()
-    count = len(columns) + bool(len(measures.variants))
-    rows = {model: in_order(measures.summary[measures.summary["model"] == model]["method"]) for model in models}
+    summary, variants = tables["summary"], tables.get("variants")
+    columns = _columns(tables, near)
+    models = summary["model"].unique().tolist()
+    count = len(columns) + (variants is not None)
+    rows = {model: in_order(summary[summary["model"] == model]["method"]) for model in models}
     heights = [max(0.5, ROW * len(rows[model])) + 0.3 for model in models]
-    layered = measures.summary[(measures.summary["metric"] == "cue_ap") & measures.summary["layer"].notna()]
-    layered = layered[layered["group"] == "all"]
+    layered = summary[(summary["metric"] == "cue_ap") & summary["layer"].notna() & (summary["group"] == "all")]
     lines_height = max(1.3, 1.05 * ROW * layered["method"].nunique())
     figure = new_figure(sum(heights) + lines_height + 1.25, PAGE)
     parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, lines_height + 0.5])  # typed as one
@@ -191,17 +167,16 @@ def draw_page(measures: Measures, data: str = "") -> Figure:
     grid = above.subplots(len(models), count, squeeze=False, sharex="col", height_ratios=heights)
     for place, (line, model) in enumerate(zip(grid, models, strict=True)):
         for panel, column in zip(line, columns, strict=False):
-            of_model = Column(column.title, column.rows[column.rows["model"] == model], column.counted, column.near)
-            _points(panel, of_model, rows[model], place == 0)
-        if len(measures.variants):
-            _spread(line[-1], measures.variants[measures.variants["model"] == model], rows[model], place == 0)
+            _points(panel, column, column.rows[column.rows["model"] == model], rows[model], place == 0)
+        if variants is not None:
+            _spread(line[-1], variants[variants["model"] == model], rows[model], place == 0)
             line[-1].set_xlim(0, max(map(len, rows.values())) + 1)
         for panel in line[1:]:
             panel.tick_params(axis="y", labelleft=False)
         line[0].set_ylabel(model, fontsize=FONT + 1.5, weight="bold").set_parse_math(False)
-    level = "" if measures.level is None else f"{100 * measures.level:g} % "
+    percent = "" if level is None else f"{100 * level:g} % "
     told = (
-        f"last layer, {level}intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
+        f"last layer, {percent}intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
     )
     above.suptitle(panel_title(data, told), fontsize=FONT + 0.5).set_parse_math(False)
     panels = list(below.subplots(1, len(models), squeeze=False, sharey=True)[0])
@@ -219,12 +194,12 @@ def _last(summary: DataFrame, metric: str) -> DataFrame:
     return drawn.groupby(["model", "method"], sort=False).tail(1)
 
 
-def _points(panel: Axes, column: Column, methods: list[str], first: bool) -> None:
-    draw_points(panel, column.rows.set_index("method").reindex(methods).reset_index())
+def _points(panel: Axes, column: Column, rows: DataFrame, methods: list[str], first: bool) -> None:
+    draw_points(panel, rows.set_index("method").reindex(methods).reset_index())
     panel.axvline(0, color="black", linewidth=0.6)
     if column.near is not None:
         panel.axvspan(-column.near, column.near, color="0.93", zorder=0)
-    _head(panel, column.title if first else "", column.rows, column.counted)
+    _head(panel, column.title if first else "", rows, column.counted)
 
 
 def _spread(panel: Axes, variants: DataFrame, methods: list[str], first: bool) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from captum_vz.paper import Reproduction, reproduce
-from captum_vz.paper.controls import NEAR_ZERO, TRUTHS, control_examples, findings, told_findings
 from captum_vz.study import Example, Scorer, sanity_checks, with_interval
 from captum_vz.testbed import agreement_sentences, load_model
+from paper import Reproduction, reproduce
+from paper.across import NEAR_ZERO, TRUTHS, findings, told_findings
 
 METHODS = ["value-zeroing", "attention-rollout", "position"]
 CONTROLS = 5
@@ -30,13 +30,13 @@ def found(folder: Path) -> Reproduction:
 
 
 def test_tables_equal_their_parts(found: Reproduction) -> None:
-    examples = control_examples(CONTROLS)
+    examples = [Example.from_record(record) for record in agreement_sentences(CONTROLS, seed=1)]
     for name in NAMES:
-        own = found.controls.sanity.query("model == @name").drop(columns="model").reset_index(drop=True)
+        own = found.tables["sanity"].query("model == @name").drop(columns="model").reset_index(drop=True)
         checks = sanity_checks(*load_model(name), examples, METHODS, resamples=20)
         pd.testing.assert_frame_equal(own, checks)
-    rows = [row for row in Scorer(*load_model(), METHODS, TRUTHS).score(examples) if row["skipped"] is None]
-    truth = found.controls.truth.query("model == 'agreement' and group == 'all'").set_index(["method", "metric"])
+    rows = [row for row in Scorer(*load_model(), METHODS, list(TRUTHS)).score(examples) if row["skipped"] is None]
+    truth = found.tables["truth"].query("model == 'agreement' and group == 'all'").set_index(["method", "metric"])
     for metric in TRUTHS:
         values = [row[metric] for row in rows if row["method"] == "position"]
         assert truth.loc[("position", metric), "mean"] == pytest.approx(np.nanmean(values))
@@ -60,19 +60,19 @@ def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> 
         "1.00",
         "no",
     ] * 2  # a baseline that looks at no model does not pass
-    ties = found.controls.truth_differences.query("model == 'agreement'").groupby("metric", sort=False)["tied"].sum()
+    ties = found.tables["truth_differences"].query("model == 'agreement'").groupby("metric", sort=False)["tied"].sum()
     names = ("values, overlap", "values, largest", "states, overlap", "states, largest")
     told = "; ".join(f"{name} {count} of 3" for name, count in zip(names, ties[list(TRUTHS)], strict=True))
     assert re.search(rf"Pairs that are not shown to differ \(\d+ sentences\): {told}\.", report)
-    whole = found.controls.truth.query("model == 'agreement' and group == 'all' and method == 'position'")
+    whole = found.tables["truth"].query("model == 'agreement' and group == 'all' and method == 'position'")
     cells = [with_interval(*row) for row in whole.set_index("metric").loc[list(TRUTHS), ["mean", "low", "high"]].values]
     assert ["position", *cells] in lines
     heads = [line for line in lines if line[0] == "method" and line[1].startswith(f"{NAMES[0]} (")]
-    both = pd.concat([found.summary, found.controls.truth]).query("group == 'all'")
+    both = pd.concat([found.tables["summary"], found.tables["truth"]]).query("group == 'all'")
     for line, (_, rows) in zip(heads, both.groupby("metric", sort=False), strict=True):
         counts = [rows.query("model == @name")["examples"].max() for name in NAMES]
         assert line[1:] == [f"{name} ({count} sentences)" for name, count in zip(NAMES, counts, strict=True)]
-    whole = found.summary.query("group == 'all' and metric == 'cue_dot'")
+    whole = found.tables["summary"].query("group == 'all' and metric == 'cue_dot'")
     means = [whole.query("model == @name and method == 'value-zeroing'")["mean"].iloc[-1] for name in NAMES]
     assert ["value-zeroing", *(f"{mean:.2f}" for mean in means)] in lines
     assert "## Findings that hold in all 2 models" in report
@@ -84,7 +84,7 @@ def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> 
 
 
 def test_a_method_passes_near_zero(found: Reproduction) -> None:
-    last = found.controls.sanity.groupby(["model", "method"], sort=False).tail(1).set_index(["model", "method"])
+    last = found.tables["sanity"].groupby(["model", "method"], sort=False).tail(1).set_index(["model", "method"])
     lines = [line.split("|") for line in str(found).splitlines()]
     (line,) = [x for x in lines if x[1:2] == [" value-zeroing     "] and x[-2].strip() in ("yes", "no", "open")]
     for place, name in enumerate(NAMES):
@@ -120,7 +120,7 @@ def test_findings_count_directions() -> None:
     assert list(findings(table).itertuples(index=False, name=None)) == expected
     told = "\n".join(told_findings(findings(table), 3))
     assert "- cue: 1 pairs hold in all models, 1 turn over between models.\n    - a > b" in told
-    assert "No pair of methods differs" in "\n".join(told_findings(findings(table[table["one"] == "d"]), 3))
+    assert "No pair of methods is shown to differ" in "\n".join(told_findings(findings(table[table["one"] == "d"]), 3))
 
 
 def test_without_controls(tmp_path: Path) -> None:
@@ -128,6 +128,6 @@ def test_without_controls(tmp_path: Path) -> None:
     found = reproduce(
         {"agreement": load_model()}, examples, tmp_path, ["position"], resamples=20, quiet=True, controls=0
     )
-    assert not {"sanity", "truth"} & set(found.controls.tables())
+    assert not {"sanity", "truth"} & set(found.tables.keys())
     assert "Sanity checks" not in str(found)
     assert not list(tmp_path.glob("sanity*"))

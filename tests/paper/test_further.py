@@ -12,16 +12,15 @@ from captum.attr import Saliency
 from scipy import stats
 
 from captum_vz import LayerAttention
-from captum_vz.metrics import compare_pairs, macro_summary, summarize_many
-from captum_vz.paper import Reproduction, reproduce
-from captum_vz.paper.drawings import draw_groups
-from captum_vz.paper.further import REMOVING, VARIANTS, _groups, evenly, sees_forms
-from captum_vz.paper.sections import variant_title
 from captum_vz.study import Batch, Example, Scorer, Study
 from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
-from captum_vz.visualization.pictures.description import alt_text_of
-from captum_vz.visualization.pictures.parts.style import short_number
+from captum_vz.visualization.pictures.files import alt_text_of
+from captum_vz.visualization.pictures.scales import short_number
+from paper import Reproduction, reproduce
+from paper.drawings import draw_groups
+from paper.further import REMOVING, VARIANTS, Sampling, _groups, evenly, sees_forms
+from paper.report import variant_title
 from tests.study.conftest import Shipped
 
 METHODS = ["attention", "value-zeroing-effect", "random"]
@@ -47,7 +46,7 @@ def last(shipped: Shipped, sentences: list[Example]) -> pd.DataFrame:
 
 
 def test_variants_equal_the_metrics(found: Reproduction, last: pd.DataFrame) -> None:
-    table = found.further.variants
+    table = found.tables["variants"]
     assert len(table) == len(METHODS) * len(VARIANTS)
     for row in table.itertuples():
         values = last[last["method"] == row.method][row.variant]
@@ -57,7 +56,7 @@ def test_variants_equal_the_metrics(found: Reproduction, last: pd.DataFrame) -> 
 
 
 def test_bounds_hold_all_methods(found: Reproduction, shipped: Shipped, sentences: list[Example]) -> None:
-    table = found.further.removing.set_index(["metric", "method"])["mean"]
+    table = found.tables["removing"].set_index(["metric", "method"])["mean"]
     for method in METHODS:
         assert table["comprehensiveness:delete", "worst order"] <= table["comprehensiveness:delete", method]
         assert table["comprehensiveness:delete", method] <= table["comprehensiveness:delete", "best order"]
@@ -66,7 +65,7 @@ def test_bounds_hold_all_methods(found: Reproduction, shipped: Shipped, sentence
             <= table["sufficiency:delete", method]
             <= table["sufficiency:delete", "worst order"]
         )
-    rows = pd.DataFrame(Scorer(*shipped, METHODS, REMOVING).score(sentences))
+    rows = pd.DataFrame(Scorer(*shipped, METHODS, list(REMOVING)).score(sentences))
     whole = rows.groupby(["method", "example"], sort=False).tail(1).groupby("method")[list(REMOVING)].mean()
     for method in METHODS:
         for metric in REMOVING:
@@ -74,7 +73,7 @@ def test_bounds_hold_all_methods(found: Reproduction, shipped: Shipped, sentence
 
 
 def test_groups_equal_means(found: Reproduction, last: pd.DataFrame) -> None:
-    table = found.further.groups.set_index(["metric", "method", "by", "group"])["mean"]
+    table = found.tables["groups"].set_index(["metric", "method", "by", "group"])["mean"]
     assert {"paradigm", "label"} == {key[2] for key in table.index}
     for metric in ("cue_dot", "cue_ap", "blank_out"):
         for method in METHODS:
@@ -93,7 +92,7 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     unlike = (last["group"] == out) & (last["method"] == "attention")
     rows = last[~unlike].copy()
     rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
-    found = _groups(rows, summarize_many, macro_summary, compare_pairs)
+    found = _groups(rows, ["cue_dot", "cue_ap"], Sampling())
     table = found.set_index(["metric", "method", "by", "group"])
     for method, count in (("attention", 0), ("random", 0)):
         assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
@@ -124,7 +123,7 @@ def test_methods_that_none_exceeds_are_framed() -> None:
 
 def test_ranks_count_the_methods_that_are_higher(found: Reproduction, last: pd.DataFrame) -> None:
     """By Wilcoxon's test with Holm's correction, and the sign of the mean difference."""
-    table = found.further.variants
+    table = found.tables["variants"]
     seen = set()
     for name in VARIANTS:
         values = last.pivot(index="example", columns="method", values=name)
@@ -143,7 +142,7 @@ def test_ranks_count_the_methods_that_are_higher(found: Reproduction, last: pd.D
         assert ranks == expected
         seen |= set(ranks.values())
     assert seen == {1, 2, 3}
-    groups = found.further.groups
+    groups = found.tables["groups"]
     assert groups[groups["group"] == "macro"]["rank"].isna().all()
     pooled = groups[(groups["group"] == "all") & (groups["metric"] == "blank_out") & (groups["by"] == "label")]
     assert pooled.set_index("method")["rank"].to_dict() == (
@@ -152,8 +151,8 @@ def test_ranks_count_the_methods_that_are_higher(found: Reproduction, last: pd.D
 
 
 def test_agreement_equals_scipy(found: Reproduction, last: pd.DataFrame) -> None:
-    assert len(found.further.agreement) == 3
-    for row in found.further.agreement.itertuples():
+    assert len(found.tables["agreement"]) == 3
+    for row in found.tables["agreement"].itertuples():
         values = []
         for _, pair in last[last["method"].isin([row.one, row.other])].groupby("example"):
             content = pair["content"].iloc[0]
@@ -169,7 +168,7 @@ def test_report_has_the_tables(found: Reproduction) -> None:
     seen = {line.split("|")[1].strip() for line in report.splitlines() if line.replace(" ", "").count("|yes|")}
     assert seen == {"value-zeroing-effect"}
     assert "| best order" in report
-    paradigms = set(found.further.groups.query("by == 'paradigm'")["group"]) - {"all", "macro"}
+    paradigms = set(found.tables["groups"].query("by == 'paradigm'")["group"]) - {"all", "macro"}
     assert f"mean of {len(paradigms)} paradigms (10)" in report
     assert "### Do the methods agree?" in report
 
@@ -184,7 +183,7 @@ def test_report_says_which_methods_see_the_forms(
     """By the method, not by its name: a class of Captum and a renamed method see them too."""
     methods = {"a|b": Saliency, "effect": "value-zeroing-effect", "c\nd": blind, "e": "attention", "f": LayerAttention}
     found = reproduce({"agreement": shipped}, sentences[:3], tmp_path, methods, resamples=50, quiet=True, controls=1)
-    table = found.further.variants.drop_duplicates("method").set_index("method")["sees_forms"].to_dict()
+    table = found.tables["variants"].drop_duplicates("method").set_index("method")["sees_forms"].to_dict()
     assert table == {"a|b": "yes", "effect": "yes", "c\nd": "can", "e": "no", "f": "no"}
     report = str(found)
     assert "a|b, effect are given these two forms; c\nd is your own code, and can read them; the other" in report
@@ -209,29 +208,29 @@ def test_undefined_agreement_is_not_told(shipped: Shipped, sentences: list[Examp
 def test_figures_show_the_tables(found: Reproduction) -> None:
     (panel,) = found.plot("variants").axes
     shown = [text.get_text() for text in panel.texts]
-    ranks = found.further.variants.pivot(index="method", columns="variant", values="rank")
+    ranks = found.tables["variants"].pivot(index="method", columns="variant", values="rank")
     ranks = ranks[list(VARIANTS)].loc[in_order(METHODS)]
     assert shown[: ranks.size] == ["" if rank != rank else f"{rank:.0f}" for rank in ranks.to_numpy().ravel()]
     for told, low, high in zip(shown[ranks.size :], ranks.min(axis=1), ranks.max(axis=1), strict=True):
         assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")
     panel = found.plot("groups-cue_ap").axes[0]
     shown = [text.get_text() for text in panel.texts]
-    table = found.further.groups.query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])[
+    table = found.tables["groups"].query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])[
         "mean"
     ]
     assert shown[-1] != ""
     assert short_number(round(table["paradigm", "macro"], 2)) in shown
     panel = found.plot("agreement").axes[0]
-    assert f"{100 * found.further.agreement['mean'].iloc[0]:.0f}" in [text.get_text() for text in panel.texts]
+    agreement = found.tables["agreement"]["mean"]
+    assert f"{100 * agreement.iloc[0]:.0f}" in [text.get_text() for text in panel.texts]
 
 
 def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
     found = reproduce({"agreement": shipped}, sentences[:4], tmp_path / "out", ["attention"], resamples=50, quiet=True)
-    for name, table in found.further.tables().items():
-        written = pd.read_csv(tmp_path / "out" / f"{name}.csv")
-        assert len(written) == len(table)
+    for name, table in found.tables.items():
+        assert len(pd.read_csv(tmp_path / "out" / f"{name}.csv")) == len(table) > 0
     assert (tmp_path / "out" / "variants.png").read_bytes().startswith(b"\x89PNG")
-    assert found.further.agreement.empty  # of one method
+    assert "agreement" not in found.tables  # of one method
     assert Study(tmp_path / "out" / "agreement").settings["metrics"].keys() == {"cue_dot", "cue_ap", "blank_out"}
 
 
@@ -248,5 +247,5 @@ def test_paper_with_less_tells_all_of_its_folder(
         return reproduce({"agreement": shipped}, sentences[:count], tmp_path, methods, resamples=50, quiet=True)
 
     whole, again = made(4, ["attention", "random"]), made(2, ["random"])
-    for name, table in whole.further.tables().items():
-        pd.testing.assert_frame_equal(again.further.tables()[name], table)
+    for name in ("variants", "removing", "groups", "agreement"):
+        pd.testing.assert_frame_equal(again.tables[name], whole.tables[name])
