@@ -95,7 +95,7 @@ def by_verb(case: Case, method: str, raw: bool = False) -> Tensor:
 
 
 def compared(case: Case, method: str) -> Tensor:
-    return compare((case.model, case.tokenizer), case.text, method).scores[method]
+    return compare((case.model, case.tokenizer), case.text, method).shares[method]
 
 
 def scored(case: Case, method: str) -> Tensor:

@@ -113,14 +113,13 @@ def attribute_generation(
 
 def _attributed(method: Method, name: str, subject: Subject, text: FinishedText) -> GenerationAttribution:
     scores, tokenizer = scores_of(method, subject, text), subject.tokenizer
-    given = len(text.conditions)
-    return GenerationAttribution(
-        scores[:, :given],
-        scores[:, given:],
+    return GenerationAttribution.of(
+        name,
+        method,
+        scores,
+        method.layer_names(scores.shape[-1]),
         TokenText.of(tokenizer, text.conditions, _sections(text)),
         TokenText.of(tokenizer, text.generated),
-        method.layer_names(scores.shape[-1]),
-        name,
         tokenizer.decode(list(text.generated), skip_special_tokens=True),
         partial(_joint, method, subject, text),
     )

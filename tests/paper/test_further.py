@@ -215,9 +215,9 @@ def test_figures_show_the_tables(found: Reproduction) -> None:
         assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")
     panel = found.plot("groups-cue_ap").axes[0]
     shown = [text.get_text() for text in panel.texts]
-    table = found.tables["groups"].query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])[
-        "mean"
-    ]
+    table = (
+        found.tables["groups"].query("metric == 'cue_ap' and method == 'attention'").set_index(["by", "group"])["mean"]
+    )
     assert shown[-1] != ""
     assert short_number(round(table["paradigm", "macro"], 2)) in shown
     panel = found.plot("agreement").axes[0]

@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.shares))
     if options.html is not None:
         with working("maps of all methods"):
-            view = found.view(options.text, page_origin(options, loaded.model))
+            view = found.view(title=options.text, about=page_origin(options, loaded.model))
         save_page(_page(found, truth, view), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))

@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
             say(f"drawing {options.output}")
             save_picture(found.plot(), options, subject.model, found.method)
         if options.html is not None:
-            save_page(found.view(options.text, page_origin(options, subject.model)).html(), options.html)
+            save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
