@@ -15,7 +15,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
-from captum_vz.subjects.heads import TOKENS, class_labels, class_number
+from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.model import EMBEDDED
@@ -91,6 +91,8 @@ def compare(
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
     subject = text_subject_of(model, tokenizer)
+    if subject.task not in (ANSWER, SENTENCE):
+        _numbers(subject.model, subject.tokenizer, target, foil)  # also if no method explains the output
     subject = subject if layers is None else replace(subject, layers=layers)
     if subject.task == TOKENS and token is None:  # a table has one row
         token = prepare_text(subject.model, subject.tokenizer, text).token

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import captum_vz
@@ -112,7 +113,7 @@ def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], caps
     for more in ([], ["--truth"]):
         told = refused(capsys, "compare", "the hat [MASK] small.", "--target", "is", "--foil", "is", *more)
         assert "--foil is 'is', which is" in told
-    with pytest.raises(ArgumentError, match="foil is 'is', which is what is explained"):
+    with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
         compare(load_model(), "the hat [MASK] small.", target="is", foil="is")
 
 

@@ -71,9 +71,8 @@ def test_patches_are_counted() -> None:
 @pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
 def test_methods_of_words_say_that_there_are_none(method: str) -> None:
     model, processor = image_classifier()
-    with pytest.raises(
-        RefusedError, match=f"{METHODS[method].title} scores the tokens of a text, .* such as value-zeroing-effect"
-    ):
+    told = f"{METHODS[method].title} scores the tokens of a text, .* such as value-zeroing-effect"
+    with pytest.raises(RefusedError, match=told):
         captum_vz.explain(model, PIXELS, tokenizer=processor, method=method)
 
 
