@@ -445,7 +445,6 @@ def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest
         ["paper", "--generated", "5", "--output", "out", "--methods", "magic"],
         ["paper", "--generated", "5", "--output", "out", "--batch-size", "0"],
         ["study", "--generated", "5", "--output", "out", "--methods", "magic"],
-        ["study", "--generated", "5", "--output", "out", "--shard-size", "0"],
     ],
 )
 def test_arguments_are_checked_first(

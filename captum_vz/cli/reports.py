@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,7 @@ def show(
 
 def _is_main_process() -> bool:
     """Whether this process is the only one, or the main one under `accelerate launch`."""
-    from accelerate import PartialState
-
-    return bool(PartialState().is_main_process)
+    return os.environ.get("RANK", "0") == "0"
 
 
 def print_study(study: Study, notes: Sequence[str] = ()) -> None:

@@ -73,7 +73,8 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
             found: Method = made(name, method, **own)
             return found
     if isclass(inner) and is_captums(inner):
-        return GradientMethod(name, method, **own)
+        registered = (one for one in METHODS.values() if isinstance(one, GradientMethod) and one.kind is inner)
+        return GradientMethod(name, method, next((one.reduce for one in registered), "sum"), **own)
     if callable(getattr(inner, "attribute", None)):
         return ObjectMethod(name, method, layered, **own)
     if callable(method):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.model import EMBEDDED
 
 #: Those of :mod:`captum_vz.study.folder.engines`, whose import needs the extra `study`.
@@ -110,11 +108,6 @@ def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) 
             one_of(kind, known)(name)
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--{kind}s: {error}") from error
-
-
-def blimp_files(folder: Path | None) -> list[Path]:
-    """The files of BLiMP that a study reads."""
-    return [] if folder is None else [folder / f"{paradigm}.jsonl" for paradigm in HELD_OUT_PARADIGMS]
 
 
 _PATHS = ("blimp", "jsonl", "csv", "output", "html", "plugin")
@@ -244,19 +237,12 @@ def run(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             content_only=options.content_only,
             engine=options.engine,
-            command=shlex.join(options.command_line),
-            data=_files(options),
             quiet=options.quiet or options.json,
         )
     parts = partial(print_study, study, notes), partial(study_json, study), partial(study_page, study, notes, metrics)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     with study_errors():
         study.check_used()
-
-
-def _files(options: argparse.Namespace) -> list[Path]:
-    """The files that the examples are read from."""
-    return [*options.jsonl, *options.csv, *blimp_files(options.blimp)]
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
