@@ -411,7 +411,6 @@ def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: py
         (["no-such-command"], "there is no command 'no-such-command'. Pass one of explain, compare,"),
         (["explian", SENTENCE], "there is no command 'explian' (did you mean explain?)"),
         (["explain", SENTENCE, "--metod", "alti"], "unrecognized arguments: --metod alti (did you mean --method?)"),
-        (["explain", SENTENCE, "--residual", "half"], "--residual: 'half' is no share: pass one of 0.5, none, paper"),
     ],
 )
 def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -617,25 +616,19 @@ def test_bare_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "explain" in out
 
 
-def test_residual_of_the_rollout(capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows of a rollout, and the rollout next to maps, have the residual that is asked for, and name it."""
-    model, tokenizer = load_model()
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    for word, residual, named in (
-        ("0.5", 0.5, "residual 0.5"),
-        ("none", None, "no residual"),
-        ("paper", None, "no residual"),
+def test_names_fix_the_residual(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of a rollout, and the rollout next to maps, have the residual of the name, and name it."""
+    inputs = load_model()[1](SENTENCE, return_tensors="pt")
+    for name, residual, named in (
+        ("value-zeroing-rollout", 0.5, "residual 0.5"),
+        ("value-zeroing-rollout-paper", None, "no residual"),
     ):
-        rollout = ValueZeroingRollout(model, residual=residual).attribute(inputs)[0]
-        for method in ("value-zeroing", "value-zeroing-rollout"):
-            found = explain_json(capsys, SENTENCE, "--method", method, "--residual", word)
-            torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
-            assert found["residual"] == residual
+        rollout = ValueZeroingRollout(load_model()[0], residual=residual).attribute(inputs)[0]
+        found = explain_json(capsys, SENTENCE, "--method", name)
+        torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(torch.tensor(found["scores"]), rollout[MASK], rtol=1e-5, atol=1e-6)
-        title = explain(capsys, SENTENCE, "--method", "value-zeroing-rollout", "--residual", word).splitlines()[0]
-        assert title.startswith(f"value-zeroing-rollout, layers 0 to 3, {named}")
-    figure = captum_vz.explain("agreement", SENTENCE).plot()
-    assert "rollout, residual 0.5" in [panel.get_title() for panel in figure.axes]
+        title = explain(capsys, SENTENCE, "--method", name).splitlines()[0]
+        assert title.startswith(f"{name}, layers 0 to 3, {named}")
 
 
 def test_all_layers_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,8 +51,8 @@ class Subject:
     forward: Callable[..., Any]
     layers: list[nn.Module]
     tokenizer: Any
-    processor: Any
-    task: str
+    processor: Any = None
+    task: str = ENCODER
     name: str = ""
 
     @property
