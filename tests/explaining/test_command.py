@@ -82,15 +82,6 @@ def test_image_file(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixt
     assert "there is no file 'none.png'" in refused(capsys, "explain", "none.png", "--model", name)
 
 
-def test_task_chooses_the_head(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A head that the checkpoint lacks would be random numbers."""
-    name = saved(classifier(), tokenizer())
-    told = refused(capsys, "explain", SENTENCE, "--model", name, "--task", "question-answering")
-    assert "BertForQuestionAnswering needs qa_outputs.bias, qa_outputs.weight, which the checkpoint lacks" in told
-    assert "no task 'qa'" in refused(capsys, "explain", SENTENCE, "--model", name, "--task", "qa")
-    assert main(["explain", SENTENCE, "--model", name, "--task", "sequence-classification"]) == 0
-
-
 @pytest.mark.parametrize(
     ("make", "arguments", "told"),
     [

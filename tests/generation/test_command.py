@@ -186,15 +186,12 @@ def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 def test_residual_gives_the_prompt_a_share(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a residual all of a rollout lies on the first tokens. Names equal classes, here and in Python."""
     model, tokenizer = load_model("causal")
-    for word, residual in (("0.5", 0.5), ("none", None), ("paper", None)):
-        assert main(["generate", TEXT, "--json", "--max-new-tokens", "3", "--residual", word]) == 0
-        record = json.loads(capsys.readouterr().out)
-        kind = partial(ValueZeroingRollout, residual=residual)
-        found = attribute_generation(model, tokenizer, TEXT, kind, 3, do_sample=False)
-        torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
-        named = attribute_generation(model, tokenizer, TEXT, max_new_tokens=3, residual=residual, do_sample=False)
-        torch.testing.assert_close(named.scores, found.scores)
-        assert record["residual"] == residual
+    assert main(["generate", TEXT, "--json", "--max-new-tokens", "3"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    kind = partial(ValueZeroingRollout, residual=0.5)
+    found = attribute_generation(model, tokenizer, TEXT, kind, 3, do_sample=False)
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
+    assert record["residual"] == 0.5
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -241,7 +238,4 @@ def test_encoder_decoder_is_continued_by_its_cross_attention(
     assert [row.name for row in words.rows[:3]] == [f"{step} {name}" for step, name in enumerate(record["generated"])]
     torch.testing.assert_close(torch.stack([row.scores for row in words.rows[:3]]), rows, rtol=1e-4, atol=1e-5)
     assert words.plot().axes
-    assert main(["explain", TEXT, "--model", "both", "--stack", "decoder", "--layer", str(layer), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["rows"] == json.loads(json.dumps(words.to_dict()["rows"]))
     assert captum_vz.explain("both", TEXT, stack="encoder").to_dict() == captum_vz.explain("both", TEXT).to_dict()

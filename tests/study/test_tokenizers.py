@@ -1,6 +1,5 @@
 """Small tokenizers like RoBERTa's and ELECTRA's: the positions of targets, cues and forms among their tokens."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,28 +132,11 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
         assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["roberta", "generator"])
-def test_the_papers_evaluations_run(
-    kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
-) -> None:
-    command = ["paper", "--generated", "12", "--model", folders[kind], "--output", str(tmp_path / "out")]
-    assert main([*command, "--methods", "value-zeroing", "value-zeroing-rollout", "random"]) == 0
-    out = capsys.readouterr().out
-    used, skipped = map(int, re.findall(r": (\d+) sentences, (\d+) skipped", out)[0])
-    assert used + skipped == 12  # examples with a form of several pieces are skipped
-    assert used >= 9
-    values = next(line for line in out.splitlines() if line.startswith("| value-zeroing-rollout"))
-    cells = [cell.strip() for cell in values.strip("|").split("|")]
-    assert all(cells[place] for place in (1, 2, 4))  # two of cue alignment, and blank-out
-    assert cells[5] == "0.26"
-
-
 def test_electras_discriminator_is_refused(
     folders: dict[str, str], electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ["--output", str(tmp_path / "out"), "--quiet"]
-    assert main(["paper", "--generated", "3", "--model", folders["discriminator"], *output]) == 2
+    output = ["--folder", str(tmp_path / "out"), "--quiet"]
+    assert main(["study", "--grammar", "3", "--model", folders["discriminator"], *output]) == 2
     line = capsys.readouterr().err
     assert "is a discriminator of ELECTRA" in line
     assert "such as 'google/electra-base-generator'" in line

@@ -5,39 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from captum_vz._start import tell
 from captum_vz.app.explain import explain_subject
 from captum_vz.app.explanation import explanation_view
-from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.app.subjects import subject_of_loaded
 from captum_vz.app.wish import Wish, blanked_out, choose_foil, compared, load_for_text
-from captum_vz.cli.options import (
-    CommandError,
-    add_command,
-    add_model,
-    add_outputs,
-    add_residual,
+from captum_vz.cli.output import (
     check_files,
     check_text,
-    one_of,
-    slow,
-)
-from captum_vz.cli.output import (
-    columns_of_stdout,
-    counted,
-    is_terminal,
-    joined_cell,
     name_files,
     page_origin,
     print_table,
+    room,
     save_page,
     save_picture,
-    share_cell,
+    shaded,
     working,
 )
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
@@ -51,91 +37,44 @@ if TYPE_CHECKING:
 STRONGEST, AGREES = 3, "agrees"  # tokens in a line
 WIDEST = 80  # columns of a line
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
-EXAMPLES: Final = (
-    'compare "the pictures of some hat [MASK] scaring marcus."',
-    'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
-    'compare "the pictures of some hat" --model causal --target are --foil is --output methods.png',
-    'compare "some hat [MASK] small." --layer 0 --html methods.html --json',
-    'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
-)
 
 
-def add_compare(commands: Any) -> None:
-    """Add the parser of this command."""
-    sub = add_command(
-        commands,
-        "compare",
-        run,
-        help="score the tokens of a text by several methods, in one table",
-        description="Prints on which tokens of a text one token draws most, by several methods: one line for each "
-        "method. A full bar is a share of 1.",
-        examples=EXAMPLES,
-    )
-    sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
-    add_model(sub)
-    sub.add_argument(
-        "--methods",
-        nargs="+",
-        type=one_of("method", [*METHODS, "all"]),
-        metavar="METHOD",
-        help=f"of {', '.join(METHODS)}, or all: all except {slow()} (default: {', '.join(COMPARED_METHODS)})",
-    )
-    sub.add_argument(
-        "--token",
-        help="the token to explain (default: the mask, else the last token of the text; for labels of a text the token "
-        "that the head reads)",
-    )
-    sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
-    sub.add_argument(
-        "--target",
-        help="the word or label that methods of the model's output explain (default: the model's prediction)",
-    )
-    sub.add_argument("--foil", help="explain the target rather than this word or label")
-    sub.add_argument(
-        "--truth",
-        action="store_true",
-        help="also blank out each token, show how much the target's probability falls, and how far each method agrees "
-        "with this, from 0 to 1; needs the extra study",
-    )
-    sub.add_argument("--full", action="store_true", help="print the shares of all tokens, one column for each method")
-    add_residual(sub)
-    add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
-
-
-def run(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> None:
     """Compare, print and draw."""
     check_text(options.text)
     check_files(options.output, options.html)
-    with working(f"loading {options.model}"):
-        loaded = load_for_text(options.model)
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
-    told = ""
-    if options.truth and options.foil is None and options.target is None:
-        options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
-    truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
-    with counted(len(names), "methods") as bar:
+    told, truth = "", None
+    with working(f"loading {options.model}") as say:
+        loaded = load_for_text(options.model)
+        if options.truth:  # first, because it may refuse the model
+            say("blanking out each token")
+            if options.foil is None and options.target is None:
+                options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
+            truth = blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
+        done: list[str] = []
 
         def advance(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
-            bar.update()
+            done.append(name)
+            say(f"methods: {len(done)}/{len(names)}, {name}")
 
+        say(f"methods: 0/{len(names)}")
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--", residual=options.residual)
-    if truth is not None:
-        found = replace(found, truth=truth.shares)
-    if options.output is not None:
-        save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
-    if options.html is not None:
-        with working("maps of all methods"):
+        found = compared(*asked, advance, option="--")
+        if truth is not None:
+            found = replace(found, truth=truth.shares)
+        if options.output is not None:
+            save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
+        if options.html is not None:
+            say("maps of all methods")
             subject = subject_of_loaded(loaded)
-            asked_of_all = {"target": options.target, "foil": options.foil, "token": options.token}
-            wish = Wish(**asked_of_all, layer=options.layer, option="--", residual=options.residual)
+            wish = Wish(None, options.target, options.foil, options.token, options.layer, option="--")
             wishes = [wish.of_method(name, subject.task) for name in found.scores]
             maps = [explain_subject(subject, options.text, None, one) for one in wishes]
-        view = explanation_view(options.text, maps, page_origin(options, loaded.model))
-        save_page(_page(found, truth, view), options.html)
+            view = explanation_view(options.text, maps, page_origin(options, loaded.model))
+            save_page(_page(found, truth, view), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))
         return
@@ -164,14 +103,6 @@ def _check_use(options: argparse.Namespace) -> None:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
 
-def _truth(options: argparse.Namespace, loaded: Loaded) -> Truth:
-    try:
-        with working("blanking out each token"):
-            return blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error)) from error
-
-
 def _layer(found: Table) -> int | None:
     """The layer that was asked for; None if no method has layers."""
     return found.layer if any(METHODS[name].layered for name in found.scores) else None
@@ -179,25 +110,19 @@ def _layer(found: Table) -> int | None:
 
 def _print(found: Table) -> None:
     """A line for each method: how far it agrees with the truth, and its strongest tokens with bars."""
-    shell = is_terminal(sys.stdout)
-    width = min(columns_of_stdout(), WIDEST) - (4 if shell else 0)
-    gap = 3 if shell else 2
-    names = _sorted(found)
-    agrees = found.agreement
-    room = width - max(map(len, names)) - (gap + len(AGREES) if agrees else 0)
-    count = max(1, min(STRONGEST, len(found.tokens), room // (gap + LEAST)))
-    longest = max(columns_of(printable(token)) for token in found.tokens)
-    cell = max(LEAST, room // count - gap)
-    words = min(longest, cell - NUMBER - SHORTEST)
-    drawn = min(BAR, cell - NUMBER - words)
+    names, agrees = _sorted(found), found.agreement
+    width = min(room() or WIDEST, WIDEST) - max(map(len, names)) - (2 + len(AGREES) if agrees else 0)
+    count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
+    cell = max(LEAST, width // count - 2)
+    words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
     for name in names:
         column = found.scores[name]
         best = column.argsort(descending=True, stable=True)[:count].tolist()
-        cells = [_strong(found.tokens[place], column[place].item(), words, drawn) for place in best]
+        cells = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
         rows.append([name, *([_two(agrees[name])] if agrees else []), *cells])
     heads = ["method", *([AGREES] if agrees else []), *("strongest", "second", "third")[:count]]
-    print_table(heads, rows, keys=1, right=(1,) if agrees else ())
+    print_table(heads, rows, right=(1,) if agrees else ())
     scopes: dict[str, list[str]] = {}
     for name in names:
         scopes.setdefault(found.scopes.get(name, ""), []).append(name)
@@ -206,15 +131,13 @@ def _print(found: Table) -> None:
             print(f"{scope}: {', '.join(of)}")
 
 
-def _strong(token: str, share: float, words: int, drawn: int) -> Any:
-    """A token, its share and a bar, `words + NUMBER + drawn` columns wide."""
+def _strong(token: str, share: float, words: int, cell: int) -> str:
+    """A token, its share and a bar, at most `cell` columns wide."""
     name = printable(token)
     while columns_of(name) > words:
         name = name[:-2] + "…" if len(name) > 1 else ""
-    name += " " * (words - columns_of(name))
     number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
-    line = bar(min(max(share, 0.0), 1.0), drawn)
-    return joined_cell(f"{name} {number} ", line + " " * (drawn - len(line)))
+    return f"{name}{' ' * (words - columns_of(name))} {number} {bar(min(share, 1.0), min(BAR, cell - NUMBER - words))}"
 
 
 def _sorted(found: Table) -> list[str]:
@@ -238,7 +161,7 @@ def _print_full(found: Table, truth: Truth | None) -> None:
         first = [[*first[0], *blank], [*first[1], *blank], [*first[2], *notes]]
     rows = list(zip(*first, *columns.values(), strict=True))
     heads = ("", "", "token", *columns)
-    print_table(heads, rows, keys=3, right=(1, *range(3, len(heads))), marked=found.token)
+    print_table(heads, rows, keys=3, right=(1, *range(3, len(heads))))
 
 
 def _refused(found: Table) -> list[str]:
@@ -258,9 +181,9 @@ def _fall(fall: float) -> str:
     return "" if math.isnan(fall) else f"{fall:+.3f} "
 
 
-def _cell(found: Table, name: str, place: int) -> Any:
+def _cell(found: Table, name: str, place: int) -> str:
     column = found.scores[name].tolist()
-    return share_cell(f"{column[place]:.3f}{'*' if column[place] == max(column) else ' '}", column[place])
+    return shaded(f"{column[place]:.3f}{'*' if column[place] == max(column) else ' '}", column[place])
 
 
 def _strongest(found: Table, truth: Truth) -> str:

@@ -1,0 +1,124 @@
+"""`captum-vz study`: methods on many sentences."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from captum_vz.app.models import find_models, sources
+from captum_vz.cli import parsed
+from captum_vz.cli.output import check_files, check_folder
+from captum_vz.cli.reports import print_study, show, study_json, study_page
+from captum_vz.errors import ArgumentError
+from captum_vz.study import run_study
+from captum_vz.study.examples import Example, read_jsonl
+from captum_vz.study.examples.blimp import blimp_examples
+from captum_vz.study.results import SUMMARY
+from captum_vz.study.scoring.given import load_plugin
+from captum_vz.testbed import agreement_sentences
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+
+_PATHS = ("blimp", "jsonl", "folder", "html", "plugin")
+
+
+def study(options: argparse.Namespace) -> None:
+    """Run the study and print the means of the last layers."""
+    if options.config is not None:
+        known = vars(options).keys() - {"command", "config", "command_line"}
+        typed = _with_config(options.config, options.command_line[1:], known)
+        options = argparse.Namespace(**{**vars(options), **vars(parsed(typed))})
+    for path in options.plugin:
+        load_plugin(path)
+    if options.folder is None:
+        raise ArgumentError("study needs a folder to write to: pass --folder FOLDER.")
+    check_folder(options.folder)
+    check_files(None, options.html)
+    with _study_errors():
+        examples = _examples(options)
+        if not (options.folder / SUMMARY).exists():  # a finished study needs no model
+            find_models(options.model)
+        found = run_study(
+            sources(options.model),
+            examples,
+            options.folder,
+            options.methods,
+            options.metrics,
+            batch_size=options.batch_size,
+            content_only=options.content_only,
+            engine=options.engine,
+            command=shlex.join(options.command_line),
+            data=[*options.jsonl, *(options.blimp / f"{one}.jsonl" for one in HELD_OUT_PARADIGMS if options.blimp)],
+            quiet=options.quiet or options.json,
+        )
+    parts = partial(print_study, found), partial(study_json, found), partial(study_page, found)
+    show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {found.folder}")
+    with _study_errors():
+        found.check_used()
+
+
+@contextmanager
+def _study_errors() -> Iterator[None]:
+    """Name the file of an error of the disk, and tell after Ctrl-C how to continue."""
+    try:
+        yield
+    except OSError as error:
+        where = f"cannot use {error.filename}: " if error.filename else ""
+        raise ArgumentError(f"{where}{error.strerror or error}") from error
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("stopped. The same command continues from here.") from error
+
+
+def _with_config(path: Path, typed: Sequence[str], known: set[str]) -> list[str]:
+    """The arguments: the options of the config file, then the typed options.
+
+    Args:
+        path: The config file.
+        typed: What was typed.
+        known: The names of options that a file may hold.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # of the extra study
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"{path} is not a TOML file: {error}.") from error
+    for name in settings:
+        if name.replace("-", "_") not in known:
+            raise ArgumentError(f"{path}: there is no option {name!r}; see captum-vz study --help")
+    # The file comes first. After an option with many values it would be one of these values.
+    study, *rest = typed
+    rest.remove(next(word for word in rest if Path(word) == path))
+    return [study, str(path), *(word for name, value in settings.items() for word in _words(path, name, value)), *rest]
+
+
+def _words(path: Path, name: str, value: Any) -> list[str]:
+    """A setting as words of the command line."""
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, (str, int)) for one in values):
+        raise ArgumentError(f"{path}: {name} is {value!r}: expected a string, a number, true or false, or a list.")
+    if isinstance(value, bool):
+        return [f"--{name.replace(chr(95), chr(45))}"] if value else []
+    if name in _PATHS:
+        if not all(isinstance(one, str) for one in values):
+            raise ArgumentError(f"{path}: {name} is {value!r}: expected the name of a file or folder, in quotes.")
+        values = [path.parent / one for one in values]
+    return [f"--{name.replace('_', '-')}", *map(str, values)]
+
+
+def _examples(options: argparse.Namespace) -> list[Example]:
+    if options.blimp is None and not options.jsonl and not options.grammar:
+        raise ArgumentError("study needs sentences: pass --blimp FOLDER, --jsonl FILE or --grammar N.")
+    examples = [Example.from_record(record) for record in agreement_sentences(options.grammar or 0)]
+    for path in options.jsonl:
+        examples += read_jsonl(path)
+    return examples if options.blimp is None else examples + blimp_examples(options.blimp)
