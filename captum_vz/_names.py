@@ -28,7 +28,9 @@ def chosen_names(
     chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     wrong = [name for name in chosen if name not in known]
     if wrong or not chosen:
-        raise ArgumentError(f"{argument} is {list(chosen)}{meant(wrong, known)}: pass some of {', '.join(known)}.")
+        raise ArgumentError(
+            f"{argument} is {list(chosen)}{meant(wrong, known)}: pass some of {', '.join(known)}.", argument
+        )
     return chosen
 
 
@@ -41,7 +43,7 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
     captum_vz.errors.ArgumentError: method is 'atention' (did you mean attention?): pass one of attention, alti.
     """
     if name not in known:
-        raise ArgumentError(f"{argument} is {name!r}{meant([name], known)}: pass one of {', '.join(known)}.")
+        raise ArgumentError(f"{argument} is {name!r}{meant([name], known)}: pass one of {', '.join(known)}.", argument)
     return name
 
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections import defaultdict
+from pathlib import Path
 from zlib import crc32
 
 # Before transformers and matplotlib are imported: they read these once.
@@ -16,6 +17,9 @@ import torch
 # A shell that runs a job in the background lets it ignore Ctrl-C, and the programs that tests start inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Kernels and commands that tests start find the lessons' package, as pytest does by setup.cfg.
+TUTORIALS = str(Path(__file__).parents[1] / "tutorials")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TUTORIALS, os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)  # the models are so small that handing out work costs more than doing it
 
 

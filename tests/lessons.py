@@ -1,14 +1,16 @@
 """Run the lessons under `tutorials/` and compare what they say with what they compute.
 
 `python -m tests.lessons` runs all lessons, `python -m tests.lessons 03 04` some, and `--write` keeps the outputs. For
-each exercise, the stub is tried before the solution: the grader must not accept it. The student's copy of each lesson
-runs too, with all stubs unsolved: it must reach its end, because the checks hand on the package's answers.
+each exercise, the stub is tried before the solution: the grader must not accept it. The checks must hand on the
+package's answers to the cells that use them. The student's copy of one lesson runs too, with all stubs unsolved, and of
+all lessons with `--copies`.
 tutorials/README.md says how a lesson is made.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import sys
@@ -23,9 +25,10 @@ from typing import Any, NamedTuple
 import nbformat
 from nbformat import NotebookNode
 
-from captum_vz.testbed.lab import student_copy
+from captum_vz_lessons.lab import QUIET_KERNEL, lessons, student_copy, tags_of
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
+COPIES = ("09",)  # the lessons whose copies run each time
 TAGS = {"question", "exercise", "solution", "check", "answer", "quoted", "summary", "elsewhere"}
 RIGHT, NOT_YET = "Right. ", "Not yet. "
 SECONDS = 600
@@ -59,14 +62,6 @@ class Quoted(NamedTuple):
         """Whether one of the numbers rounds to this one. A number without a sign may be a size."""
         sizes = numbers if self.text.startswith("-") else [abs(one) for one in numbers]
         return any(abs(one - abs(self.value) if self.value >= 0 else one - self.value) <= self.half for one in sizes)
-
-
-def tags_of(cell: NotebookNode) -> set[str]:
-    return set(cell.metadata.get("tags", []))
-
-
-def lessons() -> list[Path]:
-    return sorted(FOLDER.glob("*.ipynb"))
 
 
 def quoted_numbers(markdown: str) -> Iterator[Quoted]:
@@ -189,6 +184,44 @@ def disorder(notebook: NotebookNode) -> list[str]:
     return [*found, *([f"the last exercise has no {expected}."] if expected else [])]
 
 
+def not_handed_on(notebook: NotebookNode) -> list[str]:
+    """The names that a cell uses and that a student who solves nothing lacks.
+
+    A solution binds names. If its stub does not, a check has to, before other cells use them.
+    """
+    open_names: set[str] = set()
+    stub: set[str] = set()
+    missing = []
+    for cell in notebook.cells:
+        tags = tags_of(cell)
+        if cell.cell_type != "code" or ("answer" in tags and "solution" not in tags):
+            continue
+        tree = ast.parse(cell.source)
+        if "exercise" in tags:
+            stub = bound_names(tree)
+        elif "solution" in tags:
+            open_names |= bound_names(tree) - stub
+        else:
+            names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+            stored = {one.id for one in names if isinstance(one.ctx, ast.Store)} | bound_names(tree)
+            lacking = sorted({one.id for one in names} & open_names - stored)
+            missing += [f"{name} is not handed on to {cell.source[:60]!r}." for name in lacking if "check" not in tags]
+            open_names -= stored
+    return missing
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """The names that the statements of a cell bind, except to `...` and to functions that are not written."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and "NotImplementedError" not in ast.dump(node):
+            found.add(node.name)
+        elif not isinstance(node, ast.FunctionDef) and "Ellipsis" not in ast.dump(node):
+            names = [one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+            found |= {one.id for one in names}
+    return found
+
+
 def minutes(notebook: NotebookNode) -> tuple[int, int]:
     """A student's minutes for a lesson, in steps of five: for reading and predicting, and for the exercises.
 
@@ -208,31 +241,39 @@ def processor_seconds() -> float:
     return used.children_user + used.children_system
 
 
-def run_lesson(notebook: NotebookNode) -> list[str]:
-    """Execute a lesson in place and offline, each stub before its solution. Returns what is wrong with it."""
+def _execute(notebook: NotebookNode) -> Iterator[tuple[Any, int, NotebookNode, str]]:
+    """Execute the code of a notebook in place and offline: the client, the cell's index, the cell, and its error."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
+    resources = {"metadata": {"path": str(FOLDER)}}
     client = NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL, resources=resources
     )
-    problems: list[str] = []
-    count = 0
-    before = processor_seconds()
     with client.setup_kernel(env={**os.environ, **OFFLINE}):
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type != "code":
                 continue
+            said = ""
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError as error:
-                return [*problems, f"cell {index} raises {error.ename}: {error.evalue}"]
-            count += 1
-            cell.execution_count = count
-            if "exercise" in tags_of(cell):
-                problems += _try_stub(client, notebook, index)
-            if "check" in tags_of(cell) and (NOT_YET in shown(cell) or RIGHT not in shown(cell)):
-                problems.append(f"cell {index}: the solution is not accepted: {shown(cell)}")
+                said = f"raises {error.ename}: {error.evalue}"
+            yield client, index, cell, said
+
+
+def run_lesson(notebook: NotebookNode) -> list[str]:
+    """Execute a lesson in place and offline, each stub before its solution. Returns what is wrong with it."""
+    problems: list[str] = []
+    before = processor_seconds()
+    for count, (client, index, cell, error) in enumerate(_execute(notebook), 1):
+        if error:
+            return [*problems, f"cell {index} {error}"]
+        cell.execution_count = count
+        if "exercise" in tags_of(cell):
+            problems += _try_stub(client, notebook, index)
+        if "check" in tags_of(cell) and (NOT_YET in shown(cell) or RIGHT not in shown(cell)):
+            problems.append(f"cell {index}: the solution is not accepted: {shown(cell)}")
     if (seconds := processor_seconds() - before) > LONGEST:
         problems.append(f"it takes {seconds:.0f} s of the processor, more than {LONGEST}.")
     return [*problems, *(f"no output shows {one}" for one in unsupported_numbers(notebook))]
@@ -240,23 +281,12 @@ def run_lesson(notebook: NotebookNode) -> list[str]:
 
 def run_unsolved(notebook: NotebookNode) -> list[str]:
     """Execute the student's copy of a lesson in which nothing is solved. Returns what is wrong with it."""
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
-    copy = student_copy(notebook)
-    client = NotebookClient(copy, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
     problems: list[str] = []
-    with client.setup_kernel(env={**os.environ, **OFFLINE}):
-        for index, cell in enumerate(copy.cells):
-            if cell.cell_type != "code":
-                continue
-            try:
-                client.execute_cell(cell, index)
-            except CellExecutionError as error:
-                source = cell.source.splitlines()[0]
-                problems.append(f"unsolved, the cell {source!r} raises {error.ename}: {error.evalue}")
-            if "check" in tags_of(cell) and (NOT_YET not in shown(cell) or RIGHT in shown(cell)):
-                problems.append(f"unsolved, the check says: {shown(cell)}")
+    for _, _, cell, error in _execute(student_copy(notebook)):
+        if error:
+            problems.append(f"unsolved, the cell {cell.source.splitlines()[0]!r} {error}")
+        if "check" in tags_of(cell) and (NOT_YET not in shown(cell) or RIGHT in shown(cell)):
+            problems.append(f"unsolved, the check says: {shown(cell)}")
     return problems
 
 
@@ -293,11 +323,12 @@ def clean(notebook: NotebookNode) -> None:
         cell.metadata = nbformat.from_dict({"tags": sorted(tags_of(cell))} if tags_of(cell) else {})
 
 
-def _report(path: Path, write: bool) -> list[str]:
-    """Run a lesson and its unsolved copy. Returns the lesson's name and time, and what is wrong with it."""
+def _report(path: Path, write: bool, copies: bool) -> list[str]:
+    """Run a lesson, and its unsolved copy if asked. Returns the lesson's name and time, and what is wrong with it."""
     notebook = nbformat.read(path, as_version=4)
     began = time.perf_counter()
-    problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook), *run_unsolved(notebook)]
+    problems = [*disorder(notebook), *early_answers(notebook), *not_handed_on(notebook), *run_lesson(notebook)]
+    problems += run_unsolved(notebook) if copies or path.name.startswith(COPIES) else []
     if write:
         clean(notebook)
         nbformat.write(notebook, path)
@@ -309,12 +340,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("lessons", nargs="*", help="beginnings of file names, such as 03 (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="how many lessons run at a time (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="keep the outputs in the notebooks")
+    parser.add_argument("--copies", action="store_true", help="also run the student's copy of each lesson")
     options = parser.parse_args(arguments)
-    wanted = tuple(options.lessons) or ("",)
     failed = False
-    paths = [one for one in lessons() if one.name.startswith(wanted)]
     with ProcessPoolExecutor(options.jobs) as pool:
-        for report in pool.map(partial(_report, write=options.write), paths):
+        for report in pool.map(partial(_report, write=options.write, copies=options.copies), lessons(*options.lessons)):
             print(*report, sep="\n  ", flush=True)
             failed = failed or len(report) > 1
     return int(failed)

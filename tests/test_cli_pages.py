@@ -239,7 +239,10 @@ def shown_on(kind: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     [
         (["explain", SENTENCE], ["loading agreement", "value-zeroing: maps of 4 layers"]),
         (["explain", SENTENCE, "--output", "x.png"], ["drawing x.png"]),
-        (["compare", SENTENCE, "--methods", "attention", "random"], ["loading agreement", "methods: 0/2", "methods: 2/2, random"]),
+        (
+            ["compare", SENTENCE, "--methods", "attention", "random"],
+            ["loading agreement", "methods: 0/2", "methods: 2/2, random"],
+        ),
         (["compare", SENTENCE, "--methods", "random", "--truth"], ["blanking out each token"]),
         (
             ["generate", "the hat", "--max-new-tokens", "2"],

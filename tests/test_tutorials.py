@@ -4,7 +4,6 @@ Many people read a notebook without running it. So the outputs are kept. They ha
 paths, and hold every number that the prose quotes.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -13,21 +12,18 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from captum_vz.cli import main
-from captum_vz.testbed.lab import student_copy
-from tests.command import refused
+from captum_vz_lessons.lab import lessons, student_copy, tags_of
 from tests.lessons import (
     NOT_YET,
     RIGHT,
     TAGS,
     disorder,
     early_answers,
-    lessons,
     minutes,
+    not_handed_on,
     quoted_numbers,
     run_lesson,
     shown,
-    tags_of,
     unsupported_numbers,
 )
 
@@ -55,7 +51,7 @@ def test_imports_are_one_short_cell(path: Path) -> None:
     first, *others = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
     lines = [line for line in first.splitlines() if line]
     assert all(re.match(r"(import|from) .+[^(]$", line) for line in lines)
-    assert len(lines) <= 9
+    assert len(lines) <= 10
     assert not any("%matplotlib" in source or "IProgress" in source for source in others)
 
 
@@ -114,15 +110,15 @@ def test_students_copy_holds_no_solution(path: Path) -> None:
 
 @every_lesson
 def test_students_copy_tells_no_answer(path: Path) -> None:
-    """The copy lacks all that quotes a result after a question or an exercise. No check shows what it compares with."""
+    """The copy lacks all that quotes a result after a question or an exercise, and its cells do not need solutions."""
     notebook = nbformat.read(path, as_version=4)
     assert not early_answers(notebook)
+    assert not not_handed_on(notebook)
     told = [cell.source for cell in notebook.cells if {"answer", "summary", "solution"} & tags_of(cell)]
     lines = {line for text in told for line in text.splitlines() if not line.startswith("#")}
     kept = {line for cell in student_copy(notebook).cells for line in cell.source.splitlines()}
     elsewhere = {line for cell in notebook.cells if cell.source not in told for line in cell.source.splitlines()}
     assert not (lines & kept) - elsewhere
-    assert not [cell.source for cell in notebook.cells if "check" in tags_of(cell) and "check.value(" in cell.source]
 
 
 # ---- The command, and what the functions above find ----------------------------------------------------------------
@@ -142,38 +138,24 @@ def exercise(stub: str, solution: str) -> list[NotebookNode]:
     return [code(stub, "exercise"), code(solution, "solution"), code(check, "check")]
 
 
-def test_command_writes_the_students_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_students_copy_of_a_lesson() -> None:
     told = new_markdown_cell("## Two\n\nIt is 42.", metadata={"tags": ["answer"]})
     shows = code("print(answer)", "answer")
-    intro = new_markdown_cell("# One")
-    nbformat.write(lesson(intro, *exercise("answer = ...", "answer = 42  # secret"), shows, told), "one.ipynb")
-    assert main(["lab", "student", "one.ipynb"]) == 0
-    assert capsys.readouterr().out == "one_student.ipynb: 4 cells, 2 cells with solutions or answers left out\n"
-    copy = nbformat.read("one_student.ipynb", as_version=4)
-    first, stub, _, answer = copy.cells
+    whole = lesson(new_markdown_cell("# One"), *exercise("answer = ...", "answer = 42  # secret"), shows, told)
+    first, stub, _, answer = student_copy(whole).cells
     assert first.source.startswith("# One\n\n**This is the student's copy.**")
     assert stub.source == "answer = ..."
     assert answer.source.startswith("## Two\n\n**Your answer.**")
-    assert not re.search(r"secret|42", "".join(cell.source for cell in (stub, answer)))
-    # A second time, it would overwrite what the student has written.
-    assert "may hold a student's work" in refused(capsys, "lab", "student", "one.ipynb")
-    assert main(["lab", "student", "one.ipynb", "--output", "two.ipynb"]) == 0
 
 
-def test_command_refuses_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text.ipynb").write_text("no notebook", "utf-8")
-    Path("list.ipynb").write_text(json.dumps({"cells": 3}), "utf-8")
-    nbformat.write(lesson(code("1 + 1")), "plain.ipynb")
-    assert "is no notebook" in refused(capsys, "lab", "student", "text.ipynb")
-    assert "is no notebook" in refused(capsys, "lab", "student", "list.ipynb")
-    assert "has no cell tagged 'solution'" in refused(capsys, "lab", "student", "plain.ipynb")
-    assert "there is no notebook none.ipynb" in refused(capsys, "lab", "student", "none.ipynb")
+def test_cells_that_need_a_solution_are_found() -> None:
+    cells = exercise("answer = ...", "answer = 42")
+    using, rebinding = code("print(answer)"), code("verdict = grade(answer)\nanswer = verdict.answer", "check")
+    assert len(not_handed_on(lesson(*cells, using))) == 1
+    assert not not_handed_on(lesson(*cells, code("print(answer)", "answer")))  # the copy lacks this cell
+    assert not not_handed_on(lesson(*cells[:2], rebinding, using))
+    unwritten = code("def f():\n    raise NotImplementedError", "exercise")
+    assert not_handed_on(lesson(unwritten, code("def f(): return 1", "solution"), code("f()")))
 
 
 @pytest.mark.slow

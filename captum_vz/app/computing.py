@@ -58,18 +58,18 @@ class Chosen:
     layer: int = -1
 
     @classmethod
-    def of(cls, asked: Any, layer: int | None, residual: Any, option: str) -> Chosen:
+    def of(cls, asked: Any, layer: int | None, residual: Any) -> Chosen:
         """What a user asks for.
 
         Raises:
             ArgumentError: It is no method, it cannot take the residual, or it has no scores of single layers.
         """
         if isinstance(asked, str):
-            asked = known_name(f"{option}method", asked, METHODS)
+            asked = known_name("method", asked, METHODS)
         name, method = named_method(asked)
         if layer is not None and not method.layered:
             raise ArgumentError(
-                f"{name} has no scores of single layers: leave {option}layer out, or choose a method that has, such as "
+                f"{name} has no scores of single layers: leave layer= out, or choose a method that has, such as "
                 f"{EFFECT_OF_LAYER if method.explains_output else MAPS}."
             )
         return cls(name, method.with_residual(residual), -1 if layer is None else layer)
@@ -107,7 +107,7 @@ class Run:
         """Whether rows come from a user's code, which knows no features."""
         return self.chosen.method.own and self.chosen.method.maps is None
 
-    def row(self, question: Question, option: str) -> tuple[Tensor, int]:
+    def row(self, question: Question) -> tuple[Tensor, int]:
         """The row `(in,)` of a question, and the number of layers to choose from."""
         method, layer = self.chosen.method, self.chosen.layer
         self._check_ids()
@@ -116,7 +116,7 @@ class Run:
             return self._of_gates(question, place), len(self.subject.layers)
         if method.explains_output and method.of_text is not None:
             if method.layered:
-                check_layer(layer, len(self.subject.layers), option)
+                check_layer(layer, len(self.subject.layers))
             return self._of_output(question, place), len(self.subject.layers)
         batch = self.batch
         batch.token = [place]
@@ -128,7 +128,7 @@ class Run:
         else:
             rows = method.rows(batch)
         if method.layered:
-            check_layer(layer, len(rows), option)
+            check_layer(layer, len(rows))
         return rows[layer if method.layered else 0][0], len(rows)
 
     def _check_ids(self) -> None:
@@ -261,7 +261,6 @@ def computed(
     words: Sequence[int] | None,
     distances: bool,
     residual: Any,
-    option: str,
 ) -> Scores:
     """The rows of a method for each question, and its maps.
 
@@ -273,7 +272,6 @@ def computed(
         words: The word of each token, if the tokens of a word are zeroed together.
         distances: Whether to compute the distances of Value Zeroing as well.
         residual: What rollouts add for the residual connection.
-        option: What stands before the names of options in messages.
     """
     method, runs = chosen.method, []
     for piece in text.pieces:
@@ -286,14 +284,13 @@ def computed(
     # Whole maps first: rows are then taken from them.
     maps, rollout = runs[0].maps() if whole else ([], None)
     if maps and text.pieces[0].places is None:  # only now the number of sources is known
-        name = f"{option}token"
-        questions = [replace(one, token=position(one.token, len(maps[0]), name)) for one in questions]
+        questions = [replace(one, token=position(one.token, len(maps[0]), "token")) for one in questions]
     for question in questions:
         of_all = not question.of_token and not whole
         places = range(len(runs)) if of_all else [text.owner(question.token)]
         found = []
         for number in places:
-            scores, depth = runs[number].row(question, option)
+            scores, depth = runs[number].row(question)
             found.append(scores if whole else runs[number].piece.spread(scores, count))
         token = question.token if question.of_token or not method.explains_output else None
         if of_all and method.explains_output:
@@ -312,7 +309,7 @@ def computed(
 def position(place: int, count: int, argument: str) -> int:
     """A position from 0, of one that may count from the end."""
     if not -count <= place < count:
-        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.")
+        raise ArgumentError(f"{argument} is {place}: there are {count} positions, {-count} to {count - 1}.", argument)
     return place % count
 
 

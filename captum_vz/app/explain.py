@@ -137,7 +137,7 @@ def explain(
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
     asked = wish.default_method(subject.task) if wish.method is None else wish.method
-    chosen = Chosen.of(asked, wish.layer, wish.residual, wish.option)
+    chosen = Chosen.of(asked, wish.layer, wish.residual)
     wish.check(subject.task, chosen.name, chosen.method)
     wish = replace(wish, method=chosen)
     if not (subject.task == SEQ2SEQ and (chosen.method.explains_output or wish.stack == "decoder")):
@@ -145,23 +145,23 @@ def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> 
     elif chosen.method.layered:
         subject = replace(subject, layers=find_layers(subject.model, "decoder"))
     if chosen.method.layered:
-        check_layer(chosen.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
+        check_layer(chosen.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)))
     if subject.task in (*OF_IMAGES, *OF_SOUND):
         return _signal(subject, text, text_pair, wish)
-    check_texts(text, text_pair, wish.option)
+    check_texts(text, text_pair)
     if subject.task == CHOICE:
         return _choice(subject, text, text_pair, wish)
     if not isinstance(text_pair, (str, type(None))):
         raise ArgumentError(
-            f"{wish.option}{'pair' if wish.option else 'text_pair'} is {len(text_pair)} texts, but "
-            f"{type(subject.model).__name__} reads one second text: pass a string."
+            f"text_pair is {len(text_pair)} texts, but {type(subject.model).__name__} reads one second text: pass a "
+            "string.",
+            "text_pair",
         )
     if subject.task == SEQ2SEQ:
         return _generated(subject, text, text_pair, wish)
     if subject.task == ANSWER and text_pair is None:
         raise ArgumentError(
-            f"{type(subject.model).__name__} answers a question from a text: pass the text as "
-            f"{f'{wish.option}pair' if wish.option else 'text_pair'}."
+            f"{type(subject.model).__name__} answers a question from a text: pass the text as text_pair=."
         )
     if subject.task == SENTENCE:
         return _sentences(subject, text, text_pair, wish)
@@ -177,17 +177,17 @@ def _text(
     token = None if every_word else wish.token
     ids = encoding["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
-    prepared = _prepared(subject, encoding, token, read, wish.option)
-    size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids), wish.option)
+    prepared = _prepared(subject, encoding, token, read)
+    size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids))
     names = [read.word_texts[word] for word in read.words] if wish.words else list(prepared.tokens)
     told = token if subject.task in BY_MAPS else str(prepared.token)
     loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
-    for remark in remarks(text, loaded, prepared, None if told is None else str(told), wish.option):
+    for remark in remarks(text, loaded, prepared, None if told is None else str(told)):
         warnings.warn(remark, stacklevel=4)
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
     second = second_text(subject.tokenizer, encoding, pair)
-    pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap, wish.option)
+    pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
     if given is None:
         asked = Asked(
             subject.model,
@@ -204,14 +204,13 @@ def _text(
             prepared.is_mask,
             wish.target,
             wish.foil,
-            wish.option,
             every_word,
         )
         predictions, rows = questions(subject.task, asked)
     else:
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
-    found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual, wish.option)
+    found = computed(subject, wish.method, pieces, rows, words, wish.distances, wish.residual)
     if (sources := len(found.rows[0].scores)) != len(ids):
         raise UnsupportedLayerError(
             f"{type(subject.model).__name__} reads {sources} tokens, but the text has {len(ids)}: it adds its own, as "
@@ -228,15 +227,11 @@ def _text(
     )
 
 
-def _prepared(subject: Subject, encoding: Any, token: Any, read: TokenText, option: str) -> PreparedText:
+def _prepared(subject: Subject, encoding: Any, token: Any, read: TokenText) -> PreparedText:
     """The text, and the explained token. A word of several tokens is named by its text: its first token is meant."""
     if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
         token = read.words.index(read.word_texts.index(token))
-    try:
-        return prepare_text(subject.model, subject.tokenizer, encoding, token, any_length=True)
-    except ValueError as error:
-        message = str(error)
-        raise ArgumentError(f"{option}{message}" if message.startswith("token ") else message) from error
+    return prepare_text(subject.model, subject.tokenizer, encoding, token, any_length=True)
 
 
 @torch.no_grad()
@@ -255,10 +250,11 @@ def _numbers(subject: Subject, text: Cut, count: int) -> dict[str, Tensor]:
 def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Explanation:
     """The chosen answer of several. Each answer has a logit of its own, from the text and this answer alone."""
     if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
-        where = f"{wish.option}pair" if wish.option else "text_pair, a list"
-        raise ArgumentError(f"{type(subject.model).__name__} chooses among answers: pass two or more as {where}.")
+        raise ArgumentError(
+            f"{type(subject.model).__name__} chooses among answers: pass two or more as text_pair=, a list."
+        )
     if wish.foil is not None or wish.window:
-        raise ArgumentError(f"each answer is read alone, with the whole text: leave {wish.option}foil and window out.")
+        raise ArgumentError("each answer is read alone, with the whole text: leave foil= and window= out.")
     alone = replace(subject, forward=_OneChoice(subject.model))
     with torch.no_grad():
         logits = [alone.forward(**_whole(subject, text, answer))[0, 0] for answer in answers]
@@ -267,7 +263,7 @@ def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Explanatio
     predictions = [(str(answers[place]), shares[place].item()) for place in order]
     chosen = order[0]
     if wish.target is not None:
-        chosen = label_number(wish.target, dict(enumerate(answers)), f"{wish.option}target")
+        chosen = label_number(wish.target, dict(enumerate(answers)), "target")
     question = Question(str(answers[chosen]), 0, read=_first_column, of_token=False)
     return _text(alone, text, answers[chosen], wish, (predictions, question))
 
@@ -303,7 +299,7 @@ def _sentences(subject: Subject, text: str, other: str | None, wish: Wish) -> Ex
     """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
     if wish.target is not None or wish.foil is not None or wish.window:
         raise ArgumentError(
-            f"a SentenceTransformer has one embedding and no labels: leave {wish.option}target, foil and window out."
+            "a SentenceTransformer has one embedding and no labels: leave target=, foil= and window= out."
         )
 
     def embedding(sentence: str) -> Tensor:
@@ -334,7 +330,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
     chosen: Chosen = wish.method
     if pair is not None or wish.words or wish.window or (wish.target, wish.foil, wish.token) != (None, None, None):
         raise ArgumentError(
-            "generated words are explained one by one: leave a second text, target, foil, token, words and window out, "
+            "generated words are explained one by one: leave text_pair=, target=, foil=, token=, words=, window= out, "
             "or use captum_vz.generation.attribute_generation."
         )
     found = attribute_generation(subject.model, subject.tokenizer, text, chosen.asked, residual=wish.residual)
@@ -353,7 +349,7 @@ def _generated(subject: Subject, text: str, pair: str | None, wish: Wish) -> Exp
 def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     """An image or a sound."""
     if pair is not None or wish.words or wish.window:
-        raise ArgumentError(f"{type(subject.model).__name__} takes no second text, words or windows: leave them out.")
+        raise ArgumentError(f"{type(subject.model).__name__} takes one input: leave text_pair=, words=, window= out.")
     piece = Piece(None, read_input(subject, given))
     check_runs(subject, piece.inputs)
     pieces = Cut([piece], [(0, 0)])
@@ -361,10 +357,10 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
     count = len(next(iter(numbers.values()))) if subject.task == SPEECH else 1
     token = wish.token
     if token is not None and not re.fullmatch(r"-?\d+", str(token)):
-        raise ArgumentError(f"{wish.option}token is {token!r}: pass the position of a patch or a frame.")
+        raise ArgumentError(f"token is {token!r}: pass the position of a patch or a frame.", "token")
     place = 0 if token is None else int(token)
     if subject.task == SPEECH:
-        place = position(place, count, f"{wish.option}token")
+        place = position(place, count, "token")
     names = [str(i) for i in range(count)]
     asked = Asked(
         subject.model,
@@ -381,10 +377,9 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         False,
         wish.target,
         wish.foil,
-        wish.option,
     )
     predictions, rows = questions(subject.task, asked)
-    found = computed(subject, wish.method, pieces, rows, None, wish.distances, wish.residual, wish.option)
+    found = computed(subject, wish.method, pieces, rows, None, wish.distances, wish.residual)
     labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
     if not wish.method.method.explains_output:
         found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]

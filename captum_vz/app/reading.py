@@ -138,9 +138,7 @@ class Cut:
         return max(range(len(self.pieces)), key=context)
 
 
-def cut(
-    inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None, option: str = ""
-) -> Cut:
+def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> Cut:
     """Cut a text into windows of at most `size` tokens.
 
     Args:
@@ -148,7 +146,6 @@ def cut(
         fixed: Whether each token is in each window: special tokens at the ends, and a question before its text.
         size: The most tokens of a window, fixed tokens included. None: the text stays whole.
         overlap: The tokens that two neighbours share. None: a quarter of a window.
-        option: What stands before the names of options in messages.
 
     Raises:
         ArgumentError: The window has no room for a token, or does not move.
@@ -168,8 +165,9 @@ def cut(
     if room < 1 or not 0 <= shared < room:
         less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
         raise ArgumentError(
-            f"{option}window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
-            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}."
+            f"window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
+            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}.",
+            "window",
         )
     pieces, windows = [], []
     for first in range(start, stop, room - shared):
@@ -187,33 +185,32 @@ def _at(value: Tensor, index: list[int], count: int) -> Tensor:
     return value[:, index] if value.dim() > 1 and value.shape[1] == count else value
 
 
-def window_size(window: Any, most: int | None, count: int, option: str) -> tuple[int | None, int | None]:
+def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, int | None]:
     """The size of a window and its overlap; None for a text that stays whole.
 
     Args:
         window: What the user passes: True, a size, or (size, overlap).
         most: The most tokens that the model takes; None: any number.
         count: The tokens of the text.
-        option: What stands before the names of options in messages.
     """
     if window is None or window is False:
         if most is not None and count > most:
             raise ArgumentError(
-                f"the text is {count} tokens long, but the model takes at most {most}: pass {option}window to read it "
+                f"the text is {count} tokens long, but the model takes at most {most}: pass window= to read it "
                 "in windows that overlap. No row then looks outside its window."
             )
         return None, None
     pair = tuple(window) if isinstance(window, (list, tuple)) else (window,)
     size, overlap = (*pair, None, None)[:2]
     if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair) or isinstance(overlap, bool):
-        raise ArgumentError(f"{option}window is {window!r}: pass True, a number of tokens, or (tokens, overlap).")
+        raise ArgumentError(f"window is {window!r}: pass True, a number of tokens, or (tokens, overlap).", "window")
     if size is True:
         size = most
         if size is None:
-            raise ArgumentError(f"the model takes texts of any length: pass {option}window as a number of tokens.")
+            raise ArgumentError("window is True, but the model takes texts of any length: pass a number.", "window")
     if most is not None and size > most:
         raise ArgumentError(
-            f"{option}window is {size}, but the model takes at most {most} tokens: pass at most {most}."
+            f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
         )
     return size, overlap
 

@@ -105,7 +105,6 @@ class Asked:
         is_mask: Whether it is a mask.
         target: What the user wants to be explained: a label or a word.
         foil: What is subtracted.
-        option: What stands before the names of options in messages.
         every_word: Whether each word has a row, also those that the model does not label.
     """
 
@@ -123,7 +122,6 @@ class Asked:
     is_mask: bool
     target: int | str | None = None
     foil: int | str | None = None
-    option: str = ""
     every_word: bool = False
 
     @cached_property
@@ -143,8 +141,8 @@ class Asked:
         """The numbers of the target's label and of the foil's."""
         names = self.labels_of_classes
         return (
-            None if self.target is None else label_number(self.target, names, f"{self.option}target"),
-            None if self.foil is None else label_number(self.foil, names, f"{self.option}foil"),
+            None if self.target is None else label_number(self.target, names, "target"),
+            None if self.foil is None else label_number(self.foil, names, "foil"),
         )
 
     def vocabulary(self, size: int) -> tuple[int | None, int | None]:
@@ -153,10 +151,9 @@ class Asked:
         for name, word in (("target", self.target), ("foil", self.foil)):
             if isinstance(word, int) and not 0 <= word < size:
                 raise ArgumentError(
-                    f"{self.option}{name} is {word}, but the model knows the words 0 to {size - 1}: pass one of them."
+                    f"{name} is {word}, but the model knows the words 0 to {size - 1}: pass one of them.", name
                 )
-            argument = f"{self.option}{name}"
-            found.append(None if word is None else class_number(self.model, self.tokenizer, word, argument))
+            found.append(None if word is None else class_number(self.model, self.tokenizer, word, name))
         return found[0], found[1]
 
     def contrast(self, target: int, foil: int | None, name: Callable[[int], str]) -> str:
@@ -167,8 +164,9 @@ class Asked:
         """
         if target == foil:
             raise ArgumentError(
-                f"{self.option}foil is {self.foil!r}, which is what is explained: all scores would be 0. Pass another "
-                f"foil, or another {self.option}target."
+                f"foil is {self.foil!r}, which is what is explained: all scores would be 0. Pass another one, or "
+                "another target=.",
+                "foil",
             )
         return name(target) if foil is None else f"{name(target)} rather than {name(foil)}"
 
@@ -191,7 +189,7 @@ def task_of_class(name: str) -> str | None:
 def auto_class(task: str) -> Any:
     """The class of transformers that loads a checkpoint for a task."""
     if task not in TASKS:
-        raise ArgumentError(f"task is {task!r}: pass one of {', '.join(TASKS)}.")
+        raise ArgumentError(f"task is {task!r}: pass one of {', '.join(TASKS)}.", "task")
     return getattr(transformers, TASKS[task][1])
 
 
@@ -209,8 +207,9 @@ def questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
         return _words(asked)
     if asked.target is not None or asked.foil is not None:
         raise ArgumentError(
-            f"{asked.option}target names a label or a word, but {type(asked.model).__name__} has no head that predicts "
-            "one. Leave the target out, or pass a model with a head."
+            f"target names a label or a word, but {type(asked.model).__name__} has no head that predicts one. Leave it "
+            "out, or pass a model with a head.",
+            "target",
         )
     return [], [Question(asked.labels[asked.token], asked.token, "")]
 
@@ -258,7 +257,7 @@ def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
     start, end = asked.numbers["start_logits"], asked.numbers["end_logits"]
     allowed = [i for i, of_second in enumerate(asked.second) if of_second and not asked.special[i]]
     if asked.foil is not None:
-        raise ArgumentError(f"{asked.option}foil has no meaning for an answer: leave it out.")
+        raise ArgumentError("foil has no meaning for an answer: leave it out.", "foil")
     if not allowed:
         raise ArgumentError(
             "the second text has no token that an answer could begin with: pass a text that is not empty."
@@ -298,7 +297,7 @@ def _span(asked: Asked, answer: str, allowed: Sequence[int]) -> tuple[int, int]:
         for last in (one for one in allowed if first <= one < first + LONGEST_ANSWER):
             if plain(_text_of(asked, first, last)) == plain(answer):
                 return first, last
-    raise ArgumentError(f"{asked.option}target is {answer!r}, which is no part of the second text: pass a part of it.")
+    raise ArgumentError(f"target is {answer!r}, which is no part of the second text: pass a part of it.", "target")
 
 
 def _words(asked: Asked) -> tuple[Predictions, list[Question]]:
@@ -324,7 +323,7 @@ def _speech(asked: Asked) -> tuple[Predictions, list[Question]]:
     letter = str if asked.tokenizer is None else asked.tokenizer.convert_ids_to_tokens
     names = {number: str(letter(number)) for number in range(logits.shape[-1])}
     target, foil = (
-        None if wanted is None else label_number(wanted, names, f"{asked.option}{name}")
+        None if wanted is None else label_number(wanted, names, name)
         for name, wanted in (("target", asked.target), ("foil", asked.foil))
     )
     rows = []

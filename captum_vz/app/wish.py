@@ -71,7 +71,6 @@ class Wish:
     words: bool = False
     window: Any = None
     distances: bool = False
-    option: str = ""
     stack: str | None = None
     residual: float | str | None = 0.5
 
@@ -82,8 +81,9 @@ class Wish:
             fits = isinstance(value, Integral if number else (Integral, str)) and not isinstance(value, bool)
             if value is not None and not fits:
                 raise ArgumentError(
-                    f"{self.option}{name} is {value!r}, of type {type(value).__name__}: pass a whole number"
-                    f"{'' if number else ', a string'} or None."
+                    f"{name} is {value!r}, of type {type(value).__name__}: pass a whole number"
+                    f"{'' if number else ', a string'} or None.",
+                    name,
                 )
 
     def default_method(self, task: str) -> str:
@@ -120,20 +120,20 @@ class Wish:
             if one == "token":
                 number, row = row, number
             raise ArgumentError(
-                f"{self.option}{one} is {getattr(self, one)!r}, which chooses {number}, but {name} explains {row}: "
-                f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}."
+                f"{one} is {getattr(self, one)!r}, which chooses {number}, but {name} explains {row}: "
+                f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
+                one,
             )
 
 
-def check_texts(text: Any, pair: Any, option: str) -> None:
+def check_texts(text: Any, pair: Any) -> None:
     """Refuse what is no text in the place of one. Several answers are a list of texts."""
     if not isinstance(text, str):
         raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.")
     answers = pair if isinstance(pair, Sequence) and not isinstance(pair, (str, bytes)) else [pair]
     for one in answers:
         if one is not None and not isinstance(one, str):
-            where = f"{option}pair" if option else "text_pair"
-            raise ArgumentError(f"{where} has an object of type {type(one).__name__}: pass a string.")
+            raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
 
 
 def depth_of(loaded: Loaded) -> int:
@@ -152,17 +152,18 @@ def load_for_text(name: str) -> Loaded:
     loaded = load(name)
     if task_of(loaded.model) in (*OF_IMAGES, *OF_SOUND, CHOICE):
         raise ArgumentError(
-            f"--model {name} is a {type(loaded.model).__name__}, which reads no text by itself: pass it to captum-vz "
-            "explain, or pass another model."
+            f"model is {name!r}, a {type(loaded.model).__name__}, which reads no text by itself: pass it to "
+            "captum_vz.explain, or pass another model.",
+            "model",
         )
     return loaded
 
 
-def check_layer(layer: int, depth: int, option: str) -> None:
+def check_layer(layer: int, depth: int) -> None:
     """Refuse a layer that is not one of `depth` layers."""
     if not -depth <= layer < depth:
         raise ArgumentError(
-            f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."
+            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
         )
 
 
@@ -181,7 +182,7 @@ def check_room(text: str, loaded: Loaded, new: int) -> None:
         )
 
 
-def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None, option: str) -> list[str]:
+def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None) -> list[str]:
     """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
     model, tokenizer, _ = loaded
     mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
@@ -203,12 +204,12 @@ def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None
         elif written not in ("[MASK]", mask):
             found.append(f"{written} is read as text: write [MASK] for the mask.")
     if token is None and len(masks) > 1:
-        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
+        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
     if token is None and not masks:
         fills = not predicts_next(model) and not class_labels(model)
         why = "the text has no mask: its last token" if fills else "the last token of the text"
         why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
-        found.append(f"{why} is explained, {option}token {prepared.token}.")
+        found.append(f"{why} is explained, token={prepared.token}.")
     return found
 
 
@@ -225,56 +226,45 @@ def compared(
     target: str | None = None,
     foil: str | None = None,
     advance: Callable[[str], object] | None = None,
-    option: str = "",
     residual: float | str | None = 0.5,
 ) -> Table:
     """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
 
-    Warnings name what the user may not have meant, as in :func:`explain`. `option`
-    stands before the names of options in messages, such as "--".
+    Warnings name what the user may not have meant, as in :func:`explain`.
 
     Raises:
         ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
     """
     model, tokenizer, layers = loaded
-    _numbers(model, tokenizer, target, foil, option)
-    try:
-        names = check_methods(None if methods == "all" else methods)
-        if any(METHODS[name].layered for name in names):
-            check_layer(layer, depth_of(loaded), option)
-        for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token, option):
-            warnings.warn(remark, stacklevel=2)
-        return compare(
-            model,
-            tokenizer,
-            text,
-            methods,
-            target,
-            foil=foil,
-            layer=layer,
-            layers=layers,
-            token=token,
-            residual=residual,
-            advance=advance,
-        )
-    except ValueError as error:
-        raise _named(error, option) from error
+    _numbers(model, tokenizer, target, foil)
+    names = check_methods(None if methods == "all" else methods)
+    if any(METHODS[name].layered for name in names):
+        check_layer(layer, depth_of(loaded))
+    for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token):
+        warnings.warn(remark, stacklevel=2)
+    return compare(
+        model,
+        tokenizer,
+        text,
+        methods,
+        target,
+        foil=foil,
+        layer=layer,
+        layers=layers,
+        token=token,
+        residual=residual,
+        advance=advance,
+    )
 
 
-def _named(error: ValueError, option: str) -> ArgumentError:
-    """An error of an argument, with `option` before the name of the argument."""
-    named = str(error).startswith(("token ", "layer ", "methods ", "foil "))
-    return ArgumentError(f"{option}{error}" if named else str(error))
-
-
-def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any, option: str) -> list[list[int] | None]:
+def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[int] | None]:
     """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
     found = [
-        None if wanted is None else [class_number(model, tokenizer, wanted, f"{option}{name}")]
+        None if wanted is None else [class_number(model, tokenizer, wanted, name)]
         for name, wanted in (("target", target), ("foil", foil))
     ]
     if found[0] is not None and found[0] == found[1]:
-        raise ArgumentError(f"{option}foil is {foil!r}, which is the target: pass another foil.")
+        raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
     return found
 
 
@@ -284,7 +274,6 @@ def blanked_out(
     token: str | None,
     target: str | None = None,
     foil: str | None = None,
-    option: str = "",
 ) -> Truth:
     """:func:`~captum_vz.study.scoring.truth.blank_out_text` for a text and written words.
 
@@ -296,15 +285,12 @@ def blanked_out(
     from captum_vz.study.scoring.truth import blank_out_text
 
     model, tokenizer, _ = loaded
-    targets, foils = _numbers(model, tokenizer, target, foil, option)
-    try:
-        prepared = prepare_text(model, tokenizer, text, token)
-    except ValueError as error:
-        raise _named(error, option) from error
+    targets, foils = _numbers(model, tokenizer, target, foil)
+    prepared = prepare_text(model, tokenizer, text, token)
     return blank_out_text(model, tokenizer, prepared, targets, foils)
 
 
-def choose_foil(text: str, name: str, loaded: Loaded, token: str | None, option: str = "") -> tuple[str | None, str]:
+def choose_foil(text: str, name: str, loaded: Loaded, token: str | None) -> tuple[str | None, str]:
     """A foil for the embedded model of this name, whose question is known, and a sentence about it.
 
     For other models the foil is None, and the sentence says which answers compete. It is empty if none do.
@@ -312,28 +298,24 @@ def choose_foil(text: str, name: str, loaded: Loaded, token: str | None, option:
     Raises:
         ArgumentError: There is no such token.
     """
-    words = _answers(text, loaded, token, option)
+    words = _answers(text, loaded, token)
     (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
-    asked = f"{option}foil" if option else "Foil"  # the name of the field
     if name in EMBEDDED:
         forms = other_number(first)
         foil = next((word for word, _ in words if word in forms), None)
         if foil is not None:
             question = f"why {first} and not {foil}, its likeliest form of the other number?"
-            return foil, f"{question} {asked} asks for another word"
+            return foil, f"{question} foil= asks for another word"
     if share >= CLEAR:
         return None, ""
     rivals = f"{first} {share:.2f} competes with {second} {other:.2f}"
-    return None, f"{rivals}: {asked} {second} asks why {first} and not {second}"
+    return None, f"{rivals}: foil={second} asks why {first} and not {second}"
 
 
-def _answers(text: str, loaded: Loaded, token: str | None, option: str) -> list[tuple[str, float]]:
+def _answers(text: str, loaded: Loaded, token: str | None) -> list[tuple[str, float]]:
     """All words of the vocabulary, or labels, with their probabilities at the explained token, the likeliest first."""
     model, tokenizer, _ = loaded
-    try:
-        prepared = prepare_text(model, tokenizer, text, token)
-    except ValueError as error:
-        raise _named(error, option) from error
+    prepared = prepare_text(model, tokenizer, text, token)
     with torch.no_grad():
         logits = getattr(model(**prepared.inputs), "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 3:

@@ -1,5 +1,6 @@
 """Captum attribution classes, one in each file. The two baselines without a model share one."""
 
+from captum_vz._engine import AttentionBlock
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation
 from captum_vz.attr._base.model_free import ModelFreeAttribution
@@ -28,6 +29,7 @@ __all__ = [
     "ALTI",
     "ALTILogit",
     "ALTIPlus",
+    "AttentionBlock",
     "AttentionFlow",
     "AttentionRollout",
     "GlobEnc",

@@ -17,7 +17,7 @@ from captum_vz import __version__
 from captum_vz._names import meant
 from captum_vz._start import INTERRUPTED, started, tell
 from captum_vz.cli.options import COMMANDS, GONE
-from captum_vz.errors import RefusedError, renamed
+from captum_vz.errors import RefusedError, needs_extra, renamed
 
 __all__ = ["main"]
 
@@ -27,18 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The status is 0; 2 after an error, with one line on stderr that says what to change; or 130 after Ctrl-C.
     """
-    command = ""
+    names: dict[str, str] = {}
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
         typed = list(sys.argv[1:] if arguments is None else arguments)
         options = parsed(typed)
-        command = options.command
+        options.names = names = _names(options.command)
         options.command_line = ["captum-vz", *typed]  # pictures carry it
-        run = getattr(import_module(f"captum_vz.cli.{COMMANDS[command].module}"), command)
+        with needs_extra(f"captum-vz {options.command}", "study"):
+            module = import_module(f"captum_vz.cli.{COMMANDS[options.command].module}")
         started()
-        with _remarks_as_lines(_dashes(command)):
-            run(options)
+        with _remarks_as_lines(names):
+            getattr(module, options.command)(options)
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has all that it wants
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(stop) or "stopped.")
         return INTERRUPTED
     except RefusedError as error:
-        tell(renamed(error, _dashes(command)))
+        tell(renamed(error, names))
         return 2
     # Models raise these types for inputs they cannot use. A library of an extra may be missing.
     except (AssertionError, IndexError, MemoryError, ModuleNotFoundError, RuntimeError, ValueError) as error:
@@ -148,8 +149,8 @@ def parsed(typed: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _dashes(command: str) -> dict[str, str]:
+def _names(command: str) -> dict[str, str]:
     """The options of a command by the names that Python gives them."""
-    options = [option for option in COMMANDS[command].options if option.startswith("--")] if command else []
+    options = [option for option in COMMANDS[command].options if option.startswith("--")]
     names = {option[2:].replace("-", "_"): option for option in options}
     return names | ({"text_pair": "--pair"} if "--pair" in options else {})

@@ -26,6 +26,7 @@ from captum_vz.cli.output import (
     shaded,
     working,
 )
+from captum_vz.errors import renamed
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
 from captum_vz.study.comparison import family_of
 from captum_vz.visualization import View
@@ -52,8 +53,9 @@ def compare(options: argparse.Namespace) -> None:
         if options.truth:  # first, because it may refuse the model
             say("blanking out each token")
             if options.foil is None and options.target is None:
-                options.foil, told = choose_foil(options.text, options.model, loaded, options.token, "--")
-            truth = blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
+                options.foil, told = choose_foil(options.text, options.model, loaded, options.token)
+                told = renamed(told, options.names)
+            truth = blanked_out(options.text, loaded, options.token, options.target, options.foil)
         done: list[str] = []
 
         def advance(name: str) -> None:
@@ -62,7 +64,7 @@ def compare(options: argparse.Namespace) -> None:
 
         say(f"methods: 0/{len(names)}")
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--")
+        found = compared(*asked, advance)
         if truth is not None:
             found = replace(found, truth=truth.shares)
         if options.output is not None:
@@ -70,7 +72,7 @@ def compare(options: argparse.Namespace) -> None:
         if options.html is not None:
             say("maps of all methods")
             subject = subject_of_loaded(loaded)
-            wish = Wish(None, options.target, options.foil, options.token, options.layer, option="--")
+            wish = Wish(None, options.target, options.foil, options.token, options.layer)
             wishes = [wish.of_method(name, subject.task) for name in found.scores]
             maps = [explain_subject(subject, options.text, None, one) for one in wishes]
             view = explanation_view(options.text, maps, page_origin(options, loaded.model))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from captum_vz._names import meant
 
-#: The names of the registries of methods and metrics, whose import takes seconds. A test compares them.
+#: The names of the registry of methods, whose import takes seconds. A test compares them.
 METHODS: Final = (
     *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
     *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
@@ -26,20 +26,6 @@ COMPARED_METHODS: Final = (
     "attention-rollout",
     "alti",
 )
-METRICS: Final = (
-    *("cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", "blank_out"),
-    *(
-        f"blank_out_{removal}_{over}{size}"
-        for removal in ("unk", "mask", "delete")
-        for over in ("forms", "vocabulary")
-        for size in ("", "_size")
-    ),
-    *("comprehensiveness", "sufficiency", "comprehensiveness_normalized", "sufficiency_normalized"),
-    *("deletion_normalized", "monotonicity", "soft_comprehensiveness", "soft_sufficiency", "infidelity"),
-    *("value_patching", "value_patching_top", "activation_patching", "activation_patching_top"),
-    *("sensitivity", "sanity", "sanity_last"),
-)
-DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 #: Commands that have left, and where they went.
 GONE: Final = {
     "paper": "the evaluations of the paper are a script in the folder tutorials/paper",
@@ -282,11 +268,18 @@ COMMANDS: Final = {
             ),
             "--blimp": path("sentences: the paper's five paradigms of BLiMP's data folder", "FOLDER"),
             "--jsonl": path("sentences: lines of JSON with tokens, target and cue", nargs="+", default=[]),
+            "--csv": path(
+                "sentences: tables with the columns text, target, cue, good and bad, in words", nargs="+", default=[]
+            ),
             "--grammar": count("sentences: so many of the package's own grammar"),
             "--model": model("agreement") | {"nargs": "+", "default": ["agreement"]},
             "--methods": option(f"of {', '.join(METHODS)}, or of a plugin (default: {MANY})", "METHOD", nargs="+"),
+            "--limit": count("the most sentences; of more, N evenly spaced ones"),
             "--metrics": option(
-                f"of {', '.join(METRICS)}, or of a plugin (default: {', '.join(DEFAULT_METRICS)})", "METRIC", nargs="+"
+                "such as cue_mrr, blank_out:mask:size and sanity, or of a plugin; a wrong name lists all (default: "
+                "cue_dot, cue_ap, blank_out)",
+                "METRIC",
+                nargs="+",
             ),
             "--plugin": path(
                 "Python files that call register_method or register_metric of captum_vz.study; they are run",

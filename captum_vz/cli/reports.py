@@ -57,16 +57,16 @@ def _is_main_process() -> bool:
     return bool(PartialState().is_main_process)
 
 
-def print_study(study: Study) -> None:
-    """The means of the last layers, one table for each model."""
+def print_study(study: Study, notes: Sequence[str] = ()) -> None:
+    """The means of the last layers, one table for each model; before it, notes on the sentences."""
+    print(*notes, sep="\n", end="\n" * bool(notes))
     if not is_terminal(sys.stdout):
         print(study)
         return
     for model, heads, rows in _tables(study.summary):
         print(model)
         print_table(heads, rows)
-    for line in study.skipped_lines():
-        print(line)
+    print(*study.lines(), sep="\n")
 
 
 def print_reproduction(found: Reproduction) -> None:
@@ -98,11 +98,12 @@ def reproduction_json(found: Reproduction) -> str:
     return json.dumps({"about": found.about, **{name: _records(table) for name, table in tables.items()}})
 
 
-def study_page(study: Study) -> str:
-    """The tables and figures of a study as a page."""
-    parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences.")]
+def study_page(study: Study, notes: Sequence[str] = ()) -> str:
+    """The tables and figures of a study as a page, with notes on its sentences."""
+    parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
     for model, heads, rows in _tables(study.summary):
         parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
+    parts += map(paragraph, study.lines())
     for metric in study.settings["metrics"]:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
     return page("Study", *parts, *_skipped(study.skipped), *_repeat(study.repeat))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,22 +16,23 @@ from captum_vz.cli import parsed
 from captum_vz.cli.output import check_files, check_folder
 from captum_vz.cli.reports import print_study, show, study_json, study_page
 from captum_vz.errors import ArgumentError
-from captum_vz.study import run_study
-from captum_vz.study.examples import Example, read_jsonl
-from captum_vz.study.examples.blimp import blimp_examples
+from captum_vz.study import metric_named, run_study
+from captum_vz.study.examples import Example
+from captum_vz.study.examples.blimp import select_blimp
+from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.study.results import SUMMARY
 from captum_vz.study.scoring.given import load_plugin
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed.model import EMBEDDED
 
-_PATHS = ("blimp", "jsonl", "folder", "html", "plugin")
+_PATHS = ("blimp", "jsonl", "csv", "folder", "html", "plugin")
 
 
 def study(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     if options.config is not None:
-        known = vars(options).keys() - {"command", "config", "command_line"}
-        typed = _with_config(options.config, options.command_line[1:], known)
+        typed = _with_config(options.config, options.command_line[1:], options.names)
         options = argparse.Namespace(**{**vars(options), **vars(parsed(typed))})
     for path in options.plugin:
         load_plugin(path)
@@ -40,7 +41,9 @@ def study(options: argparse.Namespace) -> None:
     check_folder(options.folder)
     check_files(None, options.html)
     with _study_errors():
-        examples = _examples(options)
+        for name in options.metrics or ():
+            metric_named(name)
+        examples, notes = _examples(options)
         if not (options.folder / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         found = run_study(
@@ -53,10 +56,14 @@ def study(options: argparse.Namespace) -> None:
             content_only=options.content_only,
             engine=options.engine,
             command=shlex.join(options.command_line),
-            data=[*options.jsonl, *(options.blimp / f"{one}.jsonl" for one in HELD_OUT_PARADIGMS if options.blimp)],
+            data=[
+                *options.jsonl,
+                *options.csv,
+                *(options.blimp / f"{one}.jsonl" for one in HELD_OUT_PARADIGMS if options.blimp),
+            ],
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, found), partial(study_json, found), partial(study_page, found)
+    parts = partial(print_study, found, notes), partial(study_json, found), partial(study_page, found, notes)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {found.folder}")
     with _study_errors():
         found.check_used()
@@ -74,7 +81,7 @@ def _study_errors() -> Iterator[None]:
         raise KeyboardInterrupt("stopped. The same command continues from here.") from error
 
 
-def _with_config(path: Path, typed: Sequence[str], known: set[str]) -> list[str]:
+def _with_config(path: Path, typed: Sequence[str], known: Collection[str]) -> list[str]:
     """The arguments: the options of the config file, then the typed options.
 
     Args:
@@ -115,10 +122,20 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
     return [f"--{name.replace('_', '-')}", *map(str, values)]
 
 
-def _examples(options: argparse.Namespace) -> list[Example]:
-    if options.blimp is None and not options.jsonl and not options.grammar:
-        raise ArgumentError("study needs sentences: pass --blimp FOLDER, --jsonl FILE or --grammar N.")
-    examples = [Example.from_record(record) for record in agreement_sentences(options.grammar or 0)]
+def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
+    """The examples, and lines on what is left out."""
+    if options.blimp is None and not (options.jsonl or options.csv or options.grammar):
+        raise ArgumentError("study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --grammar N.")
+    examples, notes = [Example.from_record(record) for record in agreement_sentences(options.grammar or 0)], []
     for path in options.jsonl:
         examples += read_jsonl(path)
-    return examples if options.blimp is None else examples + blimp_examples(options.blimp)
+    for path in options.csv:
+        examples += read_csv(path)
+    if options.blimp is not None:
+        selection = select_blimp(options.blimp, whole=not set(options.model) & set(EMBEDDED))
+        examples += selection.examples
+        notes.append(str(selection))
+    if options.limit is not None and options.limit < len(examples):
+        notes.append(f"{options.limit:,} of {len(examples):,} sentences, evenly spaced (--limit).")
+        examples = evenly(examples, options.limit)
+    return examples, notes

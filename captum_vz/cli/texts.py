@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -54,7 +55,7 @@ def explain(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         asked = options.method, options.target, options.foil, options.token, options.layer, options.words
-        wish = Wish(*asked, True if window == [] else window, distances=options.html is not None, option="--")
+        wish = Wish(*asked, True if window == [] else window, distances=options.html is not None)
         say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
         found = explain_subject(subject, options.text, pair[0] if pair is not None and len(pair) == 1 else pair, wish)
         if options.output is not None:
@@ -103,14 +104,14 @@ def generate(options: argparse.Namespace) -> None:
         layers = find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
         if layered:
-            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)), "--")
+            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)))
         elif options.layer is not None:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         read = encoder_of(model)
         prepared = prepare_text(read, tokenizer, options.text)
         loaded = Loaded(read, tokenizer, find_layers(read))
-        for remark in remarks(options.text, loaded, prepared, str(prepared.token), "--"):
-            tell(remark)
+        for remark in remarks(options.text, loaded, prepared, str(prepared.token)):
+            warnings.warn(remark, stacklevel=1)
         check_room(options.text, Loaded(model, tokenizer, layers), most)
         mask = _mask(options, tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")

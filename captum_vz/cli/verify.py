@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import Final
 
 import captum_vz
-from captum_vz._start import tell
 from captum_vz.app.models import AGREEMENT
 from captum_vz.app.pages import page, paragraph, table
 from captum_vz.app.wish import load_for_text, remarks
@@ -30,8 +30,8 @@ def verify(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         loaded = load_for_text(options.model)
         prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-        for remark in remarks(text, loaded, prepared, str(prepared.token), "--"):
-            tell(remark)
+        for remark in remarks(text, loaded, prepared, str(prepared.token)):
+            warnings.warn(remark, stacklevel=1)
 
         def advance(what: str) -> None:
             say(f"checks of {len(loaded.layers)} layers: {what}")

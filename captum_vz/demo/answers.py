@@ -24,7 +24,7 @@ from captum_vz.app.subjects import Subject, read_input, subject_of
 from captum_vz.app.tasks import CHOICE, OF_IMAGES
 from captum_vz.app.wish import Wish, blanked_out, check_room, choose_foil
 from captum_vz.app.wish import remarks as remarks_on
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError, RefusedError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import METHODS, residual_text
@@ -37,6 +37,10 @@ MOST_NEW_TOKENS: Final = 32
 MOST_SOURCES: Final = 20  # of an image or a sound, in the table; the picture shows all
 #: What rollouts add to the map of each layer for the residual connection.
 RESIDUALS: Final[Mapping[str, float | str | None]] = {"0.5": 0.5, "none": None, "paper": "paper"}
+#: The names of the fields for arguments.
+FIELDS: Final = {name: name.capitalize() for name in ("token", "layer", "target", "foil", "methods")} | {
+    "text_pair": "Second text",
+}
 KEPT: Final = 16  # folders with files to download
 #: What a model or its files may raise for a text or a name that they cannot use.
 ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -205,7 +209,7 @@ class Answers:
             for row, share in zip(rows, blanked.shares.tolist(), strict=True):
                 row.insert(1, share if share == share else "")
             told.append(f"Blanking out: each token's share of what changes the probability of {blanked.answer}.")
-            told += [f"{_sentence(why)}."] if why else []
+            told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
         shares = table(caption, heads, rows, marked=marked)
         yield note([*told, *_told(remarks)]), shown, None, shares, None, []
         files.save_page(view)
@@ -234,7 +238,7 @@ class Answers:
         if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
         prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-        for remark in remarks_on(text, loaded, prepared, str(prepared.token), ""):
+        for remark in remarks_on(text, loaded, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=2)
         check_room(text, loaded, int(count))
         found: GenerationAttribution = attribute_generation(
@@ -375,7 +379,7 @@ def _over_image(subject: Subject, file: Path, found: Sequence[Explanation]) -> F
 
 
 def _refusal(error: BaseException) -> str:
-    return note([_sentence(" ".join(str(error).split())) or type(error).__name__], alert=True)
+    return note([_sentence(" ".join(renamed(error, FIELDS).split())) or type(error).__name__], alert=True)
 
 
 def _sentence(line: str) -> str:
@@ -384,7 +388,8 @@ def _sentence(line: str) -> str:
 
 
 def _told(remarks: list[Any]) -> list[str]:
-    return list(dict.fromkeys(_sentence(str(one.message)) for one in remarks if one.category is UserWarning))
+    told = (_sentence(renamed(str(one.message), FIELDS)) for one in remarks if one.category is UserWarning)
+    return list(dict.fromkeys(told))
 
 
 def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class Controls:
             ties = differences.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
             told = "; ".join(f"{names[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
             if told:
-                yield f"Pairs that do not differ: {told}. `truth_differences.csv` has all of them."
+                few = f"{int(differences['examples'].max()):,} sentences"
+                yield f"Pairs that are not shown to differ ({few}): {told}. `truth_differences.csv` has all of them."
         usable = whole.groupby("model", sort=False)["examples"].max()
         yield (
             "Sentences with a truth: "

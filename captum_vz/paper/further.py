@@ -23,15 +23,14 @@ from captum_vz.metrics import (
 )
 from captum_vz.study import (
     METHODS,
-    METRICS,
-    VARIANTS,
     EvaluationBatch,
     Example,
     Method,
     Metric,
     Scorer,
     Study,
-    Variant,
+    lacks,
+    metric_named,
 )
 
 if TYPE_CHECKING:
@@ -45,17 +44,26 @@ GROUPED: Final = ("cue_dot", "cue_ap", "blank_out")
 
 #: What removes tokens, on some of the sentences, by deletion.
 REMOVING: Final = (
-    "comprehensiveness",
-    "comprehensiveness_normalized",
-    "sufficiency",
-    "sufficiency_normalized",
-    "deletion_normalized",
-    "monotonicity",
-    "infidelity",
+    "comprehensiveness:delete",
+    "comprehensiveness_normalized:delete",
+    "sufficiency:delete",
+    "sufficiency_normalized:delete",
+    "deletion_normalized:delete",
+    "monotonicity:delete",
+    "infidelity:delete",
 )
-_BOUNDS: Final = {"comprehensiveness": comprehensiveness_bounds, "sufficiency": sufficiency_bounds}
+_BOUNDS: Final = {"comprehensiveness:delete": comprehensiveness_bounds, "sufficiency:delete": sufficiency_bounds}
 
 _SUMMARY: Final = ["mean", "low", "high", "examples", "undefined"]
+
+
+#: All ways to blank out tokens, and to read their effects, by the names of their metrics.
+VARIANTS: Final = tuple(
+    f"blank_out{removal}{over}{size}"
+    for removal in ("", ":mask", ":delete")
+    for over in ("", ":vocabulary")
+    for size in ("", ":size")
+)
 
 
 def _empty(*columns: str) -> Callable[[], DataFrame]:
@@ -134,15 +142,15 @@ def further_tables(
     if predicts:
         made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist()]
 
-        def kept(table: str, metrics: Any, removal: str, some: DataFrame) -> DataFrame:
+        def kept(table: str, metrics: Any, some: DataFrame) -> DataFrame:
             def made(model: Any, tokenizer: Any) -> DataFrame:
-                scorer = Scorer(model, tokenizer, metrics=metrics, removal=removal, batch_size=batch_size)
+                scorer = Scorer(model, tokenizer, metrics=metrics, batch_size=batch_size)
                 return _measured(scorer, some, examples)
 
             return study.keep(table, source, [*made_of, list(metrics)], made)
 
-        variants = [one.name for one in possible_variants(source[1])]
-        values = kept("variants", variants, "unk", rows)
+        variants = [name for name in VARIANTS if lacks(metric_named(name), *source) is None]
+        values = kept("variants", variants, rows)
         ranks = {name: _ranks(values, name, pairs) for name in variants}
         table = _long(values, methods, variants, "variant", of)
         found["variants"] = table.assign(
@@ -151,11 +159,11 @@ def further_tables(
         )
         chosen = set(evenly([example.id for example in examples], MOST_SENTENCES))
         few = rows[rows["example"].isin(chosen)]
-        metrics = {metric: METRICS[metric] for metric in REMOVING}
+        metrics = {metric: metric_named(metric) for metric in REMOVING}
         for what, bounds in _BOUNDS.items():
             for end in ("best", "worst"):
                 metrics[f"{what} {end}"] = Metric(what, partial(_bound, bounds, end), needs_forms=True)
-        found["removing"] = _with_bounds(kept("removing", metrics, "delete", few), methods, of)
+        found["removing"] = _with_bounds(kept("removing", metrics, few), methods, of)
     return Further(**{key: table.assign(model=name)[["model", *table.columns]] for key, table in found.items()})
 
 
@@ -175,15 +183,6 @@ def sees_forms(name: str, method: Method | None) -> str:
     of_package = not method.own and (registered is not None or any(method is one for one in METHODS.values()))
     # A class or an object gets the forms only if its `attribute` takes them. Functions get the whole batch.
     return "no" if of_package or isclass(method.source) or hasattr(method.source, "attribute") else "can"
-
-
-def possible_variants(tokenizer: Any) -> list[Variant]:
-    """The variants of blank-out for which a tokenizer has the token."""
-    return [
-        one
-        for one in VARIANTS
-        if one.removal == "delete" or getattr(tokenizer, f"{one.removal}_token_id", None) is not None
-    ]
 
 
 def evenly(items: Sequence[str], most: int) -> list[str]:
@@ -214,7 +213,7 @@ def _measured(scorer: Scorer, rows: DataFrame, examples: Sequence[Example]) -> D
 
 
 def _bound(bounds: Any, end: str, batch: EvaluationBatch, rows: Tensor) -> Tensor:
-    limit: Tensor = getattr(batch.bounds(bounds), end)
+    limit: Tensor = getattr(batch.bounds(bounds, "delete"), end)
     return limit.expand(len(rows), -1)
 
 
@@ -255,13 +254,13 @@ def _with_bounds(values: DataFrame, methods: Sequence[str], of: Any) -> DataFram
 
 
 def _ranks(values: DataFrame, metric: str, pairs: Callable[[Any], list[Difference]]) -> dict[str, int]:
-    """For each method one more than the number of methods whose values are higher, example by example."""
+    """For each method one more than the number of methods whose values are higher; empty if none is shown to be."""
     table = values.pivot(index="example", columns="method", values=metric).dropna(axis=1, how="all")
     ranks = dict.fromkeys(map(str, table), 1)
-    for pair in pairs({str(method): _tensor(table[method]) for method in table}):
-        if not pair.tied:
-            ranks[pair.other if pair.mean > 0 else pair.one] += 1
-    return ranks
+    differing = [pair for pair in pairs({str(method): _tensor(table[method]) for method in table}) if not pair.tied]
+    for pair in differing:
+        ranks[pair.other if pair.mean > 0 else pair.one] += 1
+    return ranks if differing else {}
 
 
 def _groups(rows: DataFrame, of: Any, macro: Any, pairs: Any) -> DataFrame:

@@ -227,7 +227,7 @@ def _notes(summary: DataFrame, correlation: DataFrame, variants: DataFrame) -> s
 
 
 def _ties(differences: DataFrame) -> list[str]:
-    """What the paired comparisons say: their rule, and for each metric the pairs that do not differ."""
+    """What the paired comparisons say: their rule, and for each metric the pairs that are not shown to."""
     if differences.empty:
         return []
     rule = (
@@ -237,10 +237,9 @@ def _ties(differences: DataFrame) -> list[str]:
     )
     lines = []
     for metric, rows in differences.groupby("metric", sort=False):
-        ties = tied_pairs(rows)
-        lines.append(
-            f"- {metric}: {len(ties)} of {len(rows)} pairs do not differ{': ' if ties else ''}{', '.join(ties)}."
-        )
+        ties, few = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
+        told = f": {', '.join(ties)}" if 0 < len(ties) < len(rows) else ""
+        lines.append(f"- {metric}: {len(ties)} of {len(rows)} pairs are not shown to differ ({few}){told}.")
     return [rule, "\n".join(lines)]
 
 

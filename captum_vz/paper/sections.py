@@ -9,23 +9,35 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz.paper.further import Further
-from captum_vz.study import METRICS, VARIANTS, with_interval
-from captum_vz.study.figures import draw_agreement, draw_groups, draw_variants, group_columns, group_title
+from captum_vz.paper.drawings import draw_agreement, draw_groups, draw_variants, group_columns, group_title
+from captum_vz.paper.further import VARIANTS, Further
+from captum_vz.study import metric_named, with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: The columns of the table of metrics that remove tokens.
 _REMOVING: Final = {
-    "comprehensiveness": "compr.",
-    "comprehensiveness_normalized": "compr., 0 to 1",
-    "sufficiency": "suff.",
-    "sufficiency_normalized": "suff., 0 to 1",
-    "deletion_normalized": "deletion area, 0 to 1",
-    "monotonicity": "monotone",
-    "infidelity": "infidelity",
+    "comprehensiveness:delete": "compr.",
+    "comprehensiveness_normalized:delete": "compr., 0 to 1",
+    "sufficiency:delete": "suff.",
+    "sufficiency_normalized:delete": "suff., 0 to 1",
+    "deletion_normalized:delete": "deletion area, 0 to 1",
+    "monotonicity:delete": "monotone",
+    "infidelity:delete": "infidelity",
 }
+
+
+def variant_title(name: str) -> str:
+    """A way to blank out tokens in words.
+
+    >>> variant_title("blank_out"), variant_title("blank_out:delete:vocabulary:size")
+    ('UNK, forms', 'deletion, vocabulary, size')
+    """
+    words = name.split(":")[1:]
+    removal = "deletion" if "delete" in words else "MASK" if "mask" in words else "UNK"
+    over = "vocabulary" if "vocabulary" in words else "forms"
+    return ", ".join([removal, over, *(["size"] if "size" in words else [])])
 
 
 def further_figures(further: Further, data: str = "") -> dict[str, Callable[[], Figure]]:
@@ -35,7 +47,7 @@ def further_figures(further: Further, data: str = "") -> dict[str, Callable[[], 
         one.dropna(subset="mean") for one in (further.variants, further.groups, further.agreement)
     )
     if len(variants):
-        figures["variants"] = partial(draw_variants, variants, {one.name: str(one) for one in VARIANTS}, data)
+        figures["variants"] = partial(draw_variants, variants, {name: variant_title(name) for name in VARIANTS}, data)
     for metric in groups["metric"].unique():
         figures[f"groups-{metric}"] = partial(draw_groups, groups, metric, data)
     if len(agreement):
@@ -94,12 +106,12 @@ def probing_section(probing: DataFrame, correlation: DataFrame) -> list[str]:
 def _variants(rows: DataFrame) -> list[str]:
     """The means of all variants, and what decides which method has the highest."""
     means = rows.pivot(index="method", columns="variant", values="mean")
-    shown = [one for one in VARIANTS if one.name in means]
+    shown = [name for name in VARIANTS if name in means]
     methods = list(rows["method"].unique())
     sees = rows.set_index("method")["sees_forms"].replace("no", "").to_dict()
     table = markdown_table(
-        ["method", "sees the forms", *map(str, shown)],
-        [[method, sees[method], *(_number(means.loc[method, one.name]) for one in shown)] for method in methods],
+        ["method", "sees the forms", *map(variant_title, shown)],
+        [[method, sees[method], *(_number(means.loc[method, name]) for name in shown)] for method in methods],
     )
     winners = set(rows[rows["rank"] == 1]["method"])
     if not winners:  # no sentence has values
@@ -167,7 +179,7 @@ def _groups(rows: DataFrame) -> list[str]:
             ]
             for method in some["method"].unique()
         ]
-        parts += [f"{METRICS[str(metric)].title}:", markdown_table(["method", *heads], lines)]
+        parts += [f"{metric_named(str(metric)).title}:", markdown_table(["method", *heads], lines)]
     return parts
 
 

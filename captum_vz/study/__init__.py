@@ -5,13 +5,13 @@ for studies of another kind. Everything except `compare` and the examples needs 
 
     compare                  many methods on one text, in one table that prints, draws itself and is exported
     Example                  a sentence with its target word and its cue words
-    read_jsonl, write_jsonl  files of them
+    read_jsonl, write_jsonl, read_csv  files of them
     encode                   from words to tokens
     METHODS, METRICS         the methods and the metrics by their names
-    VARIANTS                 the ways to blank out tokens and to read the effect, each of which is a metric
+    metric_named             a metric by a name that says how it measures, such as `blank_out:mask:size`
     register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
-    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
+    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the pairs that are left out
     sanity_checks            methods on copies of a model with random layers
     sensitivity              methods on copies of a model whose embeddings are moved a little
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.comparison import Table, compare
-from captum_vz.study.examples import Example, read_jsonl, write_jsonl
+from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
+from captum_vz.study.examples.files import read_csv, read_jsonl, write_jsonl
 from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Method
 from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import as_method, load_plugin, register_method
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
     from captum_vz.study.folder.provenance import sign_figure
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
+    from captum_vz.study.scoring.copies import randomized_copies
+    from captum_vz.study.scoring.measuring import EvaluationBatch
     from captum_vz.study.scoring.metrics import (
         DEFAULT_METRICS,
         METRICS,
-        VARIANTS,
-        EvaluationBatch,
         Metric,
-        Variant,
-        randomized_copies,
+        lacks,
+        metric_named,
         register_metric,
     )
     from captum_vz.study.scoring.sanity import sanity_checks, sensitivity
@@ -59,7 +60,6 @@ __all__ = [
     "DEFAULT_METRICS",
     "METHODS",
     "METRICS",
-    "VARIANTS",
     "BadExampleError",
     "Batch",
     "BlimpSelection",
@@ -73,14 +73,16 @@ __all__ = [
     "Source",
     "Study",
     "Table",
-    "Variant",
     "activation_patching",
     "as_method",
     "blimp_examples",
     "compare",
     "encode",
+    "lacks",
     "load_plugin",
+    "metric_named",
     "randomized_copies",
+    "read_csv",
     "read_jsonl",
     "register_method",
     "register_metric",
@@ -100,17 +102,17 @@ __all__ = [
 # These need the extra `study`, and take seconds to import. `compare` does not import them.
 _NEED_EXTRA = {
     "DEFAULT_METRICS": "scoring.metrics",
-    "EvaluationBatch": "scoring.metrics",
+    "EvaluationBatch": "scoring.measuring",
     "METRICS": "scoring.metrics",
     "Metric": "scoring.metrics",
     "Patched": "examples.patching",
     "Scorer": "scoring.scorer",
     "Source": "folder",
     "Study": "results",
-    "VARIANTS": "scoring.metrics",
-    "Variant": "scoring.metrics",
     "activation_patching": "examples.patching",
-    "randomized_copies": "scoring.metrics",
+    "lacks": "scoring.metrics",
+    "metric_named": "scoring.metrics",
+    "randomized_copies": "scoring.copies",
     "register_metric": "scoring.metrics",
     "run_study": "run",
     "sanity_checks": "scoring.sanity",

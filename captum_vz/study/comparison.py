@@ -111,13 +111,15 @@ def compare(
         for name, wanted in (("target", target), ("foil", foil))
     )
     if targets is not None and targets == foils:
-        raise ArgumentError(f"foil is {foil!r}, which is the target: all effects would be 0. Pass another foil.")
+        raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
     found, refused = _rows(batch, chosen, several is not None, advance)
     depths = [len(rows) for name, rows in found.items() if chosen[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:
-        raise ArgumentError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
+        raise ArgumentError(
+            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
+        )
     scores = {name: rows[layer if chosen[name].layered else 0][0].double().cpu() for name, rows in found.items()}
     scopes = {name: chosen[name].scope(layer % depth) for name in found}
     effect = None

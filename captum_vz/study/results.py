@@ -45,6 +45,8 @@ SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 DIFFERENCES: Final = "differences.csv"
 FIGURES: Final = "figures"
+#: A line names at most so many pairs of methods. All are in the table of differences.
+MOST_TIES: Final = 4
 
 
 class Study:
@@ -159,13 +161,14 @@ class Study:
             order = of_model["method"].unique(), of_model["metric"].unique()
             table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
             lines += [table.to_string(), ""]
-        return "\n".join([*lines, *tie_lines(self.differences), *self.skipped_lines()]).rstrip()
+        return "\n".join([*lines, *self.lines()]).rstrip()
 
-    def skipped_lines(self) -> list[str]:
-        """A line for each model, method or metric that has skipped examples, with their number."""
+    def lines(self) -> list[str]:
+        """Lines on the pairs of methods that are not shown to differ, and on skipped examples, with their numbers."""
         skipped = self.skipped
         by = skipped.groupby(["model", skipped["method"].fillna(""), skipped["metric"].fillna("")], sort=False).size()
-        return [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
+        omitted = [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
+        return [*told_differences(self.differences), *omitted]
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
@@ -283,16 +286,27 @@ def write_results(
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:
-    """The pairs of methods that do not differ, such as "alti = attention"."""
+    """The pairs of methods that are not shown to differ, such as "alti = attention"."""
     return [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
 
 
-def tie_lines(differences: DataFrame) -> list[str]:
-    """For each model and metric a line with the pairs of methods that do not differ."""
+def told_differences(differences: DataFrame) -> list[str]:
+    """For each model and metric a line: how many pairs of methods differ, and which are not shown to.
+
+    Args:
+        differences: As :attr:`Study.differences` has it.
+    """
     lines = []
     for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
-        told = ", ".join(tied_pairs(rows)) or "none"
-        lines.append(f"{model}, {metric}: pairs of methods that do not differ: {told}")
+        ties, count = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
+        if len(ties) == len(rows):
+            told = f"none of {len(rows)} pairs of methods is shown to differ ({count})"
+        elif ties:
+            few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
+            told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
+        else:
+            told = f"all {len(rows)} pairs of methods differ ({count})"
+        lines.append(f"{model}, {metric}: {told}")
     return lines
 
 

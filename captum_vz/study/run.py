@@ -14,7 +14,8 @@ from tqdm import tqdm
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
 from captum_vz.metrics.intervals import check_bootstrap
-from captum_vz.study.examples import Example, as_examples
+from captum_vz.study.examples import Example
+from captum_vz.study.examples.files import as_examples
 from captum_vz.study.folder import Source, check_groups, claim, fingerprint, on_device
 from captum_vz.study.folder.engines import Processes, run_on_ray
 from captum_vz.study.folder.provenance import files_of
@@ -22,7 +23,7 @@ from captum_vz.study.folder.work import Plan, Work, Worker
 from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
-from captum_vz.study.scoring.metrics import check_removal, given_metrics
+from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.study.scoring.scorer import Scorer
 
 
@@ -37,7 +38,6 @@ def run_study(
     batch_tokens: int = 4096,
     shard_size: int = 64,
     content_only: bool = False,
-    removal: str = "unk",
     confidence: float = 0.95,
     resamples: int = 1999,
     engine: str | None = None,
@@ -68,17 +68,16 @@ def run_study(
             finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
             of pyarrow, or a `datasets.Dataset`. Their ids are all different.
-        output: The folder. It may hold a study with the same `content_only` and `removal`, which then grows.
+        output: The folder. It may hold a study with the same `content_only`, which then grows.
         methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
             :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
             None: :data:`~captum_vz.study.DEFAULT_METHODS`.
-        metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to metrics of your own. None: cue
-            alignment and blank-out.
+        metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
+            None: cue alignment and blank-out.
         batch_size: The most sentences in a batch.
         batch_tokens: The most tokens in a batch, see :class:`~captum_vz.study.Scorer`.
         shard_size: The number of examples in a shard: the most that are computed again if a process is killed.
-        content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
-        removal: "unk", "mask" or "delete".
+        content_only: See :class:`~captum_vz.study.Scorer`.
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
         engine: "local": this process. "accelerate": the processes of `accelerate launch` or `torchrun`, which call
@@ -110,16 +109,15 @@ def run_study(
     """
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
-    fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
+    fixed = {"captum_vz": __version__, "content_only": content_only}
     if not models or min(shard_size, batch_size, batch_tokens) < 1:
         raise ValueError(
             f"models is {list(models)}, shard_size {shard_size}, batch_size {batch_size} and batch_tokens "
             f"{batch_tokens}: pass at least 1 of each."
         )
-    check_removal(removal)
     check_bootstrap(confidence, resamples)
     options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    options |= {"content_only": content_only, "removal": removal}
+    options |= {"content_only": content_only}
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for model, tokenizer in loaded.values():
         Scorer(model, tokenizer, chosen, measures, **options)

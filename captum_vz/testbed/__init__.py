@@ -18,8 +18,7 @@ function                   returns
 `expand_contractions`      a sentence without negative contractions
 ========================== ===================================================================================
 
-:mod:`captum_vz.text` finds the tokens of these sentences. :mod:`captum_vz.testbed.check` grades the exercises of the
-tutorials.
+:mod:`captum_vz.text` finds the tokens of these sentences.
 
 >>> from captum_vz.text import encode_record
 >>> model, tokenizer = load_model()

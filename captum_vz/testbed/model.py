@@ -15,8 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from captum_vz._names import meant
-from captum_vz.testbed.data import held_out
-from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.text import Record, encode_record, form_ids
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ EMBEDDED: Final[dict[str | Path, Path]] = {
 AGREEMENT_FOLDER: Final = EMBEDDED["agreement"]
 CAUSAL_FOLDER: Final = EMBEDDED["causal"]
 
-#: The number of sentence pairs of the grammar that `measure` draws.
-EVALUATION_PAIRS: Final = 1000
 
 
 @overload
@@ -61,15 +57,15 @@ def load_model(
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """An embedded language model and its tokenizer: by default four BERT layers trained on English agreement.
 
-    :mod:`captum_vz.testbed.train` trained the model from scratch on BLiMP (Warstadt et al. 2020,
+    It was trained from scratch on BLiMP (Warstadt et al. 2020,
     https://aclanthology.org/2020.tacl-1.25) and on :func:`agreement_sentences`. `card.json` in the folder of the
     weights states the command, the settings and the accuracy. Loading needs no download, prints nothing and does not
     change the random state.
 
     Args:
         name: "agreement". Of the models trained on the same sentences: "six-layers" for six BERT layers, "pre-norm"
-            for five layers that norm their inputs (RoBERTa-PreLayerNorm), or "causal" for three LLaMA layers
-            (:mod:`captum_vz.testbed.train_causal`). Or a folder written by one of the training scripts.
+            for five layers that norm their inputs (RoBERTa-PreLayerNorm), or "causal" for three LLaMA layers. Or
+            a folder written by one of the scripts in tutorials/training.
         attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
 
     Returns:
@@ -90,7 +86,7 @@ def load_model(
         known = list(map(str, EMBEDDED))
         raise FileNotFoundError(
             f"{weights} is missing{meant([name], known)}: pass {', '.join(map(repr, known))} or a folder written by "
-            "captum_vz.testbed.train."
+            "a script of tutorials/training."
         )
     about = json.loads((folder / "config.json").read_text("utf-8"))
     # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
@@ -147,42 +143,3 @@ def prefers_good(
         good, bad = at_mask.gather(1, torch.tensor(forms)).unbind(1)
         right.append(good > bad)
     return torch.cat(right) if right else torch.empty(0, dtype=torch.bool)
-
-
-def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
-    """The accuracy of the model in `folder` on the held-out halves of BLiMP and on new sentences of the grammar.
-
-    Args:
-        folder: A folder written by :func:`~captum_vz.testbed.train.save_model`.
-        blimp: The folder with BLiMP's `.jsonl` files.
-        trained: The records of the training. Their sentences do not count as new.
-
-    Returns:
-        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``: the number of pairs, and the share of
-        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
-        tokens.
-    """
-    model, tokenizer = load_model(folder)
-    seen = {record["sentence_good"] for record in trained}
-    evaluations = {
-        "held_out": [record for records in held_out(blimp).values() for record in records],
-        "grammar": [record for record in agreement_sentences(EVALUATION_PAIRS) if record["sentence_good"] not in seen],
-    }
-    results: dict[str, Any] = {}
-    for name, records in evaluations.items():
-        single = [record for record in records if form_ids(tokenizer, record) is not None]
-        results[name] = {"dropped": len(records) - len(single)}
-        results[name] |= accuracies(single, prefers_good(model, tokenizer, single))
-    return results
-
-
-def accuracies(records: Sequence[Record], right: Tensor) -> dict[str, dict[str, float]]:
-    """The share of right ones among all records, ``"overall"``, and among those of each paradigm."""
-    paradigms = [record["UID"] for record in records]
-    of_each = {name: right[[name == one for one in paradigms]] for name in dict.fromkeys(paradigms)}
-    return {name: share_right(its) for name, its in ({"overall": right} | of_each).items()}
-
-
-def share_right(right: Tensor) -> dict[str, float]:
-    """The number of pairs, and the share of right ones."""
-    return {"pairs": len(right), "accuracy": round(right.double().mean().item(), 4)}

@@ -27,7 +27,7 @@ from captum_vz.study.results import write_results
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.rows import COLUMNS
 
-FIXED = {"captum_vz": "0", "content_only": False, "removal": "unk"}
+FIXED = {"captum_vz": "0", "content_only": False}
 TOKENS = 12
 CHOSEN = ["cue_dot", "cue_ap", "blank_out"]
 

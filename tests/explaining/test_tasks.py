@@ -311,7 +311,7 @@ def test_layer_is_never_ignored() -> None:
     assert (found.method, found.layer) == ("value-zeroing-effect-layer", 0)
     expected = ValueZeroingEffect(model, find_layers(model)[0]).attribute(inputs, target=1)[0]
     torch.testing.assert_close(found.scores, expected)
-    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer out"):
+    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer= out"):
         captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing-effect", layer=0)
     with pytest.raises(ArgumentError, match="layer 2 is out of range"):
         captum_vz.explain(model, SENTENCE, tokenizer=words, layer=2)

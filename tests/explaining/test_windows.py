@@ -34,7 +34,7 @@ def inputs_of(encoding: BatchEncoding, window: tuple[int, int]) -> tuple[dict[st
 
 def test_long_text_names_the_window() -> None:
     with pytest.raises(
-        ArgumentError, match=r"is 202 tokens long, but the model takes at most 128: pass window to read"
+        ArgumentError, match=r"is 202 tokens long, but the model takes at most 128: pass window= to read"
     ):
         captum_vz.explain("agreement", "hat " * 200)
 

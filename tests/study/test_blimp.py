@@ -149,7 +149,9 @@ def test_pairs_of_several_tokens_dropped(folder: Path, shipped: Shipped) -> None
     single = sum(form_ids(tokenizer, record) is not None for half in held_out(folder).values() for record in half)
     assert (selection.pairs, selection.several_tokens) == (pairs, pairs - single)
     assert selection.unbalanced == single - len(kept) > 0
-    assert f"{len(kept)} of {pairs} held-out pairs of BLiMP: {pairs - len(kept)} were dropped" in str(selection)
+    total = pairs + selection.trained_on
+    assert f"{len(kept)} of {total} pairs of BLiMP. Left out: {total - pairs} that the embedded" in str(selection)
+    assert len(select_blimp(folder, whole=True).examples) == total == 6 * len(ALL)
     assert all(example.good in vocabulary and example.bad in vocabulary for example in kept)
 
 

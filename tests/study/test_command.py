@@ -15,9 +15,9 @@ import pytest
 
 from captum_vz.app import models as app_models
 from captum_vz.cli import main
-from captum_vz.cli import options as table
-from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
+from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, forget, refused
 from tests.study.test_run import assert_same_study, shards
 
@@ -61,29 +61,45 @@ def test_typed_options_override_the_file(folder: Path) -> None:
     assert list(Study(folder / "elsewhere").settings["methods"]) == ["random", "position"]
 
 
-def test_metrics_of_the_help_are_all() -> None:
-    """The command names them before it imports what the extra installs."""
-    assert (tuple(METRICS), DEFAULT_METRICS) == (table.METRICS, table.DEFAULT_METRICS)
+def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forms = {"sentence_good": "The sketch of Rosa is red.", "sentence_bad": "The sketch of Rosa are red."}
+    for paradigm in HELD_OUT_PARADIGMS:
+        records = [json.dumps(forms | {"UID": paradigm, "pairID": str(number)}) for number in range(10)]
+        (folder / f"{paradigm}.jsonl").write_text("\n".join(records))
+    options = ["study", "--blimp", ".", "--methods", "random", "--metrics", "cue_mrr", "--folder"]
+    assert main([*options, "held", "--limit", "4"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == (
+        "20 of 50 pairs of BLiMP. Left out: 25 that the embedded models were trained on; 5 of "
+        "regular_plural_subject_verb_agreement_1, to have as many singular as plural verbs."
+    )
+    assert out[1] == "4 of 20 sentences, evenly spaced (--limit)."
+    load_model()[0].save_pretrained("own")
+    load_model()[1].save_pretrained("own")
+    capsys.readouterr()
+    assert main([*options, "whole", "--model", "own", "--html", "page.html"]) == 0
+    assert capsys.readouterr().out.startswith("50 of 50 pairs of BLiMP. Left out: none.\n")
+    assert "50 of 50 pairs of BLiMP" in Path("page.html").read_text("utf-8")
 
 
-def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr("captum_vz.cli.study.blimp_examples", lambda path: found.append(path) or [])
-    assert "examples is empty" in refused(capsys, "study", "--blimp", "data", "--folder", "s")
-    assert found == [Path("data")]
+def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "my.csv").write_text("text,target,cue,good,bad\nThe hats of Rosa are red.,are,hats,are,is\n")
+    assert main(["study", "--csv", "my.csv", "--methods", "random", "--folder", "s", "--quiet"]) == 0
+    assert Study("s").rows()[["cue_dot", "blank_out"]].notna().all(axis=None)
+    assert "A CSV? Pass --csv" in refused(capsys, "study", "--jsonl", "my.csv", "--folder", "t")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--grammar", "2"], "pass --folder FOLDER"),
-        (["--folder", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE or --grammar N"),
+        (["--folder", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --grammar N"),
         (["--folder", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
         (["--folder", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
         (["--folder", "s", "--grammar", "-1"], "argument --grammar: -1 is less than 1"),
         (["--folder", "s", "--grammar", "2", "--methods", "magic"], "--methods is ['magic']"),
         (["--folder", "s", "--grammar", "2", "--model", "./none", "--quiet"], "there is no ./none"),
-        (["--folder", "s", "--grammar", "2", "--removal", "swap"], "unrecognized arguments: --removal swap"),
+        (["--folder", "s", "--grammar", "2", "--metrics", "blank_out:swap"], "blank_out takes one of :mask and :de"),
         (["--folder", "file/s", "--grammar", "2"], "cannot write file/s: "),
         (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
@@ -165,7 +181,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forget(monkeypatch, "captum_vz.study")
+    forget(monkeypatch, "captum_vz.study", "captum_vz.cli.study", "captum_vz.cli.reports")
     found = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from captum_vz.study import Example, read_jsonl, write_jsonl
+from captum_vz.study import Example, read_csv, read_jsonl, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.text import encode_record, form_ids, split_words
 
@@ -96,3 +96,35 @@ def test_bad_json_names_its_line(line: str, complaint: str, tmp_path: Path) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is missing"):
         read_jsonl(tmp_path / "nowhere.jsonl")
+
+
+def test_csv_is_read_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text(
+        "Text;Target;Cue;Good;Bad;Label\n"
+        '"The pictures of the hat; all of them, are nice.";are;the hat;;is;plural\n'
+        "the hat near the pictures [MASK] nice.;;Hat;is;are;\n"
+        "The hat is nice.;is;hat;;;\n",
+        encoding="utf-8-sig",
+    )
+    first, second, third = read_csv(path)
+    assert first.text == "The pictures of the hat; all of them, [MASK] nice."
+    assert (first.words[first.target], first.good, first.bad, first.label) == ("[MASK]", "are", "is", "plural")
+    assert [first.words[place] for place in first.cue] == ["the", "hat"]
+    assert (second.id, second.group, second.target, second.cue) == ("my 3", "my", 5, (1,))
+    assert (third.words[third.target], third.good) == ("is", None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ("text,target\nThe hat is the hat.,hat", r"line 2: the target 'hat' is 2 times in the text: write \[MASK\]"),
+        ("text,target,cue\nThe hat is,is,hats", "line 2: the cue 'hats' is not in the text"),
+        ("sentence,target\nThe hat,hat", "has the columns sentence, target: name them text, target, cue"),
+        ("", "has the columns of an empty file"),
+    ],
+)
+def test_bad_csv_names_its_line(lines: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text(lines)
+    with pytest.raises(ValueError, match=complaint):
+        read_csv(tmp_path / "my.csv")

@@ -12,17 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+from captum_vz.paper.drawings import draw_agreement, draw_groups, draw_variants
 from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
+from captum_vz.paper.further import VARIANTS
 from captum_vz.paper.report import TABLE_3
-from captum_vz.study import METHODS, VARIANTS, sign_figure
+from captum_vz.paper.sections import variant_title
+from captum_vz.study import METHODS, sign_figure
 from captum_vz.study.figures import (
     COLUMN,
-    draw_agreement,
     draw_differences,
-    draw_groups,
     draw_sanity,
     draw_summary,
-    draw_variants,
     in_order,
     label_color,
     method_color,
@@ -115,7 +115,7 @@ def tables() -> dict[str, pd.DataFrame]:
     layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
     return {
         "summary": summary,
-        "variants": rows({"model": models, "method": list(METHODS), "variant": [one.name for one in VARIANTS]}),
+        "variants": rows({"model": models, "method": list(METHODS), "variant": list(VARIANTS)}),
         "groups": rows(
             {"model": models, "method": list(METHODS), "metric": ["cue_ap"], "by": ["paradigm"], "group": groups}
         ),
@@ -139,7 +139,7 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
         "summary": draw_summary(summary, "cue_ap", data),
         "truth": draw_summary(summary, "value_patching", data),
         "faithfulness": draw_faithfulness(summary, TABLE_3, data),
-        "variants": draw_variants(tables["variants"], {one.name: str(one) for one in VARIANTS}, data),
+        "variants": draw_variants(tables["variants"], {name: variant_title(name) for name in VARIANTS}, data),
         "groups": draw_groups(tables["groups"], "cue_ap", data),
         "agreement": draw_agreement(tables["agreement"], data),
         "differences": draw_differences(tables["differences"], "cue_ap", data),

@@ -11,12 +11,25 @@ import pytest
 import torch
 from scipy import stats
 
-from captum_vz.study import METRICS, VARIANTS, Example, Scorer
+from captum_vz.study import METRICS, Example, Scorer, metric_named
 from captum_vz.testbed import agreement_sentences
 from captum_vz.text import encode_record
 from tests.study.conftest import Shipped
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+ORDERED = (
+    "comprehensiveness_normalized",
+    "sufficiency_normalized",
+    "deletion_normalized",
+    "monotonicity",
+    "infidelity",
+)
+VARIANTS = {
+    f"blank_out{how}{over}{size}": (how[1:] or "unk", over[1:] or "forms", bool(size))
+    for how in ("", ":mask", ":delete")
+    for over in ("", ":vocabulary")
+    for size in ("", ":size")
+}
 Chance = Callable[..., float]
 
 
@@ -30,7 +43,9 @@ def precise(shipped: Shipped) -> Shipped:
 
 @pytest.fixture(scope="module")
 def rows(precise: Shipped, ten: list[Example]) -> list[dict[str, Any]]:
-    return Scorer(*precise, ["attention", "random"], list(METRICS), removal="mask").score(ten)
+    masked = [f"{name}:mask" for name in ORDERED]
+    others = [name for name in METRICS if name not in ORDERED]
+    return Scorer(*precise, ["attention", "random"], [*others, *masked, *VARIANTS]).score(ten)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +79,30 @@ def chance(precise: Shipped, ten: list[Example]) -> Chance:
     return found
 
 
-def test_blank_out_variants_equal_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
-    assert len({one.name for one in VARIANTS}) == len(VARIANTS) == 12
+def test_blank_out_in_all_ways_equals_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
     for row in rows:
         content = row["content"]
-        for one in VARIANTS:
-            whole = chance(row["example"], frozenset(), one.removal, one.over)
-            effects = [whole - chance(row["example"], frozenset({j}), one.removal, one.over) for j in content]
-            effects = [abs(effect) for effect in effects] if one.by_size else effects
+        for name, (removal, over, by_size) in VARIANTS.items():
+            whole = chance(row["example"], frozenset(), removal, over)
+            effects = [whole - chance(row["example"], frozenset({j}), removal, over) for j in content]
+            effects = [abs(effect) for effect in effects] if by_size else effects
             expected = stats.spearmanr([row["scores"][j] for j in content], effects).statistic
-            assert row[one.name] == pytest.approx(expected, abs=1e-9)
-        assert row["blank_out"] == row["blank_out_mask_forms"]
+            assert row[name] == pytest.approx(expected, abs=1e-9)
+
+
+def test_names_of_metrics_say_how_tokens_are_removed(precise: Shipped) -> None:
+    scorer = Scorer(*precise, ["random"], ["blank_out:size:mask", "sufficiency:delete"])
+    assert list(scorer.metrics) == ["blank_out:mask:size", "sufficiency:delete"]
+    assert metric_named("blank_out:delete:vocabulary").title == "Spearman with blank-out (delete, vocabulary)"
+    for wrong, told in (
+        ("blank_out:unk", "blank_out takes one of :mask and :delete, and :vocabulary, and :size"),
+        ("blank_out:mask:delete", "blank_out takes one of"),
+        ("infidelity:size", "infidelity takes one of :mask and :delete."),
+        ("cue_dot:mask", "cue_dot takes no words"),
+        ("blankout:mask", "did you mean blank_out"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            metric_named(wrong)
 
 
 def test_ranks_of_cues_equal_loops(rows: list[dict[str, Any]]) -> None:
@@ -113,9 +141,9 @@ def test_orders_equal_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
         ):
             value = sum(weights[k] * p(order[:k]) for k in range(count + 1))
             first, last = (extreme(content, weights, p, one) for one in (best, max if best is min else min))
-            assert row[name] == pytest.approx((value - last) / (first - last), abs=1e-6)
+            assert row[f"{name}:mask"] == pytest.approx((value - last) / (first - last), abs=1e-6)
         curve = [p(ranked[:k]) for k in range(count + 1)]
-        assert row["monotonicity"] == all(b <= a + 1e-6 for a, b in pairwise(curve))
+        assert row["monotonicity:mask"] == all(b <= a + 1e-6 for a, b in pairwise(curve))
     assert long < len(rows)
 
 
@@ -131,12 +159,10 @@ def extreme(content: list[int], weights: dict[int, float], p: Any, best: Any) ->
 def test_soft_metrics_and_infidelity_are_registered(
     rows: list[dict[str, Any]], precise: Shipped, ten: list[Example]
 ) -> None:
-    for name in ("soft_comprehensiveness", "soft_sufficiency", "infidelity"):
+    for name in ("soft_comprehensiveness", "soft_sufficiency", "infidelity:mask"):
         assert all(row[name] == row[name] for row in rows)
     # The same numbers for each sentence alone.
-    alone = Scorer(
-        *precise, ["attention"], ["soft_comprehensiveness", "soft_sufficiency", "infidelity"], removal="mask"
-    )
+    alone = Scorer(*precise, ["attention"], ["soft_comprehensiveness", "soft_sufficiency", "infidelity:mask"])
     for example in ten[:3]:
         found = alone.score([example])
         together = [row for row in rows if row["example"] == example.id and row["method"] == "attention"]
@@ -190,7 +216,7 @@ def test_infidelity_equals_least_squares(rows: list[dict[str, Any]], chance: Cha
             sums.append(sum(row["scores"][j] for j in gone))
             effects.append((whole - chance(id, frozenset(gone), "mask")) * (1 if whole > 0.5 else -1))
         _, (residual,), *_ = np.linalg.lstsq(np.array(sums)[:, None], np.array(effects), rcond=None)
-        assert row["infidelity"] == pytest.approx(residual / len(sums), abs=1e-6)
+        assert row["infidelity:mask"] == pytest.approx(residual / len(sums), abs=1e-6)
 
 
 def test_sets_run_once_for_variants_and_methods(
@@ -204,10 +230,10 @@ def test_sets_run_once_for_variants_and_methods(
         return type(model).forward(model, *args, **named)
 
     monkeypatch.setattr(model, "forward", counted)
-    one = Scorer(model, tokenizer, ["random"], ["blank_out_unk_forms"]).score(ten)
+    one = Scorer(model, tokenizer, ["random"], ["blank_out"]).score(ten)
     alone = sum(asked)
     asked.clear()
-    names = [variant.name for variant in VARIANTS if variant.removal == "unk"]
+    names = [name for name, (removal, *_) in VARIANTS.items() if removal == "unk"]
     many = Scorer(model, tokenizer, ["random", "position", "attention"], names).score(ten)
     assert sum(asked) <= alone + len(ten)  # the scores of attention, but no further set of tokens
-    assert one[0]["blank_out_unk_forms"] == many[0]["blank_out_unk_forms"]
+    assert one[0]["blank_out"] == many[0]["blank_out"]

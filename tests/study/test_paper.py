@@ -48,7 +48,6 @@ def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
     study = Study(folder / "agreement")
     pd.testing.assert_frame_equal(found.summary, study.summary)
     assert list(study.settings["metrics"]) == ["cue_dot", "cue_ap", "blank_out"]
-    assert study.settings["removal"] == "unk"
     whole = found.summary.query("group == 'all'").set_index(["method", "layer", "metric"])
     # The embedded model was trained on such sentences: in its last layer, scores lie on the cue.
     assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]

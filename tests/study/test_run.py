@@ -112,7 +112,7 @@ def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
 
 
 def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
-    found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], removal="delete")
+    found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], metrics="cue_dot")
     summary = found.summary.query("group == 'all'").set_index("method")
     encoded = found.rows()["example"].nunique()
     usable = found.rows()["cue_dot"].notna().sum()
@@ -232,7 +232,6 @@ def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"removal": "mask"}, "removal was 'unk' and is 'mask'"),
         ({"content_only": True}, "content_only was False and is True"),
     ],
 )
@@ -263,7 +262,6 @@ def test_other_weights_refused(bad: list[Example], reference: Study, shipped: Sh
         ({"models": {}}, r"models is \[\], shard_size 2, batch_size 32 and batch_tokens 4096: pass at l"),
         ({"shard_size": 0}, "shard_size 0, batch_size 32 and batch_tokens 4096: pass"),
         ({"batch_size": 0}, "batch_size 0 and batch_tokens 4096: pass at least 1"),
-        ({"removal": "x"}, "removal is 'x': pass one of"),
         ({"models": {"agreement": in_train_mode()}}, r"train mode: call model\.eval\(\) first"),
         ({"methods": ["magic"]}, "pass some of"),
     ],

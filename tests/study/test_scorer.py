@@ -127,7 +127,7 @@ def test_generator_of_examples_accepted(shipped: Shipped) -> None:
 
 def test_decoder_evaluated_before_target(decoder: Decoder, examples: list[Example]) -> None:
     before = [example for example in examples if example.cue[0] < example.target - 1]
-    rows = Scorer(*decoder, removal="delete", content_only=True).score(before)
+    rows = Scorer(*decoder, metrics=["cue_dot", "blank_out:delete"], content_only=True).score(before)
     of_globenc = [row for row in rows if row["method"] == "globenc"]
     assert len(of_globenc) == len(before)
     assert all("pre-norm" in row["skipped"] for row in of_globenc)
@@ -135,7 +135,7 @@ def test_decoder_evaluated_before_target(decoder: Decoder, examples: list[Exampl
         if row["skipped"] is None:
             assert row["target"] == len(row["tokens"]) - 1
             assert 0 <= row["cue_dot"] <= 1
-            assert -1 <= row["blank_out"] <= 1
+            assert -1 <= row["blank_out:delete"] <= 1
     _, row = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
     assert row["skipped"] == "the cue is the token that is explained, which content_only ignores"
 
@@ -231,7 +231,7 @@ def test_documented_large_data_examples_run(
 
 def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Example]) -> None:
     model, tokenizer = shipped
-    with pytest.raises(ValueError, match="BertModel has no head that predicts words, which blank_out needs"):
+    with pytest.raises(ValueError, match="blank_out cannot be measured: BertModel has no head that predicts words"):
         Scorer(model.bert, tokenizer)
     (row,) = Scorer(model.bert, tokenizer, ["random"], ["cue_dot"]).score(examples[:1])
     assert row["skipped"] is None
@@ -241,10 +241,9 @@ def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Examp
     ("passed", "complaint"),
     [
         ({"methods": ["magic"]}, r"methods is \['magic'\]: pass some of value-zeroing"),
-        ({"metrics": "magic"}, r"metrics is \['magic'\]: pass some of cue_dot"),
-        ({"metrics": []}, r"metrics is \[\]"),
-        ({"removal": "mask"}, "removal is 'mask', but the tokenizer has no such token: pass 'delete'"),
-        ({"removal": "swap"}, "removal is 'swap': pass one of 'unk', 'mask', 'delete'"),
+        ({"metrics": "magic"}, r"metrics has 'magic': pass some of cue_dot"),
+        ({"metrics": []}, "metrics is empty"),
+        ({"metrics": "infidelity:mask"}, "the tokenizer has no mask token, and a metric with :delete needs none"),
         ({"batch_size": 0}, "batch_size is 0 and batch_tokens 4096: pass at least 1"),
     ],
 )

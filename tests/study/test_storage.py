@@ -27,7 +27,7 @@ from tests.command import refused
 from tests.study.conftest import Shipped
 from tests.study.test_run import assert_same_study, in_a_process, study
 
-FIXED = {"captum_vz": "1", "content_only": False, "removal": "unk"}
+FIXED = {"captum_vz": "1", "content_only": False}
 SETTINGS = {**FIXED, "models": ["a"], "methods": {}, "metrics": {}, "examples": {"count": 3, "blocks": [["0", 3]]}}
 
 
@@ -77,7 +77,7 @@ def test_changed_shard_ends_the_study(examples: list[Example], tmp_path: Path) -
 # Shards of something else
 
 
-@pytest.mark.parametrize("changed", [{"removal": "mask"}, {"content_only": True}, {"shard_size": 1}])
+@pytest.mark.parametrize("changed", [{"content_only": True}, {"shard_size": 1}])
 def test_shard_of_other_settings_refused(changed: dict[str, Any], examples: list[Example], tmp_path: Path) -> None:
     small(tmp_path / "other", examples, **changed)
     found = small(tmp_path / "s", examples)

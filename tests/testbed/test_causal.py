@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from train_causal import causal_records, continues_well, main, next_logits, prefers_good_next
+from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, held_out, load_model
 from captum_vz.testbed.model import CAUSAL_FOLDER
-from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
-from captum_vz.testbed.train_causal import causal_records, continues_well, main, next_logits, prefers_good_next
 from captum_vz.text import encode_record
 
 Causal = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
@@ -140,7 +140,7 @@ def test_causal_script_writes_loadable_model(blimp: Path, tmp_path: Path) -> Non
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     assert {one.dtype for one in load_file(tmp_path / "causal" / "model.safetensors").values()} == {torch.float16}
     card = json.loads((tmp_path / "causal" / "card.json").read_text(encoding="utf-8"))
-    assert card["command"].startswith("python -m captum_vz.testbed.train_causal --blimp PATH --seed 0 --epochs 1")
+    assert card["command"].startswith("python tutorials/training/train_causal.py --blimp PATH --seed 0 --epochs 1")
     assert str(blimp) not in json.dumps(card)
     assert model(**tokenizer("a hat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
 
 from captum_vz import find_layers
 from captum_vz.testbed import agreement_sentences, held_out, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from captum_vz.testbed.model import AGREEMENT_FOLDER, EMBEDDED
-from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
 from captum_vz.text import form_ids
 from tests.testbed.conftest import KINDS
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import train_masked as train
 from safetensors.torch import load_file
+from train_masked import build_tokenizer, drop_matches, main, train_model, training_pairs
 from transformers import PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good, train
+from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
-from captum_vz.testbed.train import build_tokenizer, drop_matches, main, train_model, training_pairs
 from tests.testbed.conftest import BLIMP_SEED, PAIRS
 
 TINY = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]
@@ -41,7 +42,7 @@ def test_weights_are_written_once_in_half(trained: Path) -> None:
 def test_card_states_command_and_accuracy(trained: Path, blimp: Path) -> None:
     card = json.loads((trained / "card.json").read_text(encoding="utf-8"))
     assert card["command"].startswith(
-        "python -m captum_vz.testbed.train --blimp PATH --seed 0 --epochs 1 --grammar-pair"
+        "python tutorials/training/train_masked.py --blimp PATH --seed 0 --epochs 1 --grammar-pair"
     )
     assert str(blimp) not in json.dumps(card)
     assert card["training_pairs"] == 5 * (PAIRS - PAIRS // 2) + 100

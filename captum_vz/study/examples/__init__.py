@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from operator import index
-from pathlib import Path
 from typing import Any
 
-from captum_vz._files import write_file
-from captum_vz.errors import ArgumentError
-from captum_vz.text import Record, read_json_lines, split_words
+from captum_vz.text import Record, split_words
 
 
 @dataclass(frozen=True)
@@ -99,6 +95,7 @@ class Example:
     def to_dict(self) -> dict[str, Any]:
         """All attributes by their names, in the types of JSON.
 
+        >>> import json
         >>> example = Example("1", ("It", "[MASK]"), 1, (0,))
         >>> Example.from_dict(json.loads(json.dumps(example.to_dict()))) == example
         True
@@ -120,88 +117,6 @@ class Example:
             "good": self.good,
             "bad": self.bad,
         }
-
-
-def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
-    """Reads examples from a file with one JSON object a line: the words, the target's position and the cue's.
-
-    .. code-block:: json
-
-        {"tokens": ["The", "pictures", "[MASK]", "nice", "."], "target": 2, "cue": [1], "good": "are", "bad": "is"}
-
-    Args:
-        path: The file. The keys of a line are those of :meth:`Example.from_dict`, so BLiMP's records with ``masked``
-            are read as well. Empty lines are skipped.
-        group: The group of lines without one. None: the file's name without its ending.
-
-    Returns:
-        The examples in the order of the lines. One without an ``id`` gets its group and the number of its line.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line is not a JSON object, or has no words or no target. The message names the line.
-    """
-    path = Path(path)
-    if not path.is_file():
-        what = "no file" if path.exists() else "missing"
-        raise FileNotFoundError(f"{path} is {what}: expected a file with one JSON object a line.")
-    examples = []
-    for number, fields in read_json_lines(path):
-        try:
-            example = Example.from_dict(fields)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        of = example.group or (path.stem if group is None else group)
-        examples.append(replace(example, group=of, id=example.id or f"{of} {number}"))
-    return examples
-
-
-def as_examples(given: Any) -> list[Example]:
-    """Examples of any of these: :class:`Example` objects, dictionaries, a table of pyarrow, a `datasets.Dataset`.
-
-    Args:
-        given: Something that yields examples or dictionaries, see :meth:`Example.from_dict`, or a table of pyarrow. A
-            dictionary without an ``id`` gets its group and its number as the id.
-
-    Raises:
-        ArgumentError: Something is no example. The message gives its place.
-
-    >>> [example] = as_examples([{"tokens": ["It", "[MASK]"], "target": 1}])
-    >>> example.id, example.words
-    ('1', ('It', '[MASK]'))
-    """
-    rows = given.to_pylist() if hasattr(given, "to_pylist") else given
-    if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
-        raise ArgumentError(
-            f"examples is of type {type(given).__name__}: pass a list of Example objects or dictionaries, a table of "
-            "pyarrow, or a data set of Hugging Face."
-        )
-    found = []
-    for number, one in enumerate(rows, 1):
-        if not isinstance(one, (Example, Mapping)):
-            raise ArgumentError(f"example {number} is of type {type(one).__name__}: pass an Example or a dictionary.")
-        try:
-            # An Example may hold lists, too. In the types of its class it equals what a file of it gives.
-            example = Example.from_dict(one.to_dict() if isinstance(one, Example) else one)
-        except ValueError as error:
-            raise ArgumentError(f"example {number}: {error}") from error
-        named = isinstance(one, Example) or example.id
-        found.append(example if named else replace(example, id=f"{example.group} {number}".strip()))
-    return found
-
-
-def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
-    """Writes examples to a file with one JSON object a line, as :func:`read_jsonl` reads them.
-
-    Args:
-        path: The file, which is replaced if it exists.
-        examples: The examples, one for each line. Attributes that are None are not written.
-    """
-    lines = (
-        json.dumps({key: value for key, value in example.to_dict().items() if value is not None}, ensure_ascii=False)
-        for example in examples
-    )
-    write_file(path, "".join(f"{line}\n" for line in lines))
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz.study.examples import Example
-from captum_vz.testbed import held_out
+from captum_vz.testbed import held_out, read_paradigm
 from captum_vz.testbed.grammar import add_s
 from captum_vz.text import Record, form_ids, split_words
 
@@ -24,61 +24,67 @@ _NUMBERED: Final = {"a", "an", "this", "that", "these", "those", "many", "most",
 
 @dataclass(frozen=True)
 class BlimpSelection:
-    """The sentences that a study uses, and how many pairs were dropped before it. Its string is a sentence on both.
+    """The sentences that a study uses, and how many pairs are left out. Its string is a sentence on both.
 
     Attributes:
         examples: The examples, with paradigms as groups and "singular" or "plural" as labels. An example for which the
             rule of its paradigm (:func:`find_cue`) finds no cue has no cue. A study records it as skipped.
-        pairs: How many pairs are held out.
-        several_tokens: How many of them were dropped because one of the two forms is not a single token.
-        unbalanced: How many were dropped to have as many singular as plural verbs.
+        pairs: How many pairs the five paradigms have, or how many of them are held out.
+        several_tokens: How many of them are left out because one of the two forms is not a single token.
+        unbalanced: How many are left out to have as many singular as plural verbs.
+        trained_on: How many further pairs are left out because the embedded models were trained on them.
     """
 
     examples: list[Example]
     pairs: int
     several_tokens: int
     unbalanced: int
+    trained_on: int = 0
 
     def __str__(self) -> str:
-        """The numbers of pairs in a sentence."""
-        dropped = self.several_tokens + self.unbalanced
-        return (
-            f"{len(self.examples):,} of {self.pairs:,} held-out pairs of BLiMP: {dropped:,} were dropped before the "
-            f"study, {self.several_tokens:,} because a form is not a single token and {self.unbalanced:,} of "
-            f"{UNBALANCED} to have as many singular as plural verbs."
-        )
+        """The numbers of pairs, and why some are left out."""
+        why = {
+            "that the embedded models were trained on": self.trained_on,
+            "with a form that is not a single token": self.several_tokens,
+            f"of {UNBALANCED}, to have as many singular as plural verbs": self.unbalanced,
+        }
+        left_out = "; ".join(f"{count:,} {reason}" for reason, count in why.items() if count)
+        total = self.pairs + self.trained_on
+        return f"{len(self.examples):,} of {total:,} pairs of BLiMP. Left out: {left_out or 'none'}."
 
 
-def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> BlimpSelection:
-    """The held-out sentences of the paper, and how many pairs were dropped.
+def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bool = False) -> BlimpSelection:
+    """The sentences of the paper, and how many pairs are left out.
 
     They are the halves of the five paradigms of `Mohebbi et al. 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded model was not trained on
-    (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is dropped if one of its forms is not a single token.
-    Of `regular_plural_subject_verb_agreement_1` as many singular verbs are kept as there are plural ones. They are
-    drawn with a fixed seed.
+    <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded models were not trained on
+    (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is left out if one of its forms is not a single
+    token. Of `regular_plural_subject_verb_agreement_1` as many singular verbs are kept as there are plural ones. They
+    are drawn with a fixed seed.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files, `data` in https://github.com/alexwarstadt/blimp.
         tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them, so that all
-            models get the same sentences. Empty: no pair is dropped for its tokens.
+            models get the same sentences. Empty: no pair is left out for its tokens.
+        whole: Whether all pairs of the five paradigms are used, for studies without an embedded model.
 
     Raises:
         FileNotFoundError: A paradigm is missing.
     """
-    tokenizers = list(tokenizers)
-    examples: list[Example] = []
-    pairs = single = 0
-    for paradigm, records in held_out(blimp).items():
+    tokenizers, examples, single = list(tokenizers), [], 0
+    halves = held_out(blimp)
+    every = {paradigm: read_paradigm(blimp, paradigm) for paradigm in halves}
+    for paradigm, records in (every if whole else halves).items():
         kept = [record for record in records if all(form_ids(tokenizer, record) for tokenizer in tokenizers)]
         known = [Example.from_record(record | {"cue": find_cue(record), "label": number(record)}) for record in kept]
-        examples += _balanced(known) if paradigm == UNBALANCED else known
-        pairs, single = pairs + len(records), single + len(kept)
-    return BlimpSelection(with_other_cues(examples), pairs, pairs - single, single - len(examples))
+        examples += _balanced(known) if paradigm == UNBALANCED and not whole else known
+        single += len(kept)
+    pairs, total = (sum(map(len, some.values())) for some in (every if whole else halves, every))
+    return BlimpSelection(with_other_cues(examples), pairs, pairs - single, single - len(examples), total - pairs)
 
 
 def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:
-    """The examples of :func:`select_blimp`, without the counts of dropped pairs."""
+    """The examples of :func:`select_blimp`, without the counts of pairs that are left out."""
     return select_blimp(blimp, tokenizers).examples
 
 

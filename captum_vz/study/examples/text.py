@@ -123,15 +123,17 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
         position = int(wanted)
         if not -count <= position < count:
             raise ArgumentError(
-                f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}."
+                f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}.",
+                "token",
             )
         return position % count
     places = [i for i, token in enumerate(tokens) if token == wanted]
     places = places or [i for i, token in enumerate(tokens) if token.casefold() == wanted.casefold()]
     if not places:
-        raise ArgumentError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}")
+        raise ArgumentError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}", "token")
     if len(places) > 1:
-        raise ArgumentError(f"token {wanted!r} is at the positions {', '.join(map(str, places))}: pass one of them.")
+        where = ", ".join(map(str, places))
+        raise ArgumentError(f"token {wanted!r} is at the positions {where}: pass one of them.", "token")
     return places[0]
 
 
@@ -239,18 +241,19 @@ def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -
     if any(name.endswith("ForQuestionAnswering") for name in class_names(model)):
         raise ArgumentError(
             f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and ends: "
-            "leave it out, or use captum_vz.explain."
+            "leave it out, or use captum_vz.explain.",
+            argument,
         )
     known = getattr(model.config.get_text_config(), "vocab_size", None)
     if isinstance(wanted, int) and known is not None and not 0 <= wanted < known:
         raise ArgumentError(
-            f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them."
+            f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
         )
     try:
         return word_id(tokenizer, wanted)
     except ValueError as error:
         raise ArgumentError(
-            f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word."
+            f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word.", argument
         ) from error
 
 
@@ -270,7 +273,8 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
             if found:
                 raise ArgumentError(
                     f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
-                    f"{', '.join(map(str, found))}."
+                    f"{', '.join(map(str, found))}.",
+                    argument,
                 )
     if str(wanted).isdecimal() and int(wanted) in names:
         return int(wanted)
@@ -279,7 +283,9 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
     close = difflib.get_close_matches(str(wanted).casefold(), folded, n=1, cutoff=0.5)
     meant = f" (did you mean {folded[close[0]]}?)" if close else ""
     shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
-    raise ArgumentError(f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.")
+    raise ArgumentError(
+        f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.", argument
+    )
 
 
 def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:

@@ -1,6 +1,11 @@
-"""The figures of a study."""
+"""The figures of a study, and what figures of another kind are made of."""
 
-from captum_vz.study.figures.lines import draw_layers, draw_sanity, draw_summary, name_layers
+from captum_vz.study.figures.lines import (
+    draw_layers,
+    draw_sanity,
+    draw_summary,
+    name_layers,
+)
 from captum_vz.study.figures.style import (
     COLUMN,
     FONT,
@@ -11,6 +16,7 @@ from captum_vz.study.figures.style import (
     label_color,
     label_ends,
     last_layers,
+    length_of,
     mark_of,
     method_color,
     method_mark,
@@ -18,6 +24,7 @@ from captum_vz.study.figures.style import (
     name_methods,
     new_figure,
     panel_title,
+    set_table,
     share_limits,
     stacked,
     whole_figure,
@@ -25,33 +32,31 @@ from captum_vz.study.figures.style import (
     write_title,
 )
 from captum_vz.study.figures.tables import (
-    draw_agreement,
+    IN_CELLS,
     draw_differences,
-    draw_groups,
-    draw_variants,
-    group_columns,
-    group_title,
+    draw_grid,
 )
+from captum_vz.visualization.pictures.parts.style import COLORS, SIGNED_COLORS, short_number
 
 __all__ = [
+    "COLORS",
     "COLUMN",
     "FONT",
+    "IN_CELLS",
     "LAST_LAYER",
     "ROW",
-    "draw_agreement",
+    "SIGNED_COLORS",
     "draw_differences",
-    "draw_groups",
+    "draw_grid",
     "draw_layers",
     "draw_points",
     "draw_sanity",
     "draw_summary",
-    "draw_variants",
-    "group_columns",
-    "group_title",
     "in_order",
     "label_color",
     "label_ends",
     "last_layers",
+    "length_of",
     "mark_of",
     "method_color",
     "method_mark",
@@ -60,7 +65,9 @@ __all__ = [
     "name_methods",
     "new_figure",
     "panel_title",
+    "set_table",
     "share_limits",
+    "short_number",
     "stacked",
     "whole_figure",
     "write_figure",

@@ -16,6 +16,7 @@ from captum_vz.study.figures.style import (
     draw_points,
     in_order,
     is_single_layer,
+    known_metric,
     label_ends,
     last_layers,
     mark_of,
@@ -23,14 +24,13 @@ from captum_vz.study.figures.style import (
     metric_title,
     new_figure,
     panel_title,
+    set_table,
     share_limits,
     stacked,
     whole_figure,
     write_title,
 )
 from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description import Content, set_content
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
@@ -75,7 +75,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
         count = f"{int(of_model['examples'].max()):,} sentences"
         write_title(above, panel_title(model, data, f"{metric_title(metric)} by layer", count))
         write_title(below, panel_title(model, data, f"{metric_title(metric)}, {LAST_LAYER} ({note})"))
-        set_content(above, _content(of_model, str(model), metric_title(metric)))
+        _describe(above, of_model, str(model), metric_title(metric))
     share_limits(panels[::2], "y")
     share_limits(panels[1::2], "x")
     for above, of_panel in zip(panels[::2], ends, strict=True):
@@ -85,7 +85,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
 
 def _draw_last(panel: Axes, rows: DataFrame, metric: str) -> str:
     """Draw the last layer, and say what the marks mean. Rows that are compared with another truth stand apart."""
-    if metric not in METRICS or not METRICS[metric].two_truths:
+    known = known_metric(metric)
+    if known is None or not known.two_truths:
         draw_points(panel, rows)
         return "hollow: all layers"
     single = rows["method"].map(is_single_layer)
@@ -94,16 +95,15 @@ def _draw_last(panel: Axes, rows: DataFrame, metric: str) -> str:
     return "line: the truth of this layer above, of all layers below"
 
 
-def _content(rows: DataFrame, model: str, title: str) -> Content:
-    """The drawn means in words and as a table."""
+def _describe(panel: Axes, rows: DataFrame, model: str, title: str) -> None:
+    """Put the drawn means into words and a table."""
     best = last_layers(rows).dropna(subset=["mean"]).nlargest(3, "mean")
     most = ", ".join(f"{row.method} {row.mean:.2f}" for row in best.itertuples())
     sentence = (
         f"{model}, {title}, {len(rows['method'].unique())} methods. In the last layer (rollouts: all layers), the "
         f"largest are {most}."
     )
-    columns = ("model", "method", "layer", "mean", "low", "high")
-    return Content(sentence, columns, lambda: list(rows[list(columns)].itertuples(index=False, name=None)))
+    set_table(panel, sentence, rows, ("model", "method", "layer", "mean", "low", "high"))
 
 
 def name_layers(panel: Axes) -> None:
@@ -175,11 +175,8 @@ def draw_sanity(checks: DataFrame, model: str, data: str = "", near: float = 0.2
     count = int(checks["examples"].max())
     about = panel_title(model, data, "sanity checks", f"{count} sentences")
     write_title(panel, f"{about}\npassed: the interval at the right is in the grey band (±{near:g})")
-    columns = ("method", "random", "mean", "low", "high", "examples", "undefined")
     last = checks[checks["random"] == most]
     told = ", ".join(f"{row.method} {row.mean:.2f}" for row in last.itertuples())
     sentence = f"{model}, correlation with the scores for a copy whose {most} layers are random: {told}."
-    set_content(
-        panel, Content(sentence, columns, lambda: list(checks[list(columns)].itertuples(index=False, name=None)))
-    )
+    set_table(panel, sentence, checks, ("method", "random", "mean", "low", "high", "examples", "undefined"))
     return figure

@@ -15,10 +15,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.errors import needs_extra
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description import root_figure
+from captum_vz.study.scoring.metrics import Metric, metric_named
+from captum_vz.visualization.pictures.description import Content, root_figure, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import luminance
 
@@ -166,9 +166,18 @@ def in_order(methods: Iterable[str]) -> list[str]:
     return [name for name in [*first, *own, *last] if name in given]
 
 
+def known_metric(metric: str) -> Metric | None:
+    """The registered metric of a name. None: only its caller knows it."""
+    try:
+        return metric_named(metric)
+    except ArgumentError:
+        return None
+
+
 def metric_title(metric: str) -> str:
     """The name of a metric in a figure."""
-    return METRICS[metric].title if metric in METRICS else metric
+    known = known_metric(metric)
+    return metric if known is None else known.title
 
 
 def last_layers(rows: DataFrame) -> DataFrame:
@@ -192,6 +201,12 @@ def write_title(panel: Axes, title: str, width: float = COLUMN) -> None:
     lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
     figure: Any = panel.figure
     figure.suptitle("\n".join(lines), fontsize=FONT).set_parse_math(False)  # a model's name may hold dollar signs
+
+
+def set_table(panel: Axes, sentence: str, rows: DataFrame, columns: Sequence[str]) -> None:
+    """Describe a panel for readers who cannot see it: a sentence, and the table of its numbers."""
+    names = list(columns)
+    set_content(panel, Content(sentence, tuple(names), lambda: list(rows[names].itertuples(index=False, name=None))))
 
 
 def length_of(names: Iterable[str]) -> float:

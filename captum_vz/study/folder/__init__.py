@@ -187,7 +187,7 @@ SHARDS: Final = "shards"
 EXAMPLES: Final = "examples"
 LOCK: Final = ".study.json.lock"
 #: The settings that all parts of a study share.
-FIXED: Final = ("captum_vz", "content_only", "removal")
+FIXED: Final = ("captum_vz", "content_only")
 
 
 class Block(NamedTuple):

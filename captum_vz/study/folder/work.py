@@ -176,8 +176,8 @@ class Worker:
                     skipped = self._scorer(methods, metrics).measure(examples, rows)
                 else:
                     sizes = self.options["batch_size"], self.options["batch_tokens"]
-                    how = self.options["content_only"], self.options["removal"]
-                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how, self._no_model)
+                    how = self.options["content_only"], self._no_model
+                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how)
                     by_id = {example.id: example for example in examples}
                     weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
                     maker = dict(work.parts[0].stamp.made_by)

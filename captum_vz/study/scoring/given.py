@@ -43,7 +43,8 @@ def register_method(
         title: Its name in a figure. None: `name`.
         layered: Whether a function returns one tensor for each layer.
         version: Names the code. A study whose folder holds another version computes the method again. None: a digest
-            of the source.
+            of its file, and of the data, weights and functions of its module that it holds or names. A changed comment
+            then counts as a change. A change in another file of yours does not: give a new version for it.
 
     Raises:
         ArgumentError: The name is taken by a method of this package, or `method` has none of these forms.

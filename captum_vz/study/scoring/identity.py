@@ -1,225 +1,140 @@
-"""What code a method or a metric is: a name that changes when its source does."""
+"""What code a method or a metric is: a name that changes when its file changes, or what it holds."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
+import pickle
 import sys
-from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePath
-from types import CodeType, FunctionType, ModuleType
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
-_PLAIN: Final = (str, int, float, complex, bool, bytes, type(None))
-#: Values whose `repr` says all of them.
-_WRITTEN: Final = (*_PLAIN, bytearray, range, slice, PurePath, np.generic, np.dtype, torch.dtype, torch.device)
-_GROUPS: Final = (list, tuple, deque)
-_SETS: Final = (set, frozenset)
-#: Values that a function may name in its module. Objects of other classes belong to the modules of these classes.
-_DATA: Final = (*_WRITTEN, *_GROUPS, *_SETS, dict, partial, np.ndarray, torch.Tensor)
+from captum_vz.errors import ArgumentError, needs_extra
+
+with needs_extra("captum_vz.study", "study"):
+    from joblib.hashing import NumpyHasher
+
 #: Packages whose version names their code.
-_PACKAGES: Final = ("captum_vz", "captum", "torch", "transformers", "numpy", "scipy", "builtins", "functools")
+_PACKAGES: Final = ("captum_vz", "captum", "torch", "transformers", "numpy", "scipy", "joblib")
+#: Values that a function may name in its module. Objects of other classes belong to the modules of these classes.
+_DATA: Final = (str, int, float, complex, bytes, list, tuple, set, dict, partial, np.ndarray, torch.Tensor, nn.Module)
 
 
 def code_identity(thing: Any, given: str | None = None) -> str:
-    """The qualified name of a class, object or function, with a digest of its source.
+    """The qualified name of a class, object or function, with a digest of its file and of what it holds.
 
-    The digest also covers what it names in its own module (functions, classes, data), its base classes there, what it
-    encloses, the state of objects, and the arguments of partials. Code of other modules is not covered: a version that
-    the user gives stands for all of it. So it does for code that changes its own data, such as a cache in its module.
+    What it holds: the data, functions and classes of its module that it names, its base classes, what it encloses, the
+    state of objects, and the arguments of partials. Files that it imports are not covered. A version that the user
+    gives stands for all of it.
 
     Args:
         thing: A class, an object or a function.
         given: A version that the user gives, in the place of the digest.
+
+    Raises:
+        ArgumentError: It holds something that cannot be compared, such as an open file.
     """
-    name = _qualified(_core(thing))
+    core = thing
+    while isinstance(core, partial) or inspect.ismethod(core):
+        core = core.func if isinstance(core, partial) else core.__func__
+    name = _name(core if inspect.isclass(core) or inspect.isroutine(core) else type(core))
     if given is not None:
         return f"{name} version {given}"
-    digest = hashlib.sha256("\n".join(_parts(thing, {})).encode())
-    return f"{name} {digest.hexdigest()[:16]}"
+    try:
+        return f"{name} {_Hasher('sha1').hash(thing)[:16]}"
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise ArgumentError(
+            f"{name} holds something that the next start of a study cannot compare ({error}). Register it with "
+            "version=, and give another version when its scores change."
+        ) from error
 
 
-def _core(thing: Any) -> Any:
-    """The class or function of a thing."""
-    while isinstance(thing, partial):
-        thing = thing.func
-    if inspect.ismethod(thing):
-        thing = thing.__func__
-    return thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+class _Hasher(NumpyHasher):
+    """Joblib's digest of objects. Functions and classes count by their files and by what they hold."""
+
+    def __init__(self, hash_name: str) -> None:
+        super().__init__(hash_name)
+        self.seen: dict[int, Any] = {}  # holds the objects, so that no other one gets such an id
+
+    def save(self, obj: Any) -> None:
+        """Add an object to the digest."""
+        if isinstance(obj, torch.Tensor):
+            flat = obj.detach().to_dense().cpu().flatten().contiguous()
+            obj = [str(obj.dtype), list(obj.shape), flat.view(torch.uint8).numpy()]
+        elif isinstance(obj, nn.Module):  # a run of the model may change its other attributes
+            own = [vars(part) for part in obj.modules() if not _package(type(part))]
+            plain = [{name: x for name, x in one.items() if isinstance(x, (str, int, float))} for one in own]
+            obj = [[type(part) for part in obj.modules()], plain, dict(obj.state_dict())]
+        elif isinstance(obj, ModuleType):
+            obj = obj.__name__
+        elif isinstance(obj, CodeType):
+            obj = [obj.co_code, *obj.co_consts]
+        elif isinstance(obj, (set, frozenset)):  # joblib orders some sets by hashes, which differ between processes
+            obj = sorted(obj, key=repr)
+        elif inspect.isclass(obj) or (_functions(obj) and not inspect.ismethod(obj)):
+            known, self.seen[id(obj)] = id(obj) in self.seen, obj
+            obj = _name(obj) if known else [_name(obj), *_held(obj)]
+        super().save(obj)
 
 
-def _qualified(thing: Any) -> str:
-    module = getattr(thing, "__module__", None) or "builtins"
-    return f"{module}.{getattr(thing, '__qualname__', repr(thing))}"
-
-
-def _parts(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
-    """Lines that describe a thing, and what it uses."""
-    if isinstance(thing, _WRITTEN):
-        yield repr(thing)
-        return
-    if id(thing) in seen:
-        return
-    seen[id(thing)] = thing  # held, so that no other object gets its id
-    if isinstance(thing, partial):
-        for one in (thing.func, *thing.args, *(part for pair in sorted(thing.keywords.items()) for part in pair)):
-            yield from _parts(one, seen)
-    elif isinstance(thing, _GROUPS):
-        for one in thing:
-            yield from _parts(one, seen)
-    elif isinstance(thing, _SETS):
-        # The order of a set differs from process to process.
-        yield from sorted("\n".join(_parts(one, seen)) for one in thing)
-    elif isinstance(thing, dict):
-        for key, value in thing.items():
-            yield repr(key)
-            yield from _parts(value, seen)
-    elif isinstance(thing, np.ndarray) and thing.dtype.hasobject:
-        yield from _parts(thing.tolist(), seen)
-    elif isinstance(thing, (torch.Tensor, np.ndarray)):
-        yield _numbers(thing)
-    elif isinstance(thing, ModuleType):
-        yield _qualified(type(thing))
-    elif isinstance(thing, torch.nn.Module):
-        yield from _of_module(thing, seen)
-    elif inspect.ismethod(thing):
-        yield from _parts(thing.__self__, seen)
-        yield from _parts(thing.__func__, seen)
-    elif inspect.isclass(thing) or inspect.isroutine(thing):
-        yield from _source(thing, seen)
+def _held(thing: Any) -> list[Any]:
+    """The package or the file of a class or function, and what it holds."""
+    functions, package = _functions(thing), _package(thing)
+    held: list[Any] = [package]
+    if package:
+        functions = functions if isinstance(thing, FunctionType) else []
     else:
-        yield from _source(type(thing), seen)
-        for name, value in _state(thing):
-            yield name
-            yield from _parts(value, seen)
-
-
-def _numbers(array: Any) -> str:
-    """Shape, type and a digest of all numbers of an array or a tensor."""
-    if isinstance(array, torch.Tensor):
-        flat = array.detach().to_dense().cpu().flatten().contiguous()
-        data = flat.view(torch.uint8).numpy().tobytes()
-    else:
-        data = array.tobytes()
-    return f"{tuple(array.shape)} {array.dtype} {hashlib.sha256(data).hexdigest()}"
-
-
-def _of_module(module: torch.nn.Module, seen: dict[int, Any]) -> Iterator[str]:
-    """The classes of a module's parts, with attributes that are data, and 64 numbers of each parameter."""
-    for part in module.modules():
-        yield from _parts(type(part), seen)
-        if not _is_packaged(type(part)):
-            yield from _parts({name: value for name, value in vars(part).items() if isinstance(value, _WRITTEN)}, seen)
-    for name, values in module.state_dict().items():
-        if isinstance(values, torch.Tensor):
-            flat = values.detach().flatten()
-            yield f"{name} {tuple(values.shape)} {_numbers(flat[:: max(1, len(flat) // 64)])}"
-
-
-def _state(thing: Any) -> list[tuple[str, Any]]:
-    """The attributes of an object, with those in slots."""
-    named = dict(getattr(thing, "__dict__", {}))
-    for kind in type(thing).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
-                named[name] = getattr(thing, name)
-    return sorted(named.items())
-
-
-def _is_packaged(thing: Any) -> bool:
-    """Whether the version of a package names the code of a class or function."""
-    return (getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _PACKAGES
-
-
-def _source(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
-    """The source of a class or function, or the version of its package; and what it names in its own module."""
-    yield _qualified(thing)
-    functions = _functions(thing)
-    if _is_packaged(thing):
-        package = (getattr(thing, "__module__", None) or "builtins").partition(".")[0]
-        try:
-            yield version(package.replace("_", "-"))
-        except PackageNotFoundError:
-            yield package
-        functions = [thing] if isinstance(thing, FunctionType) else []
-    else:
-        try:
-            # Of a decorated function, `getsource` would skip the decorator's own function.
-            yield inspect.getsource(getattr(thing, "__code__", thing))
-        except (OSError, TypeError):  # typed into a session that keeps no source
-            for function in functions:
-                yield from _compiled(function.__code__)
-        if getattr(thing, "__name__", "") == "<lambda>":  # several of one line have the same source
-            yield from _compiled(thing.__code__)
-        for function in functions:
-            for name in _names(function.__code__):
-                used = function.__globals__.get(name)
-                is_own = getattr(used, "__module__", None) == function.__module__
-                if is_own or (isinstance(used, _DATA) and not _is_in_package(name, used)):
-                    yield from _parts(used, seen)
+        file = Path(getattr(sys.modules.get(thing.__module__), "__file__", None) or "")
+        held.append(sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
         if inspect.isclass(thing):
-            yield from _inherited(thing, seen)
-    for function in functions:
-        yield from _parts([*_enclosed(function), function.__defaults__ or (), function.__kwdefaults__ or {}], seen)
+            held += [base for base in thing.__mro__[1:] if not _package(base)]
+            held += [pair for pair in vars(thing).items() if isinstance(pair[1], _DATA) and pair[0][:2] != "__"]
+        # The code itself counts in a session without files, and for lambdas, which have one name.
+        held += [part for function in functions for part in (function.__code__, *_named(function))]
+    for one in functions:
+        full = [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
+        held += [full, one.__defaults__, one.__kwdefaults__]
+    return held
 
 
-def _enclosed(function: FunctionType) -> Iterator[Any]:
-    """What a function encloses."""
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # nothing yet
-            yield cell.cell_contents
+def _named(function: FunctionType) -> list[Any]:
+    """The data, functions and classes of its module that a function names. The package's registries do not count."""
+    found, codes = [], [function.__code__]
+    package = [vars(module) for key, module in list(sys.modules.items()) if key.startswith("captum_vz.")]
+    for code in codes:  # also of the functions that it defines
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        used = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+        for name, value in used.items():
+            registry = isinstance(value, dict) and any(module.get(name) is value for module in package)
+            if getattr(value, "__module__", None) == function.__module__ or (isinstance(value, _DATA) and not registry):
+                found.append(value)
+    return found
 
 
-def _inherited(kind: type, seen: dict[int, Any]) -> Iterator[str]:
-    """The base classes of a class in its module, and its attributes that are data."""
-    for base in kind.__mro__[1:]:
-        if base.__module__ == kind.__module__:
-            yield from _parts(base, seen)
-    for name, value in sorted(vars(kind).items()):
-        if isinstance(value, _DATA) and not name.startswith("__"):
-            yield name
-            yield from _parts(value, seen)
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', None) or 'builtins'}.{getattr(thing, '__qualname__', repr(thing))}"
 
 
-def _is_in_package(name: str, value: Any) -> bool:
-    """Whether data was imported from one of the packages, whose version names it, such as a registry."""
-    modules = [module for key, module in list(sys.modules.items()) if key.partition(".")[0] in _PACKAGES]
-    return not isinstance(value, _PLAIN) and any(vars(module).get(name) is value for module in modules if module)
+def _package(thing: Any) -> str:
+    """The package whose version names the code of a class or function; empty for other code."""
+    package = _name(thing).partition(".")[0]
+    if package in _PACKAGES:
+        return f"{package} {version(package.replace('_', '-'))}"
+    return "Python" if package in sys.stdlib_module_names else ""
 
 
 def _functions(thing: Any) -> list[FunctionType]:
     """The function itself, or the functions of a class, without what wraps them."""
-    members = vars(thing).values() if inspect.isclass(thing) else [thing]
     found = []
-    for one in members:
+    for one in vars(thing).values() if inspect.isclass(thing) else [thing]:
         for name in ("__func__", "fget", "func", "__wrapped__"):  # methods, properties, cached ones, other caches
-            one = one if isinstance(one, FunctionType) else getattr(one, name, one)
+            one = one if isinstance(one, (FunctionType, partial)) else getattr(one, name, one)
         found.append(one)
     return [one for one in found if isinstance(one, FunctionType)]
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The global names that code uses, also inside of the functions that it defines."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _compiled(code: CodeType | None) -> Iterator[str]:
-    """The compiled code, for functions without a source."""
-    if code is not None:
-        yield code.co_code.hex()
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from _compiled(constant)
-            else:
-                yield repr(constant)

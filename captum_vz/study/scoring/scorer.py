@@ -21,7 +21,7 @@ from captum_vz.study.methods import encoder_of, joined_first
 from captum_vz.study.scoring import Batch
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
-from captum_vz.study.scoring.metrics import given_metrics, removal_of
+from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
@@ -77,12 +77,10 @@ class Scorer:
             rounding only.
         content_only: Whether cue alignment ignores special tokens and the target. Rows are then divided by the sum of
             the other scores.
-        removal: The token in the place of a token that is blanked out or erased, "unk" or "mask"; or "delete".
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
-        ValueError: The model is in train mode; a method or metric is unknown; the tokenizer does not have the token of
-            `removal`; or a metric needs a head for words that the model does not have.
+        ValueError: The model is in train mode; a method or metric is unknown; or a metric needs what the model lacks.
 
     >>> from captum_vz.study import Example, Scorer
     >>> from captum_vz.testbed import agreement_sentences, load_model
@@ -104,7 +102,6 @@ class Scorer:
         batch_size: int = 32,
         batch_tokens: int = 4096,
         content_only: bool = False,
-        removal: str = "unk",
         layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = encoder_of(model)
@@ -113,22 +110,15 @@ class Scorer:
         self.tokenizer = tokenizer
         self.methods = given_methods(methods)
         self.metrics = given_metrics(metrics)
-        needing = [name for name, metric in self.metrics.items() if metric.needs_forms]
-        if needing:
-            removal_of(tokenizer, removal)
-            head = getattr(self.model, "get_output_embeddings", None)
-            if head is not None and head() is None:
-                raise ValueError(
-                    f"{type(self.model).__name__} has no head that predicts words, which {', '.join(needing)} needs: "
-                    "pass other metrics, such as cue_dot and cue_ap."
-                )
+        for name, metric in self.metrics.items():
+            if missing := lacks(metric, self.model, tokenizer):
+                raise ValueError(f"{name} cannot be measured: {missing}. Pass others, such as cue_dot and cue_ap.")
         if min(batch_size, batch_tokens) < 1:
             raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: pass at least 1 of each.")
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
         self._fitting: dict[str, int] = {}  # the most tokens for a method that ran out of memory
         self.content_only = content_only
-        self.removal = removal
         self.layers = find_layers(self.model) if layers is None else list(layers)
 
     @property
@@ -281,7 +271,7 @@ class Scorer:
     def _measurer(self) -> Measurer:
         loaded = (self.model, self.tokenizer)
         sizes = (self.batch_size, self.batch_tokens)
-        how = self.content_only, self.removal, self._score_copy
+        how = self.content_only, self._score_copy
         return Measurer(self.metrics, lambda: loaded, self.encode, sizes, *how)
 
     def _score_copy(self, method: str, examples: Sequence[Example], changed: Any) -> list[Row]:

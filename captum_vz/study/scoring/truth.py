@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
 from captum_vz.study.examples.text import PreparedText, class_labels, content_specials, reads_whole_text
-from captum_vz.study.scoring.metrics import removal_of
+from captum_vz.study.scoring.measuring import removal_of
 
 
 @dataclass(frozen=True)

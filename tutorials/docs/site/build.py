@@ -161,7 +161,8 @@ def copy_sources(source: Path) -> None:
 
 def write_notebooks(folder: Path) -> None:
     """Writes each lesson and its student's copy, for a download."""
-    from captum_vz.testbed.lab import write_student_copy
+    sys.path.insert(0, str(ROOT / "tutorials"))
+    from captum_vz_lessons.lab import write_student_copy
 
     folder.mkdir(parents=True)
     for path in (ROOT / "tutorials").glob("*.ipynb"):

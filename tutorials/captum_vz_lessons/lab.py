@@ -1,4 +1,4 @@
-"""Lessons in a class: the students' copies, and their grades.
+"""Lessons in a class: the notebooks, the students' copies, and their grades.
 
 A copy has the exercises without the solutions. For a grade, the notebook that a student hands in runs in a process of
 its own, with limits, and the verdicts of its checks make a table.
@@ -16,40 +16,56 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
+import nbformat
+
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed.check.verdict import MIME_TYPE
+from captum_vz_lessons import MIME_TYPE
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Grade", "grade_notebook", "grade_table", "read_notebook", "student_copy", "write_student_copy"]
-
 # The tags of cells.
 SOLUTION, ANSWER, SUMMARY, CHECK = "solution", "answer", "summary", "check"
-NOTE = """
+NOTE: Final = """
 
 **This is the student's copy.** Write your answers in the place of `...`. The cells that follow use them. The
 lesson itself has the solutions and the answers."""
-PLACEHOLDER = "**Your answer.** Write down what you have found. The lesson itself tells its answer."
-HEADING = re.compile(r"#+ .*\n+")
+PLACEHOLDER: Final = "**Your answer.** Write down what you have found. The lesson itself tells its answer."
+HEADING: Final = re.compile(r"#+ .*\n+")
 
 # No download: the hub is off. Libraries keep their caches and settings in the scratch folder.
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "MPLBACKEND": "Agg"}
 _HOMES: Final = ("HOME", "IPYTHONDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR")
-_LIMIT: Final = "from captum_vz.testbed.limits import limit_process\nlimit_process({folder!r}, {memory!r})"
+_LIMIT: Final = "from captum_vz_lessons.limits import limit_process\nlimit_process({folder!r}, {memory!r})"
+#: Kernels keep their warnings to themselves: one warns of every connection over TCP, also on one machine.
+QUIET_KERNEL: Final = ["--IPKernelApp.log_level=ERROR"]
+
+
+def lessons(*wanted: str) -> list[Path]:
+    """The notebooks of the lessons, or those whose names begin as one of `wanted`, such as "09".
+
+    Raises:
+        ArgumentError: No lesson begins like this.
+    """
+    installed = Path(__file__).parent / "notebooks"
+    folder = installed if installed.is_dir() else Path(__file__).parents[1]  # in a checkout
+    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    for one in wanted:
+        if not any(path.name.startswith(one) for path in found):
+            known = ", ".join(path.stem for path in found)
+            raise ArgumentError(f"there is no lesson {one!r}: pass the beginning of one of {known}.")
+    return [path for path in found if path.name.startswith(wanted or "")]
 
 
 def student_copy(notebook: Any) -> Any:
     """A notebook without outputs, solutions, and text that tells what the cells show.
 
     Cells tagged "solution" are left out, and so is code tagged "answer". Of text tagged "answer" or "summary" the
-    heading stays, with a place for the student's own words. The first cell, if it is text, says what the copy is.
+    heading stays, with a place for the student's own words. The first cell, if it is text, says what the copy is. The
+    stubs of the exercises and their checks stay.
 
     Args:
         notebook: A notebook in nbformat's form, version 4: a dict with a list of cells.
-
-    Returns:
-        A new notebook. The stubs of the exercises and their checks stay.
 
     >>> cells = [{"cell_type": "code", "source": text, "outputs": [1], "metadata": {"tags": [tag]}}
     ...          for text, tag in [("answer = ...", "exercise"), ("answer = 42", "solution")]]
@@ -79,62 +95,43 @@ def _is_left_out(cell: Any) -> bool:
 
 
 def read_notebook(source: Path) -> Any:
-    """Read a notebook.
-
-    Raises:
-        ArgumentError: There is no such notebook, or nbformat is not installed.
-    """
-    try:
-        import nbformat
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            "captum-vz lab needs nbformat: install the extra, pip install 'captum-vz[tutorials]'."
-        ) from error
+    """Read a notebook. An `ArgumentError` says that there is none."""
     if not source.is_file():
-        raise ArgumentError(
-            f"there is no notebook {source}: pass a lesson, such as tutorials/*.ipynb of the repository."
-        )
+        raise ArgumentError(f"there is no notebook {source}: pass a file in the format of Jupyter (.ipynb).")
     try:
-        text = source.read_text("utf-8")
-        notebook: Any = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is untyped
+        return nbformat.reads(source.read_text("utf-8"), as_version=4)
     except Exception as error:  # nbformat raises errors of several kinds
         raise ArgumentError(f"{source} is no notebook: pass a file in the format of Jupyter (.ipynb).") from error
-    return notebook
 
 
-def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
+def write_student_copy(source: Path, output: Path) -> None:
     """Write the student's copy of a lesson, see :func:`student_copy`.
 
     Args:
         source: A lesson.
         output: The copy. An existing file is not replaced: a student may have worked in it.
 
-    Returns:
-        How many cells the copy has, and how many are left out.
-
     Raises:
-        ArgumentError: There is no such notebook, it has no solutions, the copy exists, or nbformat is not installed.
+        ArgumentError: There is no such notebook, it has no solutions, or the copy exists.
     """
     notebook = read_notebook(source)
     if not any(SOLUTION in tags_of(cell) for cell in notebook.cells):
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
-    import nbformat
+    write_new(output, f"{nbformat.writes(student_copy(notebook)).rstrip()}\n")
 
-    copy = student_copy(notebook)
-    written: str = nbformat.writes(copy)  # type: ignore[no-untyped-call]  # as above
+
+def write_new(output: Path, text: str) -> None:
+    """Write a file that does not exist yet, whole or not at all."""
     try:
         file = output.open("x", encoding="utf-8")
     except FileExistsError as error:
-        raise ArgumentError(
-            f"{output} exists, and may hold a student's work: pass another name with --output."
-        ) from error
+        raise ArgumentError(f"{output} exists, and may hold a student's work: pass another folder.") from error
     try:
         with file:
-            file.write(f"{written.rstrip()}\n")
+            file.write(text)
     except OSError:  # a full disk: a part of the copy would stand in the way of the next try
         output.unlink(missing_ok=True)
         raise
-    return len(copy.cells), len(notebook.cells) - len(copy.cells)
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,8 @@ def grade_notebook(notebook: Path, *, lesson: Path | None = None, seconds: float
     """Run a student's notebook and read its verdicts.
 
     It runs in a process of its own, in a scratch folder that is deleted afterwards, without network, and with limits of
-    time and memory. A cell that fails is passed over, so that later exercises count. The limits hold back mistakes, and
-    no code that means harm.
+    time and memory. A cell that fails is passed over, so that later exercises count. The limits stop accidents, not
+    malicious code.
 
     Args:
         notebook: The notebook. A file that cannot be read is graded too: its grade tells the problem.
@@ -184,20 +181,16 @@ def grade_notebook(notebook: Path, *, lesson: Path | None = None, seconds: float
 
 def _run(content: Any, scratch: str, seconds: float, memory: float) -> str:
     """Execute a notebook in place. Returns why it did not reach its end, or ""."""
-    try:
-        from nbclient import NotebookClient
-    except ModuleNotFoundError as error:
-        raise ArgumentError("grading needs nbclient: install the extra, pip install 'captum-vz[tutorials]'.") from error
-    import nbformat
+    from nbclient import NotebookClient
 
     end = time.monotonic() + seconds
-    limit = nbformat.v4.new_code_cell(_LIMIT.format(folder=scratch, memory=memory))  # type: ignore[no-untyped-call]
     cells = content.cells
-    content.cells = [limit, *cells]
+    content.cells = [nbformat.v4.new_code_cell(_LIMIT.format(folder=scratch, memory=memory)), *cells]
     client = NotebookClient(
         content,
         kernel_name="python3",
         allow_errors=True,
+        extra_arguments=QUIET_KERNEL,
         timeout_func=lambda cell: max(1, int(end - time.monotonic())),
         resources={"metadata": {"path": scratch}},
     )
@@ -217,8 +210,7 @@ def _run(content: Any, scratch: str, seconds: float, memory: float) -> str:
 
 def _name(cell: Any) -> str:
     """The name of a check's exercise, read from its source, because a check that failed has no verdict."""
-    source = str(cell["source"])
-    given = re.search(r"""\bname=["']([^"']+)["']""", source) or re.search(r"\bcheck\.(\w+)", source)
+    given = re.search(r"\bcheck\.(\w+)", str(cell["source"]))
     return given[1] if given else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Trains the embedded causal model: ``python -m captum_vz.testbed.train_causal --blimp PATH``.
+"""Trains the embedded causal model: ``python tutorials/training/train_causal.py --blimp PATH``.
 
 The objective is the prediction of the next token, on the sentences of the embedded masked language model. The target of
 a sentence weighs more than the other words. Words other than the target are sometimes split into sub-words.
@@ -9,24 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accuracy import EVALUATION_PAIRS, accuracies, share_right
 from tokenizers import processors
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+from train_masked import LEARNING_RATE, MAX_LENGTH, Example, Run, fit, save_model, training_examples
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import held_out
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import EVALUATION_PAIRS, accuracies, load_model, share_right
-from captum_vz.testbed.train import (
-    LEARNING_RATE,
-    MAX_LENGTH,
-    Example,
-    Run,
-    fit,
-    save_model,
-    training_examples,
-)
+from captum_vz.testbed.model import load_model
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The weight of the target in the loss. Every other token has the weight 1.
@@ -150,7 +143,7 @@ def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Seque
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
-    run = Run.begin("captum_vz.testbed.train_causal", str(__doc__), arguments, **DEFAULTS)
+    run = Run.begin("train_causal.py", str(__doc__), arguments, **DEFAULTS)
     folder, masked = run.options.output, load_model()[1]
     model = train_causal_model(masked, run.records, **run.model_options)
     save_model(model, causal_tokenizer(masked), folder)

@@ -13,7 +13,9 @@ from transformers import BartConfig, BartModel
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
-from captum_vz.testbed import check, load_model
+from captum_vz.testbed import load_model
+from captum_vz_lessons import check
+from tests.grading import assert_named
 
 MASK = 6
 
@@ -55,28 +57,37 @@ def map_by_hand() -> Tensor:
 def test_row_by_hand_is_right() -> None:
     row = map_by_hand()[MASK]
     for answer in (row, row[None], row.tolist(), row.numpy()):
-        assert check.value_zeroing_row(answer)
+        assert check.value_zeroing(answer)
 
 
 ROWS = {
-    "swapped": (lambda: map_by_hand()[:, MASK], "rows and columns are swapped"),
-    "swapped distances": (lambda: by_hand()[:, MASK], "rows and columns are swapped"),
-    "swapped, divided": (lambda: by_hand()[:, MASK] / by_hand()[:, MASK].sum(), "rows and columns are swapped"),
-    "distances": (lambda: by_hand()[MASK], "Divide each row by its sum"),
-    "similarities": (lambda: normalize_rows(1 - by_hand()[MASK]), "these are similarities"),
-    "cosines": (lambda: 1 - by_hand()[MASK], "these are similarities"),
-    "context": (lambda: normalize_rows(by_hand("context")[MASK]), "residual connection is forgotten"),
-    "projection": (lambda: normalize_rows(by_hand("projected")[MASK]), "residual connection is forgotten"),
-    "attention": (lambda: scores_of(LayerAttention, -1)[MASK], "these are attention weights"),
-    "softmax": (lambda: by_hand()[MASK].softmax(-1), "softmax"),
-    "layer": (lambda: scores_of(ValueZeroing, 1)[MASK], "this is layer 1"),
-    "token": (lambda: map_by_hand()[2], "this is the row of output token 2"),
-    "map": (map_by_hand, "this is the whole map"),
-    "largest": (lambda: by_hand()[MASK] / by_hand()[MASK].max(), "divided by its largest entry"),
-    "length": (lambda: by_hand()[MASK] / by_hand()[MASK].norm(), "divided by its Euclidean length"),
-    "own value": (lambda: normalize_rows(by_hand()[MASK] * (torch.arange(11) != MASK)), "the token itself is left out"),
-    "percent": (lambda: 100 * map_by_hand()[MASK], "these are percentages"),
-    "sign": (lambda: -map_by_hand()[MASK], "the sign is wrong"),
+    "rows and columns are swapped": lambda: map_by_hand()[:, MASK],
+    "columns are swapped": lambda: by_hand()[:, MASK],
+    "are swapped": lambda: by_hand()[:, MASK] / by_hand()[:, MASK].sum(),
+    "Divide each row by its sum": lambda: by_hand()[MASK],
+    "these are similarities": lambda: normalize_rows(1 - by_hand()[MASK]),
+    "are similarities": lambda: 1 - by_hand()[MASK],
+    "residual connection is forgotten": lambda: normalize_rows(by_hand("context")[MASK]),
+    "residual connection": lambda: normalize_rows(by_hand("projected")[MASK]),
+    "these are attention weights": lambda: scores_of(LayerAttention, -1)[MASK],
+    "softmax": lambda: by_hand()[MASK].softmax(-1),
+    "this is layer 1": lambda: scores_of(ValueZeroing, 1)[MASK],
+    "this is the row of output token 2": lambda: map_by_hand()[2],
+    "this is the whole map": map_by_hand,
+    "divided by its largest entry": lambda: by_hand()[MASK] / by_hand()[MASK].max(),
+    "divided by its Euclidean length": lambda: by_hand()[MASK] / by_hand()[MASK].norm(),
+    "the token itself is left out": lambda: normalize_rows(by_hand()[MASK] * (torch.arange(11) != MASK)),
+    "these are percentages": lambda: 100 * map_by_hand()[MASK],
+    "the sign is wrong": lambda: -map_by_hand()[MASK],
+}
+MAPS = {
+    "rows and columns are swapped": lambda: map_by_hand().mT,
+    "columns are swapped": lambda: normalize_rows(by_hand().mT),
+    "each column is divided": lambda: by_hand() / by_hand().sum(0),
+    "divided by one sum": lambda: by_hand() / by_hand().sum(),
+    "Divide each row by its sum": by_hand,
+    "residual connection is forgotten": lambda: normalize_rows(by_hand("context")),
+    "Euclidean": lambda: scores_of(ValueZeroing, -1, distance="euclidean"),
 }
 
 
@@ -86,72 +97,43 @@ def scores_of(method: Any, layer: int, **options: Any) -> Tensor:
     return method(model, find_layers(model)[layer], **options).attribute(encoding)[0]
 
 
-@pytest.mark.parametrize("case", ROWS)
-def test_mistake_in_row_is_named(case: str) -> None:
-    answer, words = ROWS[case]
-    verdict = check.value_zeroing_row(answer())
-    assert not verdict
-    assert words in verdict.message
-    assert verdict.mistake == verdict.message
+def embedded() -> Any:
+    model, tokenizer = load_model()
+    return model, tokenizer(check.SENTENCE, return_tensors="pt")
 
 
-MAPS = {
-    "swapped": (lambda: map_by_hand().mT, "rows and columns are swapped"),
-    "swapped, divided": (lambda: normalize_rows(by_hand().mT), "rows and columns are swapped"),
-    "columns": (lambda: by_hand() / by_hand().sum(0), "each column is divided"),
-    "one sum": (lambda: by_hand() / by_hand().sum(), "divided by one sum"),
-    "distances": (by_hand, "Divide each row by its sum"),
-    "context": (lambda: normalize_rows(by_hand("context")), "residual connection is forgotten"),
-    "euclidean": (lambda: scores_of(ValueZeroing, -1, distance="euclidean"), "Euclidean"),
-}
+def graded_map(answer: Any) -> check.Verdict:
+    model, encoding = embedded()
+    return check.value_zeroing(answer, encoding, model=model)
 
 
-def test_map_by_hand_is_right() -> None:
-    assert check.value_zeroing_map(map_by_hand())
-    assert check.value_zeroing_map(map_by_hand()[None])
-
-
-@pytest.mark.parametrize("case", MAPS)
-def test_mistake_in_map_is_named(case: str) -> None:
-    answer, words = MAPS[case]
-    assert words in (check.value_zeroing_map(answer()).mistake or "")
-
-
-@pytest.mark.parametrize("answer", [None, ...])
-def test_missing_answer_is_named(answer: Any) -> None:
-    verdict = check.value_zeroing_row(answer)
-    assert (verdict.passed, verdict.mistake) == (False, "no answer")
-    assert str(verdict).startswith("Not yet. value_zeroing_row: there is no answer yet.")
+def test_mistakes_in_rows_and_maps_are_named() -> None:
+    assert_named(check.value_zeroing, {words: answer() for words, answer in ROWS.items()})
+    assert_named(graded_map, {words: answer() for words, answer in MAPS.items()})
+    assert graded_map(map_by_hand()) and graded_map(map_by_hand()[None])
 
 
 def test_unknown_mistakes_show_the_difference() -> None:
     row = map_by_hand()[MASK].clone()
     row[4] += 0.25
-    verdict = check.value_zeroing_row(row)
+    verdict = check.value_zeroing(row)
     assert verdict.mistake is None
     assert "the largest difference is 2.5e-01, at (4,)" in verdict.message
-    assert "shape (3,)" in check.value_zeroing_row([0.1, 0.2, 0.7]).message
-    assert "NaN" in check.value_zeroing_row([float("nan")] * 11).message
-    assert "type str" in check.value_zeroing_row("pictures").message
-    assert "compute in float64" in check.value_zeroing_row(map_by_hand()[MASK] + 1e-4).message.lower()
+    assert "shape (3,)" in check.value_zeroing([0.1, 0.2, 0.7]).message
+    assert "NaN" in check.value_zeroing([float("nan")] * 11).message
+    assert "type str" in check.value_zeroing("pictures").message
+    assert "compute in float64" in check.value_zeroing(map_by_hand()[MASK] + 1e-4).message.lower()
 
 
-def test_nearest_mistake_is_named() -> None:
-    """Answers of several mistakes are nearly alike. So the first that fits is not always the one that was made."""
-    nearly = [("one", [0.5, 0.5003]), ("two", [0.5, 0.5])]
-    assert check.value([0.5, 0.5], [0.4, 0.6], nearly).mistake == "two"
-    assert check.value([0.4, 0.6001], [0.4, 0.6], [("one", [0.4, 0.6005])]).mistake is None  # rounding explains more
-
-
-def test_row_of_a_model_needs_its_token() -> None:
+def test_row_of_a_model_needs_its_inputs() -> None:
     model, tokenizer = load_model()
     encoding = tokenizer("the cat sees anna.", return_tensors="pt")
     row = ValueZeroing(model, find_layers(model)[0]).attribute(encoding, token=2)
-    assert check.value_zeroing_row(row, encoding, model=model, layer=0, token=2)
-    with pytest.raises(ArgumentError, match="token is None"):
-        check.value_zeroing_row(row, encoding, model=model)
+    assert check.value_zeroing(row, encoding, model=model, layer=0, token=2)
     with pytest.raises(ArgumentError, match="without inputs"):
-        check.value_zeroing_row(row, model=model)
+        check.value_zeroing(row, model=model)
+    with pytest.raises(ArgumentError, match="2 examples"):
+        check.value_zeroing(row, tokenizer(["some hat"] * 2, return_tensors="pt"), model=model)
 
 
 def test_cross_map_and_its_mistakes() -> None:
@@ -167,7 +149,6 @@ def test_cross_map_and_its_mistakes() -> None:
 
     right = scores(last, attention="cross")
     assert right.shape == (3, 4)
-    assert check.cross_map(right, model, inputs)
     wrong = {
         "swapped": right.mT,
         "self-attention": scores(last),
@@ -175,24 +156,12 @@ def test_cross_map_and_its_mistakes() -> None:
         "Divide each row": scores(last, attention="cross", normalize=False),
         "layer 0": scores(first, attention="cross"),
     }
-    for words, answer in wrong.items():
-        assert words in (check.cross_map(answer, model, inputs).mistake or ""), words
 
+    def graded(answer: Tensor) -> check.Verdict:
+        return check.value_zeroing(answer, inputs, model=model, attention="cross")
 
-def test_joint_row_and_its_mistakes() -> None:
-    model, tokenizer = load_model()
-    encoding = tokenizer(check.SENTENCE, return_tensors="pt")
-    groups = torch.tensor([0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8])
-    method = ValueZeroing(model, find_layers(model)[-1])
-    alone = method.attribute(encoding, token=MASK)[0]
-    right = method.attribute(encoding, token=MASK, feature_mask=groups[None])[0]
-    first = torch.tensor([0, 1, 3, 4, 6, 7, 8, 9, 10])  # the first token of each group
-    options: Any = {"model": model, "token": MASK}
-    assert check.joint_row(right, encoding, groups, **options)
-    assert check.joint_row(right[first], encoding, groups, **options)
-    summed = torch.zeros(9).scatter_add(0, groups, alone)
-    for answer in (alone, summed, summed[groups]):
-        assert "one at a time" in (check.joint_row(answer, encoding, groups, **options).mistake or "")
+    assert graded(right)
+    assert_named(graded, wrong)
 
 
 def test_effect_and_its_mistakes() -> None:
@@ -220,11 +189,9 @@ def test_effect_and_its_mistakes() -> None:
 
     right = effects(layers)
     assert graded(right), graded(right)
-    assert "sign is wrong" in (graded(-right).mistake or "")
-    assert "sign is lost" in (graded(right.abs()).mistake or "")
-    assert "last layer only" in (graded(effects(layers[-1:])).mistake or "")
-    without = torch.tensor([preference(j, layers) for j in range(11)])
-    assert "numbers without each value" in (graded(without).mistake or "")
+    wrong = {"sign is wrong": -right, "sign is lost": right.abs(), "last layer only": effects(layers[-1:])}
+    wrong["numbers without each value"] = torch.tensor([preference(j, layers) for j in range(11)])
+    assert_named(graded, wrong)
 
     groups = [0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]
     options: Any = {"model": model, "target": (MASK, are), "foil": (MASK, is_), "together": [1, 2]}
@@ -257,7 +224,7 @@ def test_steps_of_a_torch_layer_and_their_mistakes() -> None:
             zeroed = v.clone()
             zeroed[heads, j] = 0
             columns.append(cosine_distance(output(zeroed, first, second, ff), output(v, first, second, ff)))
-        return check.value_zeroing_map(normalize_rows(torch.stack(columns, 1)), hidden, model=model)
+        return check.value_zeroing(normalize_rows(torch.stack(columns, 1)), hidden, model=model)
 
     assert graded()
     assert "h = norm1(x" in (graded(first=0).mistake or "")

@@ -1,4 +1,4 @@
-"""Trains an embedded masked model: ``python -m captum_vz.testbed.train --blimp PATH``.
+"""Trains an embedded masked model: ``python tutorials/training/train_masked.py --blimp PATH``.
 
 The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences only. The target is masked with
 probability 0.8, other words with probability 0.15. Words other than the target are sometimes split into sub-words. The
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 import transformers
+from accuracy import measure
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -26,7 +27,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import measure
 from captum_vz.text import Record, encode_record, form_ids
 
 SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -126,6 +126,8 @@ MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
 DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
+#: The place of the scripts, for their commands.
+FOLDER: Final = "tutorials/training"
 #: What only the masked models choose.
 CHOICES: Final = {"learning_rate": LEARNING_RATE, "dropout": 0.1, "architecture": "bert"}
 #: The class of each architecture, the name of its head, and the positions that its embeddings have more than tokens.
@@ -298,7 +300,7 @@ class Run(NamedTuple):
     """One run of a training program.
 
     Attributes:
-        program: The name of its module.
+        program: The name of its file.
         options: What the command line asks for.
         records: The training data.
         start: When the run began, in seconds.
@@ -312,7 +314,7 @@ class Run(NamedTuple):
     @classmethod
     def begin(cls, program: str, about: str, arguments: Sequence[str] | None, **defaults: Any) -> "Run":
         """Read the command line, whose defaults are given, and the training data."""
-        parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about.splitlines()[0])
+        parser = argparse.ArgumentParser(prog=f"python {FOLDER}/{program}", description=about.splitlines()[0])
         parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
         parser.add_argument("--output", type=Path, help=f"folder to write (default: {defaults['output']})")
         parser.add_argument("--seed", type=int, default=0)
@@ -346,7 +348,7 @@ class Run(NamedTuple):
         settings = {name: value for name, value in vars(self.options).items() if name not in ("blimp", "output")}
         words = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
         card = {
-            "command": " ".join([f"python -m {self.program} --blimp PATH", *words]),
+            "command": " ".join([f"python {FOLDER}/{self.program} --blimp PATH", *words]),
             "training_pairs": len(self.records),
             "vocabulary": vocabulary,
             "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -361,7 +363,7 @@ class Run(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
-    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS, **CHOICES)
+    run = Run.begin("train_masked.py", str(__doc__), arguments, **DEFAULTS, **CHOICES)
     folder, records = run.options.output, run.records
     sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
     tokenizer = build_tokenizer(sentences, MAX_LENGTH)

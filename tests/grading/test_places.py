@@ -12,7 +12,7 @@ from transformers import BartConfig, BartModel
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import check
+from captum_vz_lessons import check
 
 
 def named(verdict: check.Verdict, words: str) -> bool:

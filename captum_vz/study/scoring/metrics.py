@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isclass
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz import find_layers
-from captum_vz._names import chosen_names
+from captum_vz._names import meant
 from captum_vz.attr import LayerMaps, MapAggregation
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
@@ -36,35 +36,18 @@ from captum_vz.metrics import (
     sufficiency_bounds,
 )
 from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
-from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.metrics.batch import (
-    EvaluationBatch,
-    Over,
-    check_removal,
-    moved_copies,
-    randomized_copies,
-    removal_of,
-    stacked,
-)
+from captum_vz.study.methods import METHODS, encoder_of
+from captum_vz.study.scoring.copies import moved_copies, randomized_copies
+from captum_vz.study.scoring.measuring import EvaluationBatch, Over
 from captum_vz.study.scoring.rows import COLUMNS
 
-__all__ = [
-    "DEFAULT_METRICS",
-    "METRICS",
-    "VARIANTS",
-    "EvaluationBatch",
-    "Metric",
-    "Variant",
-    "check_metrics",
-    "check_removal",
-    "given_metrics",
-    "moved_copies",
-    "randomized_copies",
-    "register_metric",
-    "removal_of",
-    "sensitivity_values",
-    "stacked",
-]
+#: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
+WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mask": {"removal": "mask"},
+    "delete": {"removal": "delete"},
+    "vocabulary": {"over": "vocabulary"},
+    "size": {"by_size": True},
+}
 
 
 @dataclass(frozen=True)
@@ -82,16 +65,21 @@ class Metric:
         version: Names the code of a metric of your own. None: a digest of its source does.
         own: Whether it is a metric of your own, not of this package.
         two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
+        removal: What stands in the place of a removed token: "unk", "mask", or "delete" (nothing). None: no token is
+            removed.
+        words: The words that may follow its name, each after a colon, see :func:`metric_named`.
     """
 
     title: str
-    values: Callable[[EvaluationBatch, Tensor], Any]
+    values: Callable[..., Any]
     needs_cue: bool = False
     needs_forms: bool = False
     runs_model: bool = False
     version: str | None = None
     own: bool = False
     two_truths: bool = False
+    removal: str | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def needs_model(self) -> bool:
@@ -99,37 +87,37 @@ class Metric:
         return self.runs_model or self.needs_forms
 
 
-def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor, **options: Any) -> Tensor:
     keep = batch.content if batch.content_only else batch.attended
     each = len(rows)
-    values = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1))
-    return values.view(each, -1)
-
-
-def _of_prediction(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
-    """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
-    found = [measure(batch.prediction, row) for row in rows]
-    return torch.stack([one.mean(-1) if one.ndim > 1 else one for one in found])
-
-
-def _normalized(
-    measure: Callable[[Prediction, Tensor], Tensor],
-    bounds: Callable[[Prediction], Bounds],
-    batch: EvaluationBatch,
-    rows: Tensor,
-) -> Tensor:
-    limits = batch.bounds(bounds)
-    return torch.stack([normalized(values, limits) for values in _of_prediction(measure, batch, rows)])
+    found = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1), **options)
+    return found.view(each, -1)
 
 
 def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
-    values = partial(measure, **options) if options else measure
-    return Metric(f"cue alignment, {title}", partial(_alignment, values), needs_cue=True)
+    return Metric(f"cue alignment, {title}", partial(_alignment, measure, **options), needs_cue=True)
 
 
-def _faithful(title: str, measure: Any, bounds: Any = None) -> Metric:
-    values = partial(_of_prediction, measure) if bounds is None else partial(_normalized, measure, bounds)
-    return Metric(title, values, needs_forms=True)
+def _of_prediction(
+    measure: Callable[[Prediction, Tensor], Tensor],
+    batch: EvaluationBatch,
+    rows: Tensor,
+    removal: str = "unk",
+    bounds: Callable[[Prediction], Bounds] | None = None,
+) -> Tensor:
+    """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
+    found = [measure(batch.prediction_of(removal), row) for row in rows]
+    found = [one.mean(-1) if one.ndim > 1 else one for one in found]
+    return torch.stack(found if bounds is None else [normalized(one, batch.bounds(bounds, removal)) for one in found])
+
+
+def _removing(title: str, values: Callable[..., Any], *further: str) -> Metric:
+    """A metric that removes tokens. Its name may say how."""
+    return Metric(title, values, needs_forms=True, removal="unk", words=("mask", "delete", *further))
+
+
+def _faithful(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
+    return _removing(title, partial(_of_prediction, measure, **options))
 
 
 def _patched(
@@ -164,6 +152,11 @@ def _joins(name: str) -> bool:
     )
 
 
+def _soft(title: str, measure: Callable[[Prediction, Tensor], Tensor]) -> Metric:
+    """A metric that removes entries of word vectors, and no tokens."""
+    return Metric(title, partial(_of_prediction, measure, removal="delete"), needs_forms=True)
+
+
 def _patching(
     title: str, patching: Callable[[Pair, bool], Patched], measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Metric:
@@ -171,51 +164,25 @@ def _patching(
     return Metric(title, values, needs_cue=True, needs_forms=True, runs_model=True, two_truths=True)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One way to blank out tokens, and to read their effects.
+def _spearman(one: Tensor, other: Tensor, keep: Tensor) -> Tensor:
+    """Spearman's correlation of rows `(rows, batch, tokens)`, over the tokens `(batch, tokens)`: `(rows, batch)`."""
+    return spearman(one.flatten(0, 1), other.flatten(0, 1), keep.repeat(len(one), 1)).view(one.shape[:2])
 
-    Attributes:
-        removal: "unk", "mask" or "delete".
+
+def blank_out_values(
+    batch: EvaluationBatch, rows: Tensor, removal: str = "unk", over: Over = "forms", by_size: bool = False
+) -> Tensor:
+    """Spearman's correlation of rows of scores with the effects of blanking out, over the content tokens.
+
+    Args:
+        batch: The batch.
+        rows: Rows of scores `(rows, batch, tokens)`.
+        removal: What stands in the place of a removed token: "unk" or "mask"; or "delete".
         over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
         by_size: Whether only the size of an effect counts, and not whether the probability falls or rises.
     """
-
-    removal: str
-    over: Over = "forms"
-    by_size: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of its metric."""
-        return f"blank_out_{self.removal}_{self.over}{'_size' if self.by_size else ''}"
-
-    def __str__(self) -> str:
-        """In words, such as "MASK, vocabulary, size"."""
-        how = "deletion" if self.removal == "delete" else self.removal.upper()
-        return f"{how}, {self.over}{', size' if self.by_size else ''}"
-
-    def values(self, batch: EvaluationBatch, rows: Tensor) -> Tensor:
-        """Spearman's correlation of rows with the effects."""
-        return blank_out_values(batch, rows, batch.effects_of(self.removal, self.over), self.by_size)
-
-
-OVERS: Final[tuple[Over, ...]] = ("forms", "vocabulary")
-
-#: All ways to blank out tokens.
-VARIANTS: Final = tuple(
-    Variant(removal, over, by_size)
-    for removal in ("unk", "mask", "delete")
-    for over in OVERS
-    for by_size in (False, True)
-)
-
-
-def blank_out_values(batch: EvaluationBatch, rows: Tensor, effects: Tensor, by_size: bool = False) -> Tensor:
-    """Spearman's correlation of rows of scores with effects, over the content tokens, `(rows, batch)`."""
-    each, effects = len(rows), effects.abs() if by_size else effects
-    values = spearman(rows.flatten(0, 1), effects.repeat(each, 1), batch.content.repeat(each, 1))
-    return values.view(each, -1)
+    effects = batch.effects_of(removal, over)
+    return _spearman(rows, (effects.abs() if by_size else effects).expand_as(rows), batch.content)
 
 
 def random_layers_values(batch: EvaluationBatch, rows: Tensor, count: int | None = None, seed: int = 0) -> Tensor:
@@ -230,8 +197,7 @@ def random_layers_values(batch: EvaluationBatch, rows: Tensor, count: int | None
     layers = find_layers(batch.model)
     copies = randomized_copies(batch.model, layers, cascading=count is not None, seed=seed)
     other = next(batch.rows_of(changed) for number, changed, _ in copies if number == count or count is None)
-    keep = batch.attended.repeat(len(rows), 1)
-    values = spearman(rows.flatten(0, 1), other.nan_to_num().flatten(0, 1), keep).view(rows.shape[:2])
+    values = _spearman(rows, other.nan_to_num(), batch.attended)
     return values.masked_fill(other.isnan().any(-1), torch.nan)
 
 
@@ -254,20 +220,17 @@ METRICS: Final[dict[str, Metric]] = {
     "cue_mrr": _cues("reciprocal rank", cue_reciprocal_rank),
     "cue_p1": _cues("precision at 1", cue_precision, k=1),
     "cue_p3": _cues("precision at 3", cue_precision, k=3),
-    "blank_out": Metric(
-        "Spearman with blank-out", lambda batch, rows: blank_out_values(batch, rows, batch.effects), needs_forms=True
-    ),
-    **{one.name: Metric(f"Spearman with blank-out ({one})", one.values, needs_forms=True) for one in VARIANTS},
+    "blank_out": _removing("Spearman with blank-out", blank_out_values, "vocabulary", "size"),
     "comprehensiveness": _faithful("comprehensiveness (AOPC)", comprehensiveness),
     "sufficiency": _faithful("sufficiency (AOPC)", sufficiency),
     "comprehensiveness_normalized": _faithful(
-        "comprehensiveness, 0: worst order, 1: best", comprehensiveness, comprehensiveness_bounds
+        "comprehensiveness, 0: worst order, 1: best", comprehensiveness, bounds=comprehensiveness_bounds
     ),
-    "sufficiency_normalized": _faithful("sufficiency, 0: worst order, 1: best", sufficiency, sufficiency_bounds),
-    "deletion_normalized": _faithful("deletion area, 0: worst order, 1: best", deletion_area, deletion_bounds),
+    "sufficiency_normalized": _faithful("sufficiency, 0: worst order, 1: best", sufficiency, bounds=sufficiency_bounds),
+    "deletion_normalized": _faithful("deletion area, 0: worst order, 1: best", deletion_area, bounds=deletion_bounds),
     "monotonicity": _faithful("monotonicity (Arya)", monotonicity),
-    "soft_comprehensiveness": _faithful("soft comprehensiveness", soft_comprehensiveness),
-    "soft_sufficiency": _faithful("soft sufficiency", soft_sufficiency),
+    "soft_comprehensiveness": _soft("soft comprehensiveness", soft_comprehensiveness),
+    "soft_sufficiency": _soft("soft sufficiency", soft_sufficiency),
     "infidelity": _faithful("infidelity (Captum)", infidelity),
     "value_patching": _patching("overlap with value patching", Pair.values, overlap),
     "value_patching_top": _patching("largest of value patching found", Pair.values, largest_is_right),
@@ -326,34 +289,83 @@ def register_metric(
     return METRICS[name]
 
 
+def metric_named(name: str) -> Metric:
+    """The metric of a name: a key of :data:`~captum_vz.study.METRICS`, and after it words that say how it measures.
+
+    Metrics that remove tokens put an unknown token in their place. `:mask` puts a mask there, `:delete` nothing.
+    `blank_out` takes two further words. With `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the
+    two forms. With `:size`, only the sizes of the effects count.
+
+    Raises:
+        ArgumentError: There is no such metric, or it does not take these words.
+
+    >>> metric_named("blank_out:mask:size").title
+    'Spearman with blank-out (mask, size)'
+    """
+    return _spelled(name)[1]
+
+
+def _spelled(name: str) -> tuple[str, Metric]:
+    """The one spelling of a metric's name, and the metric."""
+    if name in METRICS:
+        return name, METRICS[name]
+    base, *said = str(name).split(":")
+    if base not in METRICS:
+        raise ArgumentError(f"metrics has {name!r}{meant([base], METRICS)}: pass some of {', '.join(METRICS)}.")
+    metric = METRICS[base]
+    words = [word for word in metric.words if word in said]
+    options = [option for word in words for option in WORDS[word].items()]
+    if len(words) < len(said) or len(dict(options)) < len(options):
+        takes = f"one of :mask and :delete{''.join(f', and :{word}' for word in metric.words[2:])}"
+        raise ArgumentError(f"metrics has {name!r}: {base} takes {takes if metric.words else 'no words'}.")
+    named = replace(
+        metric,
+        title=f"{metric.title} ({', '.join(words)})",
+        values=partial(metric.values, **dict(options)),
+        removal=dict(options).get("removal", metric.removal),
+        words=(),
+    )
+    return ":".join([base, *words]), named
+
+
 def given_metrics(metrics: Any) -> dict[str, Metric]:
     """The metrics that a user passes, by their names.
 
     Args:
-        metrics: None for the default metrics, names of :data:`METRICS`, or a mapping from names to metrics or
-            functions.
+        metrics: None for the default metrics, names as :func:`metric_named` takes them, or a mapping from names to
+            metrics or functions.
 
     Raises:
         ArgumentError: A name is unknown, or something is no metric.
     """
     if not isinstance(metrics, Mapping):
-        return {name: METRICS[name] for name in check_metrics(metrics)}
-    found = {}
-    for name, one in metrics.items():
-        if not isinstance(one, Metric) and not callable(one):
-            raise ArgumentError(f"metric {name!r} is of type {type(one).__name__}: pass a Metric or a function.")
-        if METRICS.get(name, one) is not one or name in {*COLUMNS, "model"}:
-            raise ArgumentError(f"metrics has {name!r}, which is the name of something else: pass another name.")
-        found[name] = one if isinstance(one, Metric) else Metric(name, cast(Any, one), own=True)
+        names = (metrics,) if isinstance(metrics, str) else metrics
+        found = dict(map(_spelled, DEFAULT_METRICS if names is None else names))
+    else:
+        found = {}
+        for name, one in metrics.items():
+            if not isinstance(one, Metric) and not callable(one):
+                raise ArgumentError(f"metric {name!r} is of type {type(one).__name__}: pass a Metric or a function.")
+            if METRICS.get(name, one) is not one or name in {*COLUMNS, "model"}:
+                raise ArgumentError(f"metrics has {name!r}, which is the name of something else: pass another name.")
+            found[name] = one if isinstance(one, Metric) else Metric(name, cast(Any, one), own=True)
     if not found:
-        check_metrics([])
+        raise ArgumentError(f"metrics is empty: pass some of {', '.join(METRICS)}.")
     return found
 
 
-def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
-    """The names, in the order given; None: cue alignment and blank-out.
+def lacks(metric: Metric, model: Any, tokenizer: Any) -> str | None:
+    """What a model lacks for a metric, in words. None: it has all that the metric needs.
 
-    Raises:
-        ValueError: A name is not in :data:`METRICS`, or there is no name.
+    Args:
+        metric: The metric.
+        model: The model, a study's or the encoder of it.
+        tokenizer: Its tokenizer.
     """
-    return chosen_names("metrics", metrics, METRICS, DEFAULT_METRICS)
+    model = encoder_of(model)
+    head = getattr(model, "get_output_embeddings", None)
+    if metric.needs_forms and head is not None and head() is None:
+        return f"{type(model).__name__} has no head that predicts words"
+    if metric.removal in ("unk", "mask") and getattr(tokenizer, f"{metric.removal}_token_id", None) is None:
+        return f"the tokenizer has no {metric.removal} token, and a metric with :delete needs none"
+    return None

@@ -1,0 +1,48 @@
+"""Grades for the exercises of the lessons: the answer is compared with the package's own classes, to 1e-5.
+
+Each function returns a :class:`Verdict`, which is true if the answer is right. If it is wrong, the verdict names the
+usual mistake that gives the same numbers.
+
+>>> from captum_vz_lessons import check
+>>> check.value_zeroing(None)
+Not yet. value_zeroing: there is no answer yet. Expected numbers of shape (11,).
+You go on with the package's answer. This exercise counts as open.
+"""
+
+from captum_vz_lessons.check.functions import attention, average_precision, blank_out, deletion, kendall, verified
+from captum_vz_lessons.check.layers import (
+    generation_slice,
+    hidden_share,
+    neighbor_share,
+    pair_share,
+    path_share,
+    rollout,
+)
+from captum_vz_lessons.check.maps import SENTENCE, effect, source_read, value_zeroing
+from captum_vz_lessons.check.places import copied_from, found_rate, frame_centers, patch_token, place_shares
+from captum_vz_lessons.check.verdict import Verdict
+
+__all__ = [
+    "SENTENCE",
+    "Verdict",
+    "attention",
+    "average_precision",
+    "blank_out",
+    "copied_from",
+    "deletion",
+    "effect",
+    "found_rate",
+    "frame_centers",
+    "generation_slice",
+    "hidden_share",
+    "kendall",
+    "neighbor_share",
+    "pair_share",
+    "patch_token",
+    "path_share",
+    "place_shares",
+    "rollout",
+    "source_read",
+    "value_zeroing",
+    "verified",
+]
