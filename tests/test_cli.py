@@ -32,7 +32,7 @@ from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroi
 from captum_vz.cli import main
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, compare
-from captum_vz.study.examples.text import find_token
+from captum_vz.subjects.texts import find_token
 from captum_vz.testbed import load_model
 from captum_vz.visualization import terminal_text
 from tests.command import alone_in, refused
@@ -120,7 +120,7 @@ def test_any_method_of_the_registry(
 ) -> None:
     asked = ["--layer", "1"] if REGISTRY[method].layered else []
     found = explain_json(capsys, SENTENCE, "--method", method, *asked, "--output", "x.png")
-    expected = compare(*load_model(), SENTENCE, method, layer=1).scores[method]
+    expected = compare(load_model(), SENTENCE, method, layer=1).shares[method]
     shares = torch.tensor(found["scores"]).abs()  # effects have signs here, and are shares in a comparison
     assert (shares / shares.sum()).tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
     assert found["layer"] == (1 if REGISTRY[method].layered else None)

@@ -71,7 +71,7 @@ def tau_by_hand(scores: list[float], sizes: list[float]) -> float:
 
 def test_table_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
     """The numbers, the stars and the mark are those of the printed table. Columns are aligned at the right."""
-    expected = compare(*load_model(), SENTENCE, CHOSEN, layer=1)
+    expected = compare(load_model(), SENTENCE, CHOSEN, layer=1)
     title, *lines = compared(capsys, "--layer", "1", "--full").splitlines()
     assert title == "layer 1: how much [MASK] draws on each token"
     assert [line.split() for line in lines][2:] == [line.split() for line in str(expected).splitlines()][2:]
@@ -126,7 +126,7 @@ def test_reason_of_refused_methods_is_told_once(capsys: pytest.CaptureFixture[st
 
 def test_json_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(compared(capsys, "--layer", "-2", "--token", "pictures", "--json"))
-    table = compare(*load_model(), SENTENCE, CHOSEN, layer=-2, token="pictures")
+    table = compare(load_model(), SENTENCE, CHOSEN, layer=-2, token="pictures")
     assert found == {"text": SENTENCE, "model": "agreement", **json.loads(table.to_json())}
     assert (found["token"], found["layer"], list(found["scores"])) == (2, 2, CHOSEN)
 
@@ -189,14 +189,14 @@ def test_methods_are_lines_that_fit(
     assert sorted(order) == sorted(methods)
     assert max(map(len, lines)) <= min(columns, 80)
     if columns >= 80:
-        found = compare(*load_model(), text, methods, foil="is", truth=True)
+        found = compare(load_model(), text, methods, foil="is", truth=True)
         for line in lines:
             name, agrees, token, share = line.split()[:4]
-            best = int(found.scores[name].argmax())
+            best = int(found.shares[name].argmax())
             assert float(agrees) == pytest.approx(found.agreement[name], abs=0.0051)
             assert found.tokens[best].startswith(token.rstrip("…"))
             assert float(share) == pytest.approx(
-                float(found.scores[name][best]), abs=0.051 if share == "1.0" else 0.0051
+                float(found.shares[name][best]), abs=0.051 if share == "1.0" else 0.0051
             )
         same = [found.agreement[name] for name in order if METHODS[name].joined is not None]
         assert same == sorted(same, reverse=True)

@@ -396,7 +396,7 @@ def test_name_of_no_model_is_told(name: str, capsys: pytest.CaptureFixture[str])
 def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that takes a connection and never answers. The hub's own client would try six times."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("captum_vz.app.models.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
     monkeypatch.setenv("NO_PROXY", "localhost")
     with socket.create_server(("localhost", 0)) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://localhost:{server.getsockname()[1]}")
@@ -439,7 +439,7 @@ def test_slow_name_server_is_not_waited_for(
 ) -> None:
     """The search for an address takes no limit of seconds."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("captum_vz.app.models.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
     over, waited = threading.Event(), []
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: waited.append(over.wait(300)))
     assert "cannot be reached" in refused(capsys, "explain", "a", "--model", "no/such-model")

@@ -16,7 +16,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"
 SCRIPTS = sorted((ROOT / "tutorials" / "captum").glob("*.py"))
 CHANGES = {script_of(block): block for block in blocks_of(ROOT / "tutorials" / "docs" / "captum_scripts.md")}
 MOST_LINES = 6  # that add Value Zeroing to a script of Captum's tutorials
-HOW_TO = {"add_a_method", "add_a_tap", "add_a_replay", "add_a_family", "add_an_intervention"}
+MOST_PAGES, MOST_WORDS = 16, 17_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -42,9 +42,9 @@ def test_script_runs_as_it_is_and_changed(script: Path, tmp_path: Path, monkeypa
             torch.testing.assert_close(torch.stack(found), names[name], rtol=1e-4, atol=1e-6)
 
 
-def test_how_to_pages_have_code() -> None:
-    with_code = {page.stem for page in PAGES if any(block.language == "python" for block in blocks_of(page))}
-    assert with_code >= HOW_TO
+def test_pages_stay_few_and_short() -> None:
+    assert len(PAGES) <= MOST_PAGES
+    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= MOST_WORDS
 
 
 def test_glossary_has_the_papers_words() -> None:
@@ -52,15 +52,6 @@ def test_glossary_has_the_papers_words() -> None:
     entries = dict(re.findall(r"^- \*\*([^*]+)\*\*: (.+)", glossary, re.MULTILINE))
     assert {"cue", "blank-out", "rollout", "value zeroing", "foil", "residual connection"} <= set(entries)
     assert list(entries) == sorted(entries, key=str.lower)
-
-
-def test_questions_have_answers() -> None:
-    questions = (ROOT / "tutorials" / "docs" / "faq.md").read_text("utf-8").split("\n## ")[1:]
-    assert len(questions) >= 10
-    for question in questions:
-        asked, _, answer = question.partition("\n")
-        assert "?" in asked
-        assert len(answer.split()) >= 10, asked
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)

@@ -78,7 +78,7 @@ def test_tutorial_is_small_and_clean(path: Path) -> None:
 
 @every_lesson
 def test_page_of_lessons_has_their_minutes(path: Path) -> None:
-    page = (path.parent / "docs" / "lessons.md").read_text("utf-8")
+    page = (path.parent / "docs" / "teaching.md").read_text("utf-8")
     (row,) = [line.split("|") for line in page.splitlines() if line.startswith("|") and path.name in line]
     assert (int(row[2]), int(row[3])) == minutes(nbformat.read(path, as_version=4))
 

@@ -1,1 +1,1 @@
-"""What the command line and the demo share: models by their names, one text explained, its pictures and its page."""
+"""`explain`: what a model says about a text, an image or a sound, in one call."""

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any
 
-import transformers
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import class_names, class_number, label_names, label_number, predicts_next
+from captum_vz.result.explanation import Predictions
+from captum_vz.subjects.heads import (
+    ANSWER,
+    AUDIO,
+    CAUSAL,
+    IMAGE,
+    MASKED,
+    SEQUENCE,
+    SPEECH,
+    TOKENS,
+    class_number,
+    label_names,
+    label_number,
+    predicts_next,
+)
 from captum_vz.visualization import readable_tokens
 
-SEQUENCE, TOKENS, ANSWER, CHOICE = (
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-    "multiple-choice",
-)
-MASKED, CAUSAL, SEQ2SEQ, ENCODER = "masked-lm", "causal-lm", "seq2seq-lm", "encoder"
-IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification", "ctc", "sentence-embedding"
-
-#: For each task how the names of its classes end, and the class that loads a checkpoint.
-TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    SEQUENCE: (("ForSequenceClassification",), "AutoModelForSequenceClassification"),
-    TOKENS: (("ForTokenClassification",), "AutoModelForTokenClassification"),
-    ANSWER: (("ForQuestionAnswering",), "AutoModelForQuestionAnswering"),
-    CHOICE: (("ForMultipleChoice",), "AutoModelForMultipleChoice"),
-    MASKED: (("ForMaskedLM",), "AutoModelForMaskedLM"),
-    CAUSAL: (("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM"),
-    SEQ2SEQ: (("ForConditionalGeneration",), "AutoModelForSeq2SeqLM"),
-    IMAGE: (("ForImageClassification",), "AutoModelForImageClassification"),
-    AUDIO: (("ForAudioClassification",), "AutoModelForAudioClassification"),
-    SPEECH: (("ForCTC",), "AutoModelForCTC"),
-}
-#: Tasks whose input is no text.
-OF_IMAGES, OF_SOUND = (IMAGE,), (AUDIO, SPEECH)
-SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
 SHOWN = 5  # predictions that are kept
 LONGEST_ANSWER = 30  # tokens
 
@@ -55,6 +44,7 @@ class Question:
         foil: The class whose number is subtracted.
         of_token: Whether the tensor has an axis of tokens.
         read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+        value: The explained number. None: nobody asked the model.
     """
 
     name: str
@@ -64,6 +54,7 @@ class Question:
     foil: int | None = None
     of_token: bool = True
     read: Callable[[Any], Tensor] | None = None
+    value: float | None = None
 
     @property
     def is_logit(self) -> bool:
@@ -171,30 +162,17 @@ class Asked:
         return name(target) if foil is None else f"{name(target)} rather than {name(foil)}"
 
 
-Predictions = list[tuple[str, float]]
-
-
-def task_of(model: Any) -> str:
-    """The task of a model, by the names of its classes, also inside wrappers."""
-    task = next(filter(None, map(task_of_class, class_names(model))), ENCODER)
-    # Models of sound have the same ending.
-    return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
-
-
-def task_of_class(name: str) -> str | None:
-    """The task of a class of transformers, by its name; None for a class without a head."""
-    return next((task for task, (endings, _) in TASKS.items() if name.endswith(endings)), None)
-
-
-def auto_class(task: str) -> Any:
-    """The class of transformers that loads a checkpoint for a task."""
-    if task not in TASKS:
-        raise ArgumentError(f"task is {task!r}: pass one of {', '.join(TASKS)}.", "task")
-    return getattr(transformers, TASKS[task][1])
-
-
 def questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
-    """What the model predicts, and the rows that explain it."""
+    """What the model predicts, and the rows that explain it, with their numbers."""
+    predictions, rows = _questions(task, asked)
+    output = SimpleNamespace(**{name: one[None] for name, one in asked.numbers.items()})
+    return predictions, [
+        replace(row, value=row.reader(row.token)(output).item()) if row.field and row.read is None else row
+        for row in rows
+    ]
+
+
+def _questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
     if task in (SEQUENCE, IMAGE, AUDIO):
         return _sequence(asked)
     if task == TOKENS:

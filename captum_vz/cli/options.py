@@ -11,14 +11,17 @@ from typing import Any, Final
 from captum_vz._names import meant
 
 #: The names of the registry of methods, whose import takes seconds. A test compares them.
-METHODS: Final = (
+DEFAULT_METHODS: Final = (
     *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
     *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
-    *("value-zeroing-effect-layer", "value-zeroing-shapley", "value-zeroing-integrated", "attention-flow"),
-    *("attention-gradient", "saliency", "input-x-gradient", "integrated-gradients", "hidden-token-attribution"),
-    *("alti-logit", "random", "position"),
+    *("value-zeroing-effect-layer", "random", "position"),
 )
-SLOW_METHODS: Final = METHODS[METHODS.index("value-zeroing-shapley") : METHODS.index("random")]
+EXTRA_METHODS: Final = (
+    *("value-zeroing-rollout-paper", "attention-rollout-paper", "value-zeroing-shapley", "value-zeroing-integrated"),
+    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2"),
+    *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "alti-logit"),
+)
+METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
 COMPARED_METHODS: Final = (
     "value-zeroing",
     "value-zeroing-rollout",
@@ -52,7 +55,7 @@ def method_name(word: str) -> str:
     ...
     argparse.ArgumentTypeError: there is no method 'altii' (did you mean alti?). Pass some of value-zeroing, ...
     """
-    registry = sys.modules.get("captum_vz.study.methods")  # a program may have added methods of its own
+    registry = sys.modules.get("captum_vz.methods.registry")  # a program may have added methods of its own
     names = METHODS if registry is None else tuple(registry.METHODS)
     if word in names or word == "all":
         return word
@@ -62,7 +65,7 @@ def method_name(word: str) -> str:
 
 
 Options = dict[str, dict[str, Any]]
-MANY: Final = f"all except {', '.join(SLOW_METHODS)}"
+MANY: Final = f"all except {', '.join(EXTRA_METHODS)}"
 
 
 def option(help: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
@@ -182,7 +185,7 @@ COMMANDS: Final = {
         },
     ),
     "compare": Command(
-        "compare",
+        "texts",
         "score the tokens of a text by several methods, in one table",
         "Prints on which tokens of a text one token draws most, by several methods: one line for each method. A full "
         "bar is a share of 1.",

@@ -11,17 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from captum_vz.app.models import find_models, sources
 from captum_vz.cli import parsed
 from captum_vz.cli.output import check_files, check_folder
 from captum_vz.cli.reports import print_study, show, study_json, study_page
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import load_plugin
 from captum_vz.study import metric_named, run_study
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.study.results import SUMMARY
-from captum_vz.study.scoring.given import load_plugin
+from captum_vz.subjects import model_sources
+from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.model import EMBEDDED
@@ -47,7 +48,7 @@ def study(options: argparse.Namespace) -> None:
         if not (options.folder / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         found = run_study(
-            sources(options.model),
+            model_sources(options.model),
             examples,
             options.folder,
             options.methods,

@@ -1,45 +1,52 @@
-"""`captum-vz explain` and `captum-vz generate`: one text explained, or continued."""
+"""`captum-vz explain`, `compare` and `generate`: one text explained by one method or several, or continued."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from captum_vz import find_layers
+import captum_vz
 from captum_vz._start import is_terminal, tell
-from captum_vz.app.explain import explain_subject
-from captum_vz.app.explanation import explanation_view, row_text
-from captum_vz.app.models import Loaded, load_with_head
-from captum_vz.app.subjects import subject_of
-from captum_vz.app.wish import Wish, check_layer, check_room, depth_of, remarks
 from captum_vz.cli.output import (
     check_files,
     check_text,
     name_files,
     page_origin,
     print_table,
+    room,
     save_page,
     save_picture,
     shaded,
     working,
 )
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.generation.words import KINDS, TokenText
-from captum_vz.study.examples.text import prepare_text
-from captum_vz.study.methods import METHODS, effect_of_layer, encoder_of
-from captum_vz.visualization.terminal import score_texts, terminal_text
+from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.result import Explanation
+from captum_vz.result.words import KINDS, TokenText
+from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.study.comparison import compare as compared
+from captum_vz.subjects import Subject, subject_of, text_subject_of
+from captum_vz.subjects.texts import check_room, prepare_text, remarks
+from captum_vz.tables import frame, html_table, page, paragraph
+from captum_vz.visualization.terminal import bar, columns_of, printable, score_texts, terminal_text
 
-STRONGEST: Final = 3  # prompt tokens in a line
+if TYPE_CHECKING:
+    from captum_vz.study.scoring.truth import Truth
+
+STRONGEST: Final = 3  # tokens in a line
+WIDEST: Final = 80  # columns of a line of several tokens
+NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
 ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods of generated text
 
 
@@ -52,32 +59,136 @@ def explain(options: argparse.Namespace) -> None:
         raise ArgumentError(
             f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share."
         )
+    asked = {name: getattr(options, name) for name in ("method", "target", "foil", "token", "layer", "words")}
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
-        asked = options.method, options.target, options.foil, options.token, options.layer, options.words
-        wish = Wish(*asked, True if window == [] else window, distances=options.html is not None)
-        say(f"{options.method or wish.default_method(subject.task)}: maps of {len(subject.layers)} layers")
-        found = explain_subject(subject, options.text, pair[0] if pair is not None and len(pair) == 1 else pair, wish)
-        if options.output is not None:
-            say(f"drawing {options.output}")
-            save_picture(found.plot(), options, subject.model, found.method)
-        if options.html is not None:
-            save_page(explanation_view(options.text, [found], page_origin(options, subject.model)).html(), options.html)
+        say(f"{options.method or 'explanation'}: maps of {len(subject.layers)} layers")
+        second = pair[0] if pair is not None and len(pair) == 1 else pair
+        found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
+        _write(options, found, subject, say)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
-    scope = found.scope + ("" if found.layer is None else f" (of 0 to {found.depth - 1})")
-    for row in found.rows:
-        print(f"{', '.join(filter(None, [found.method, scope]))}: {found.heading(row)}")
-        if found.is_signed:
-            print(row_text(found, row))
-        else:
-            print(terminal_text(found.tokens, row.scores, row.token, is_terminal(sys.stdout), full=1))
-    for line in found.remarks():
-        print(line)
+    print(found.text(is_terminal(sys.stdout), room()))
     if len(found.maps) > 1 and options.html is None:
         print(f"all {len(found.maps)} layers: --html FILE")
     name_files(options.output, options.html)
+
+
+def _write(options: argparse.Namespace, found: Explanation, subject: Subject, say: Callable[[str], None]) -> None:
+    """The picture and the page of an explanation."""
+    if options.output is not None:
+        say(f"drawing {options.output}")
+        save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
+    if options.html is not None:
+        save_page(found.view(options.text, page_origin(options, subject.model)).html(), options.html)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Compare, print and draw."""
+    check_text(options.text)
+    check_files(options.output, options.html)
+    methods = "all" if options.methods == ["all"] else options.methods
+    names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
+    _check_use(options)
+    lines, truth = list[str](), None
+    with working(f"loading {options.model}") as say:
+        subject = text_subject_of(options.model)
+        if options.truth:  # first, because it may refuse the model
+            say("blanking out each token")
+            if options.foil is None and options.target is None:
+                options.foil, told = choose_foil(options.text, subject, options.token)
+                lines += [renamed(told, options.names)] if told else []
+            truth = blanked_out(options.text, subject, options.token, options.target, options.foil)
+        done = [f"methods: 0/{len(names)}"]
+
+        def advance(name: str) -> None:
+            done.append(name)
+            say(f"methods: {len(done) - 1}/{len(names)}, {name}")
+
+        say(done[0])
+        asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
+        found = compared(subject, options.text, methods, **asked, advance=advance)
+        if truth is not None:
+            found = replace(found, truth=truth.shares)
+            lines.insert(0, _strongest(found, truth))
+        if options.output is not None:
+            save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
+        if options.html is not None:
+            say("maps of all methods")
+            save_page(_page(found, options, subject, lines), options.html)
+    if options.json:
+        record = {"text": options.text, "model": options.model, **found.to_dict()}
+        falls = [] if truth is None else [None if math.isnan(fall) else fall for fall in truth.falls.tolist()]
+        print(json.dumps(record | ({} if truth is None else {"answer": truth.answer, "falls": falls})))
+        return
+    where = "" if found.layer is None else f"layer {found.layer}: "
+    if options.full:
+        print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
+        print(found.text(is_terminal(sys.stdout), room()))
+    else:
+        print(f"{where}the tokens on which {found.tokens[found.token or 0]} draws most")
+        _print(found)
+        lines = [*found.remarks(), *lines, "all tokens: --full; all layers: --html FILE"]
+    print(*lines, sep="\n", end="\n" * bool(lines))
+    name_files(options.output, options.html)
+
+
+def _check_use(options: argparse.Namespace) -> None:
+    """Tell that a target or a foil has no effect."""
+    named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
+    chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
+    if named and chosen and not options.truth and not any(method.explains_output for method in chosen):
+        tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
+
+
+def _print(found: Explanation) -> None:
+    """A line for each method: its strongest tokens with bars, and the layers that its scores are about."""
+    width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares))
+    count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
+    cell = max(LEAST, width // count - 2)
+    words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
+    rows = []
+    for name, column in found.shares.items():
+        best = column.argsort(descending=True, stable=True)[:count].tolist()
+        rows.append([name, *(_strong(found.tokens[place], column[place].item(), words, cell) for place in best)])
+    print_table(["method", *("strongest", "second", "third")[:count]], rows)
+    scopes: dict[str, list[str]] = {}
+    for name, scope in found.scopes.items():
+        scopes.setdefault(scope, []).append(name)
+    for scope, names in scopes.items():
+        if scope and scope != f"layer {found.layer}":
+            print(f"{scope}: {', '.join(names)}")
+
+
+def _strong(token: str, share: float, words: int, cell: int) -> str:
+    """A token, its share and a bar, at most `cell` columns wide."""
+    name = printable(token)
+    while columns_of(name) > words:
+        name = name[:-2] + "…" if len(name) > 1 else ""
+    number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
+    return f"{name}{' ' * (words - columns_of(name))} {number} {bar(min(share, 1.0), min(BAR, cell - NUMBER - words))}"
+
+
+def _strongest(found: Explanation, truth: Truth) -> str:
+    """The tokens without which the probability changes most."""
+    falls = truth.falls.nan_to_num()
+    order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
+    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
+    how = "falls most" if all(falls[i] > -0.005 for i in order) else "changes most (+ it falls, - it rises)"
+    changes = f"{how} without: {named}" if named else "changes without no token"
+    return f"blanking out: the probability of {truth.answer} {changes}"
+
+
+def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
+    """The interactive maps of the methods, and the table, as a page."""
+    token, columns = found.tokens[found.token or 0], found.columns()
+    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
+    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
+    caption = f"How much {token} draws on each token. Each column sums to 1."
+    view = frame(found.view(options.text, page_origin(options, subject.model)))
+    below = map(paragraph, [*lines, *found.remarks()])
+    return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
 
 
 def generate(options: argparse.Namespace) -> None:
@@ -88,45 +199,38 @@ def generate(options: argparse.Namespace) -> None:
     check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
-        model, tokenizer = load_with_head(options.model)
+        subject = subject_of(options.model)
+        model = subject.model
         has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
         name = options.method or (CROSS if has_encoder else ROLLOUT)
-        row = METHODS[name].with_residual(0.5)
-        method, layered = row.generative, row.layered
-        if method is None:
-            able = ", ".join(one for one, other in METHODS.items() if other.generative is not None)
-            raise ArgumentError(f"--method {name} cannot explain generated text: pass one of {able}.")
+        method = METHODS[name]
         if not getattr(model, "can_generate", bool)():
             raise ArgumentError(
-                f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model, "
-                "or a model with an encoder and a decoder."
+                f"model is a {type(model).__name__}, which continues no text: pass a causal model, or a model with an "
+                "encoder and a decoder.",
+                "model",
             )
-        layers = find_layers(model, "decoder" if has_encoder else None)
+        layers = captum_vz.find_layers(model, "decoder" if has_encoder else None)
         asked = -1 if options.layer is None else options.layer
-        if layered:
-            check_layer(asked, depth_of(Loaded(model, tokenizer, layers)))
+        if method.layered:
+            check_layer(asked, replace(subject, layers=layers).depth)
         elif options.layer is not None:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
-        read = encoder_of(model)
-        prepared = prepare_text(read, tokenizer, options.text)
-        loaded = Loaded(read, tokenizer, find_layers(read))
-        for remark in remarks(options.text, loaded, prepared, str(prepared.token)):
+        prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
+        for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
-        check_room(options.text, Loaded(model, tokenizer, layers), most)
-        mask = _mask(options, tokenizer)
+        check_room(options.text, subject, most)
+        mask = _mask(options, subject.tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        of_layer = method is effect_of_layer
-        method = partial(effect_of_layer, layer=asked) if of_layer else method
-        more = {"method_options": dict(row.options), **sampling}
-        found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, method, most, **more)
+        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
     starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
     mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
-    layer = found.layer_index(asked) if layered and not of_layer else 0
+    layer = found.layer_index(asked) if method.layered else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise ArgumentError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    title = ", ".join(filter(None, [name, row.scope(asked % len(layers) if of_layer else layer)]))
+    title = ", ".join(filter(None, [name, method.scope(layer)]))
     if options.output is not None:
         save_picture(found.plot(layer, mask=mask if torch.any(mask) else None), options, model, name)
     if options.html is not None:
@@ -135,7 +239,7 @@ def generate(options: argparse.Namespace) -> None:
         save_page(replace(view, subtitle=told, about=page_origin(options, model)).html(), options.html)
     if options.json:
         record = json.loads(found.to_json(mask=mask))
-        print(json.dumps({**record, "model": options.model, "method": name, "residual": row.residual}))
+        print(json.dumps({**record, "model": options.model, "method": name, "residual": method.residual}))
         return
     join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
     print(f"text: {options.text}{join}{found.text}".rstrip())

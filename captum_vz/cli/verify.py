@@ -7,11 +7,11 @@ import warnings
 from typing import Final
 
 import captum_vz
-from captum_vz.app.models import AGREEMENT
-from captum_vz.app.pages import page, paragraph, table
-from captum_vz.app.wish import load_for_text, remarks
 from captum_vz.cli.output import check_files, check_text, name_files, save_page, working
-from captum_vz.study.examples.text import prepare_text
+from captum_vz.subjects import text_subject_of
+from captum_vz.subjects.loading import AGREEMENT
+from captum_vz.subjects.texts import prepare_text, remarks
+from captum_vz.tables import html_table, page, paragraph
 from captum_vz.verification import VerificationReport
 
 TEXT: Final = "The keys to the old cabinet are on the table, but nobody has found them yet."
@@ -28,15 +28,15 @@ def verify(options: argparse.Namespace) -> None:
     check_text(text)
     check_files(None, options.html)
     with working(f"loading {options.model}") as say:
-        loaded = load_for_text(options.model)
-        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-        for remark in remarks(text, loaded, prepared, str(prepared.token)):
+        subject = text_subject_of(options.model)
+        prepared = prepare_text(subject.model, subject.tokenizer, text)
+        for remark in remarks(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
 
         def advance(what: str) -> None:
-            say(f"checks of {len(loaded.layers)} layers: {what}")
+            say(f"checks of {len(subject.layers)} layers: {what}")
 
-        report = captum_vz.verify(loaded.model, prepared.inputs, loaded.layers, advance=advance)
+        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=advance)
     if options.html is not None:
         save_page(_page(report, text, options.model), options.html)
     if options.json:
@@ -61,9 +61,9 @@ def _page(report: VerificationReport, text: str, model: str) -> str:
         f"Verification of {model}",
         paragraph(report.verdict),
         paragraph(f"Text: {text}"),
-        table("Each kind of check, in the layer that is worst", heads, rows),
+        html_table("Each kind of check, in the layer that is worst", heads, rows),
         *(paragraph(f"{name}: {note}") for name, note in report.notes()),
-        table("All checks", ["check", "layer", "outcome", "difference", "allowed", "note"], detail),
+        html_table("All checks", ["check", "layer", "outcome", "difference", "allowed", "note"], detail),
     )
 
 

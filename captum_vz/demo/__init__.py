@@ -9,10 +9,10 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, find_models
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.demo.page import build, look
 from captum_vz.errors import ArgumentError
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM, find_models
 
 __all__ = ["serve"]
 

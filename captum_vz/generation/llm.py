@@ -22,7 +22,7 @@ from captum_vz.attr import ValueZeroingEffect
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import completed
-from captum_vz.generation.words import decoded
+from captum_vz.result.words import decoded
 
 #: Captum's arguments of `generate` where the user passes none.
 GREEDY = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False, "temperature": None, "top_p": None}
@@ -148,11 +148,10 @@ class LLMTokenMaps(Attribution):
         prompt, columns = features_of(inp, self.tokenizer)
         found = attribute_generation(
             self.model,
-            self.tokenizer,
             prompt,
             self.attr_method,
+            tokenizer=self.tokenizer,
             method_options=method_options,
-            residual="paper",  # a name is its class here
             **options,
         )
         if isinstance(found, list):

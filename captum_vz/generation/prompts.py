@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.result.words import Section
 
 
 def completed(tokenizer: Any) -> Any:
@@ -87,9 +88,6 @@ class _Ids(_Completed):
     def apply_chat_template(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError("tokenizer is None. Pass token ids, or a tokenizer.")
 
-
-#: The name of a section, its first token and the token after its last.
-Section = tuple[str, int, int]
 
 FORMS = (
     "a text, chat messages (a list of dicts with 'role' and 'content'), token ids (a list or tensor of ints), a "

@@ -21,7 +21,7 @@ from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.inseq_form import as_inseq
-from captum_vz.generation.words import TokenText
+from captum_vz.result.words import TokenText
 from captum_vz.visualization import View, view
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.labels import write_plain_labels

@@ -174,7 +174,7 @@ def sees_forms(name: str, method: Method | None) -> str:
         name: Its name.
         method: The method. None: it is in the study from an earlier call. If its name is not registered: "unknown".
     """
-    registered = METHODS.get(name.partition(" (residual")[0])
+    registered = METHODS.get(name)
     method = registered if method is None else method
     if method is None:
         return "unknown"

@@ -26,14 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
-from captum_vz.study.comparison import Table, compare
+from captum_vz.methods import (
+    COMPARED_METHODS,
+    DEFAULT_METHODS,
+    METHODS,
+    Batch,
+    Method,
+    as_method,
+    load_plugin,
+    register_method,
+)
+from captum_vz.study.comparison import compare
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.examples.files import read_csv, read_jsonl, write_jsonl
-from captum_vz.study.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.scoring import Batch
-from captum_vz.study.scoring.given import as_method, load_plugin, register_method
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
@@ -72,7 +79,6 @@ __all__ = [
     "Scorer",
     "Source",
     "Study",
-    "Table",
     "activation_patching",
     "as_method",
     "blimp_examples",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,22 +13,23 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
+from captum_vz.methods import given_methods
 from captum_vz.metrics.intervals import check_bootstrap
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.files import as_examples
-from captum_vz.study.folder import Source, check_groups, claim, fingerprint, on_device
+from captum_vz.study.folder import check_groups, claim, fingerprint, on_device
 from captum_vz.study.folder.engines import Processes, run_on_ray
 from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.folder.work import Plan, Work, Worker
 from captum_vz.study.results import Study, write_results
-from captum_vz.study.scoring.given import given_methods
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.study.scoring.scorer import Scorer
+from captum_vz.subjects import model_sources
 
 
 def run_study(
-    models: Mapping[str, Source],
+    models: Any,
     examples: Any,
     output: str | Path,
     methods: Any = None,
@@ -63,8 +64,9 @@ def run_study(
     ``figures``.
 
     Args:
-        models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
-            to the process's device, and back. The weights of a passed model are compared with the weights of the
+        models: What :func:`captum_vz.explain` takes: a name, a folder, a pair of a model and its tokenizer, a pipeline.
+            Or several names, or a mapping from names to these, or to functions that return a model and its tokenizer.
+            A model is moved to the device of the process, and back. Its weights are compared with those of the
             finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
             of pyarrow, or a `datasets.Dataset`. Their ids are all different.
@@ -107,6 +109,7 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
+    models = model_sources(models)
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     _check_examples(examples)
     fixed = {"captum_vz": __version__, "content_only": content_only}
@@ -123,7 +126,7 @@ def run_study(
         Scorer(model, tokenizer, chosen, measures, **options)
     processes = Processes(engine)
     folder, digests = Path(output), files_of(data)
-    code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
+    code = {name: code_identity(one if one.source is None else one.source, one.version) for name, one in chosen.items()}
     measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
     added = (list(models), code, measured, examples, shard_size)
     settings, blocks = processes.once(lambda: claim(folder, fixed, *added))

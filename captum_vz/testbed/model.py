@@ -29,7 +29,6 @@ AGREEMENT_FOLDER: Final = EMBEDDED["agreement"]
 CAUSAL_FOLDER: Final = EMBEDDED["causal"]
 
 
-
 @overload
 def load_model(
     name: Literal["agreement", "six-layers"] = "agreement", attn_implementation: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,16 +18,19 @@ from captum_vz.attr._call.arguments import Inputs, bind_forward
 from captum_vz.attr._call.further_calls import left_padding, map_tensors, tokens_of_example
 from captum_vz.attr._call.layers import as_layers
 from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.subjects import Subject, text_subject_of
+from captum_vz.subjects.texts import prepare_text
 from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import plain_run
 from captum_vz.verification.report import FAILED, PASSED, REFUSED, SKIPPED, Check, VerificationReport
 
 
 def verify(
-    model: Callable[..., Any],
-    inputs: Inputs,
+    model: Any,
+    inputs: Inputs | str,
     layers: Any = None,
     *,
+    tokenizer: Any = None,
     additional_forward_args: Any = None,
     attention: str = "self",
     max_sources: int = 32,
@@ -53,10 +57,12 @@ def verify(
     model takes about ten runs for each layer.
 
     Args:
-        model: A model, or a function that runs the layers.
-        inputs: Its inputs, as in `attribute`. Use a few sentences of the kind and the length that you explain, because
+        model: A model, or a function that runs the layers. Or what :func:`captum_vz.explain` takes: a name, a folder, a
+            pair of a model and its tokenizer, a pipeline, a SentenceTransformer.
+        inputs: A text, or inputs as in `attribute`. Use sentences of the kind and the length that you explain, because
             long inputs are computed in other ways than short ones.
         layers: A layer or a list of layers. None: all layers that `captum_vz.find_layers(model)` returns.
+        tokenizer: The tokenizer of a model that is passed alone, for a text.
         additional_forward_args: Further arguments of `model`, as in `attribute`.
         attention: "self", or "cross" for the cross-attention of decoder blocks.
         max_sources: The largest number of sources that the definition zeroes in a layer. Of more sources, evenly
@@ -68,6 +74,8 @@ def verify(
         table, and `report.to_json()` has all numbers.
 
     >>> from captum_vz import verify
+    >>> verify("agreement", "some hat [MASK] small.").passed
+    True
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> verify(model, tokenizer(["some hat [MASK] small.", "it [MASK]."], padding=True, return_tensors="pt")).passed
@@ -78,9 +86,14 @@ def verify(
     if attention not in ("self", "cross"):
         shown = repr(attention) if isinstance(attention, str) else f"of type {type(attention).__name__}"
         raise ArgumentError(f"attention is {shown}: pass 'self' or 'cross', which are all that can be verified.")
+    if isinstance(inputs, str) or isinstance(model, (str, Path, tuple, Subject)) or not callable(model):
+        named = text_subject_of(model, tokenizer)
+        model, layers = named.forward, named.layers if layers is None else layers
+        if isinstance(inputs, str):
+            inputs = prepare_text(named.model, named.tokenizer, inputs).inputs
     if layers is None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError("model is a function, in which no layers can be found: pass `layers`.")
+            raise ArgumentError("model is a function, in which no layers can be found: pass layers=.", "model")
         layers = find_layers(model)
     modules = as_layers(layers)
     subject = _Subject(model, inputs, additional_forward_args, attention)

@@ -89,7 +89,7 @@ def contenders(prompt: int, new: int, zeroed: int, threads: int) -> dict[str, Ca
     text = ids[:, :-1]  # the last new token is no input of any prediction
 
     def attribute(method: Any) -> Any:
-        return attribute_generation(model, tokenizer, ids, method, prompt_length=prompt)
+        return attribute_generation((model, tokenizer), ids, method, prompt_length=prompt)
 
     return {
         "forward": lambda: model(text),

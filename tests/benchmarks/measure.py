@@ -12,7 +12,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: str) -> dict[str, float]:
+def medians(
+    contenders: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    device: str,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Median seconds of each contender. Every round runs all of them, in alternating order."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():
@@ -22,10 +27,10 @@ def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: st
             names = list(contenders) if number % 2 == 0 else list(reversed(contenders))
             for name in names:
                 synchronize(device)
-                start = time.perf_counter()
+                start = clock()
                 contenders[name]()
                 synchronize(device)
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 

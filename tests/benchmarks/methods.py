@@ -1,4 +1,4 @@
-"""Print what each class costs, in forward passes: the maps of all layers, at 32 tokens, of models of bert-base's size.
+"""Print what each class costs, in CPU time of forward passes: all layers of models of bert-base's size, 32 tokens.
 
 python -m tests.benchmarks.methods
 python -m tests.benchmarks.methods --tokens 128 --rounds 3
@@ -7,6 +7,7 @@ python -m tests.benchmarks.methods --tokens 128 --rounds 3
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.methods", description=__doc__)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--derivatives", action="store_true", help="also measure HiddenTokenAttribution, for minutes")
     options = parser.parse_args()
@@ -85,7 +86,7 @@ def main() -> None:
         model, contenders = build(ids)
         given = {"input_ids": ids} | ({"decoder_input_ids": ids} if build is of_encoder_decoder else {})
         forward: Contenders = {"forward pass": lambda model=model, given=given: model(**given)}
-        seconds = medians(forward | contenders, options.rounds, "cpu")
+        seconds = medians(forward | contenders, options.rounds, "cpu", time.process_time)
         for name in contenders:
             print(f"{name:32} {seconds[name] / seconds['forward pass']:6.1f} forward passes", flush=True)
 

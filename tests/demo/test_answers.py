@@ -1,7 +1,6 @@
 """What the demo's page shows: limits, files, and text that stays text."""
 
 import json
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,12 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
-from captum_vz import ValueZeroingRollout, demo, find_layers
-from captum_vz.app.models import load
-from captum_vz.app.wish import blanked_out
+from captum_vz import demo
 from captum_vz.demo import check_address, page
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
-from captum_vz.generation import attribute_generation
+from captum_vz.study.comparison import blanked_out
+from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
 
@@ -123,7 +121,7 @@ def test_truth_is_a_switch(answers: Answers) -> None:
     plain, blanked = (answers.explain(*asked, truth=truth) for truth in (False, True))
     assert "blanking out" not in plain[3]
     assert "blanking out" in blanked[3]
-    loaded = load("agreement")
+    loaded = subject_of("agreement")
     shares = blanked_out(asked[0], loaded, None, "are").shares.tolist()
     row = blanked[3].split("2 pictures")[1].split("</td>")[0]
     assert row.endswith(f">{shares[2]:.3f}")
@@ -144,29 +142,6 @@ def test_two_texts_have_two_views(answers: Answers) -> None:
     assert view.count("<iframe") == 2
     told, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="a " * 60)
     assert 'role="alert"' in told
-
-
-def test_residual_is_chosen(answers: Answers) -> None:
-    asked = "a hat [MASK] small", "agreement", ["value-zeroing-rollout"], "", -1
-    tables = {name: answers.explain(*asked, residual=name)[3] for name in ("0.5", "none", "paper")}
-    assert tables["0.5"] == answers.explain(*asked)[3] != tables["none"]
-    cells = [re.findall(r">(\d\.\d+)</td>", tables[name]) for name in ("none", "paper")]
-    assert cells[0] == cells[1]  # the paper's rollout has no residual
-
-
-def test_residual_of_generated_text_is_chosen(answers: Answers) -> None:
-    """The numbers are those of a class that is made with the residual, and files name it."""
-    model, tokenizer = load_model("causal")
-    asked = "the pictures of some hat", "causal", "value-zeroing-rollout", 2, []
-    for name, residual in (("0.5", 0.5), ("none", None), ("paper", None)):
-        *_, files = answers.generate(*asked, residual=name)
-        found = json.loads(next(Path(one) for one in files if one.endswith("scores.json")).read_text())
-        rollout = ValueZeroingRollout(model, find_layers(model), residual=residual)
-        truth = json.loads(attribute_generation(model, tokenizer, asked[0], rollout, 2, do_sample=False).to_json())
-        assert [found[key] for key in ("layers", "scores")] == [truth[key] for key in ("layers", "scores")]
-        picture = read_provenance(next(one for one in files if one.endswith("steps.png")))
-        told = "no residual" if residual is None else f"residual {residual}"
-        assert picture["method"] == found["provenance"]["method"] == f"value-zeroing-rollout, {told}"
 
 
 def test_empty_layer_is_the_last(answers: Answers) -> None:

@@ -21,6 +21,8 @@ from transformers import (
     Wav2Vec2ForSequenceClassification,
 )
 
+from captum_vz.methods import METHODS
+from captum_vz.result import Explanation, Part, Row
 from captum_vz.testbed import load_model
 
 # The one that needs no torchvision. Before transformers 5, it is the only one of this name.
@@ -133,3 +135,13 @@ def twin(model: Any, run: Callable[[], Tensor], sources: list[list[int]], projec
 
 def one_by_one(count: int) -> list[list[int]]:
     return [[place] for place in range(count)]
+
+
+def explanation(tokens: list[str], token: int, scores: dict[str, Tensor], layer: int = 3) -> Explanation:
+    """An explanation of these shares, by methods of the registry."""
+    parts = {}
+    for name, row in scores.items():
+        method = METHODS.get(name, METHODS["random"])
+        rows, shown = [Row(tokens[token], token, row)], layer if method.layered else None
+        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown, layer + 1)
+    return Explanation(tokens, parts)

@@ -113,7 +113,7 @@ def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], caps
         told = refused(capsys, "compare", "the hat [MASK] small.", "--target", "is", "--foil", "is", *more)
         assert "--foil is 'is', which is the target: pass another" in told
     with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
-        compare(*load_model(), "the hat [MASK] small.", target="is", foil="is")
+        compare(load_model(), "the hat [MASK] small.", target="is", foil="is")
 
 
 @pytest.mark.parametrize(("make", "token"), [(classifier, None), (tagger, "hat")])
@@ -139,8 +139,8 @@ def test_compare_takes_labels(
             pytest.approx(row.scores.tolist(), abs=1e-6),
             row.token,
         )
-        table = compare(model, tokenizer(), SENTENCE, methods, target, foil=foil, token=token)
-        assert table.scores[methods[0]].tolist() == found["scores"][methods[0]]
+        table = compare((model, tokenizer()), SENTENCE, methods, target, foil=foil, token=token)
+        assert table.shares[methods[0]].tolist() == found["scores"][methods[0]]
     wrong = "compare", SENTENCE, "--model", name, *place
     assert "did you mean PERSON?): pass one of O, PERSON, THING" in refused(capsys, *wrong, "--target", "persom")
     if token is None:
@@ -152,9 +152,9 @@ def test_compare_takes_labels(
 
 def test_compare_of_a_reader_takes_no_label(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArgumentError, match="target names a label or a word, but BertForQuestionAnswering predicts"):
-        compare(reader(), tokenizer(), SENTENCE, target="hat")
+        compare((reader(), tokenizer()), SENTENCE, target="hat")
     with pytest.raises(RefusedError, match=r"explain, which takes answers"):
-        compare(reader(), tokenizer(), SENTENCE, "value-zeroing-effect")
+        compare((reader(), tokenizer()), SENTENCE, "value-zeroing-effect")
 
 
 @pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])

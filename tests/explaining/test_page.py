@@ -14,17 +14,16 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import ValueGates, ValueZeroingEffect
-from captum_vz.app.explanation import Explanation
+from captum_vz.result import Explanation
 from tests.documents import ROOT
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
-PAGE = (ROOT / "tutorials" / "docs" / "faq.md").read_text("utf-8")
+PAGE = (ROOT / "tutorials" / "docs" / "explain.md").read_text("utf-8")
 LINES = re.findall(r"^\| [^|]+\? \| `(.*)` \|$", PAGE, re.MULTILINE)
 
 
 def test_table_has_its_lines() -> None:
     assert len(LINES) == 16
-    assert PAGE.count("\n| ") == len(LINES) + 1  # and the heads
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])

@@ -86,7 +86,7 @@ def test_characters_in_tables_pictures_and_views() -> None:
     assert found.tokens == expected
     assert found.raw_tokens == tokenizer(text).tokens()
     assert all(token in str(found) for token in expected)
-    assert list(compare(model, tokenizer, text, ["random"]).tokens) == expected
+    assert list(compare((model, tokenizer), text, ["random"]).tokens) == expected
     labels = [text.get_text() for axes in found.plot().axes for text in axes.get_xticklabels()]
     assert set(expected) <= set(labels)
     assert found.view().rows.tokens == expected

@@ -16,7 +16,11 @@ from transformers import (
 )
 
 import captum_vz
+from captum_vz import find_layers, verify
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.generation import attribute_generation
+from captum_vz.study import compare
+from captum_vz.subjects import model_sources
 from captum_vz.testbed import load_model
 from tests.explaining.models import SENTENCE, classifier, one_by_one, tokenizer, twin
 
@@ -58,6 +62,32 @@ def test_pair_of_model_and_tokenizer_is_taken() -> None:
     assert torch.equal(found.scores, expected.scores)
     with pytest.raises(ArgumentError, match="the model is of type tuple: pass the name of a folder"):
         captum_vz.explain((model, words, 1), SENTENCE)
+
+
+def test_all_calls_take_a_model_in_one_way() -> None:
+    """By its name, as a pair, and with its tokenizer; what an earlier version took names the remedy."""
+    model, words = load_model()
+    table = compare("agreement", SENTENCE, "value-zeroing")
+    for one in (
+        compare((model, words), SENTENCE, "value-zeroing"),
+        compare(model, SENTENCE, "value-zeroing", tokenizer=words),
+    ):
+        assert torch.equal(one.scores["value-zeroing"], table.scores["value-zeroing"])
+    causal = load_model("causal")
+    found = attribute_generation("causal", "the hat", max_new_tokens=2)
+    assert torch.equal(attribute_generation(causal, "the hat", max_new_tokens=2).scores, found.scores)
+    assert verify((model, words), "some hat [MASK].", find_layers(model)[0]).passed
+    for call, pair in ((compare, (model, words)), (attribute_generation, causal)):
+        with pytest.raises(
+            ArgumentError, match=rf"pass the model and its tokenizer as a pair, {call.__name__}\(\(model"
+        ):
+            call(*pair, SENTENCE)
+    for name in ({"a": "agreement"}, "agreement", ["agreement"], {"a": (model, words)}):
+        (source,) = model_sources(name).values()
+        loaded = source() if callable(source) else source
+        assert type(loaded[0]) is type(model)
+    with pytest.raises(ArgumentError, match="cannot load the model 'no-such'"):
+        model_sources({"a": "no-such"})
 
 
 def test_tokens_that_a_model_adds_are_refused() -> None:

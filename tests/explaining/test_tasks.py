@@ -445,7 +445,7 @@ def test_generated_words_of_an_encoder_decoder() -> None:
     )
     model = T5ForConditionalGeneration(config).eval()
     found = captum_vz.explain(model, "a is b", tokenizer=words, method="value-zeroing-effect")
-    expected = attribute_generation(model, words, "a is b", ValueZeroingEffect)
+    expected = attribute_generation((model, words), "a is b", ValueZeroingEffect)
     assert len(found.rows) == len(expected.generated.ids)
     for step, row in enumerate(found.rows):
         torch.testing.assert_close(row.scores, expected.scores[step, : len(found.tokens), 0])

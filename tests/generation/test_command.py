@@ -51,7 +51,7 @@ def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def from_api(method: Any, **options: Any) -> Any:
-    return attribute_generation(MODEL, tokenizer_of_words(), TEXT, method, 3, **{"do_sample": False, **options})
+    return attribute_generation((MODEL, tokenizer_of_words()), TEXT, method, 3, **{"do_sample": False, **options})
 
 
 def test_json_equals_the_api(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -177,7 +177,9 @@ def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["generate", TEXT, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     model, tokenizer = load_model("causal")
-    found = attribute_generation(model, tokenizer, TEXT, partial(ValueZeroingRollout, residual=0.5), 8, do_sample=False)
+    found = attribute_generation(
+        (model, tokenizer), TEXT, partial(ValueZeroingRollout, residual=0.5), 8, do_sample=False
+    )
     assert record["model"] == "causal"
     assert record["prompt"] == ["[CLS]", *TEXT.split()]
     torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
@@ -189,7 +191,7 @@ def test_residual_gives_the_prompt_a_share(capsys: pytest.CaptureFixture[str]) -
     assert main(["generate", TEXT, "--json", "--max-new-tokens", "3"]) == 0
     record = json.loads(capsys.readouterr().out)
     kind = partial(ValueZeroingRollout, residual=0.5)
-    found = attribute_generation(model, tokenizer, TEXT, kind, 3, do_sample=False)
+    found = attribute_generation((model, tokenizer), TEXT, kind, 3, do_sample=False)
     torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
     assert record["residual"] == 0.5
 

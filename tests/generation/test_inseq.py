@@ -74,7 +74,7 @@ def test_shown_and_saved(inseq: Any, name: str, capsys: pytest.CaptureFixture[st
 def test_equals_inseqs_own_attention(inseq: Any) -> None:
     model, tokenizer = load_model("causal")
     text, new = "the pictures of some hat", " have upset anna"
-    found = attribute_generation(model, tokenizer, text, LayerAttention, generated=new)
+    found = attribute_generation((model, tokenizer), text, LayerAttention, generated=new)
     assert isinstance(found, GenerationAttribution)
     model.set_attn_implementation("eager")
     wrapped = inseq.load_model(model, "attention", tokenizer=tokenizer)

@@ -56,14 +56,14 @@ def test_arguments_have_captums_names() -> None:
 def test_scores_are_those_of_the_function(layer: int) -> None:
     target = torch.tensor([17, 18])
     result = maps(ValueZeroingRollout).attribute(TextTokenInput(TEXT, TOKENS), target=target, layer=layer)
-    found = attribute_generation(MODEL, TOKENS, TEXT, ValueZeroingRollout, generated=[17, 18])
+    found = attribute_generation((MODEL, TOKENS), TEXT, ValueZeroingRollout, generated=[17, 18])
     torch.testing.assert_close(result.token_attr, found.scores[..., layer])
     torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
 
 
 def test_25_greedy_tokens_by_default() -> None:
     result = maps(LayerAttention).attribute(TextTokenInput(TEXT, TOKENS))
-    found = attribute_generation(MODEL, TOKENS, TEXT, LayerAttention, do_sample=False)
+    found = attribute_generation((MODEL, TOKENS), TEXT, LayerAttention, do_sample=False)
     assert result.output_tokens == list(found.generated.labels)
 
 
@@ -102,7 +102,7 @@ TEMPLATES = {
 def test_values_of_a_template_are_zeroed_together(form: str) -> None:
     result = maps().attribute(TEMPLATES[form], target="upset marcus")
     found = attribute_generation(
-        MODEL, TOKENS, "the pictures of some woman 's theater has", ValueZeroing, generated="upset marcus"
+        (MODEL, TOKENS), "the pictures of some woman 's theater has", ValueZeroing, generated="upset marcus"
     )
     joint = found.grouped([(4, 7)]).scores[..., -1]
     assert result.input_tokens == ["pictures", "woman 's theater"]
@@ -115,7 +115,7 @@ def test_masked_values_are_one_feature() -> None:
     result = maps().attribute(inp, target="upset marcus")
     assert result.token_attr.shape == (2, 3)
     assert torch.equal(result.token_attr[:, 0], result.token_attr[:, 2])
-    found = attribute_generation(MODEL, TOKENS, "pictures of woman has anna", ValueZeroing, generated="upset marcus")
+    found = attribute_generation((MODEL, TOKENS), "pictures of woman has anna", ValueZeroing, generated="upset marcus")
     joint = found.grouped([0, 1, 2, 3, 0]).scores[..., -1]
     torch.testing.assert_close(result.token_attr[:, :2], joint[:, [0, 2]])
 
@@ -123,7 +123,7 @@ def test_masked_values_are_one_feature() -> None:
 def test_template_of_a_method_without_joint_form() -> None:
     result = maps(ALTILogit).attribute(TEMPLATES["list"], target="upset marcus")
     found = attribute_generation(
-        MODEL, TOKENS, "the pictures of some woman 's theater has", ALTILogit, generated="upset marcus"
+        (MODEL, TOKENS), "the pictures of some woman 's theater has", ALTILogit, generated="upset marcus"
     )
     torch.testing.assert_close(result.token_attr[:, 1], found.scores[:, 4:7, 0].sum(1))
 

@@ -25,7 +25,7 @@ CHAT = [
 
 def attribute(prompt: Any, *args: Any, name: str = "gpt2", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     model = case_of(name, dtype).model
-    return attribute_generation(model, tokenizer_of_words(), prompt, ValueZeroing, *args, **options)
+    return attribute_generation((model, tokenizer_of_words()), prompt, ValueZeroing, *args, **options)
 
 
 def assert_same(found: GenerationAttribution, expected: GenerationAttribution, **tolerance: float) -> None:
@@ -72,10 +72,10 @@ def test_types_of_tokens(types: torch.Tensor) -> None:
     given = {"input_ids": torch.tensor([IDS]), "token_type_ids": types}
     if types.any():
         with pytest.raises(ArgumentError, match="token_type_ids would change"):
-            attribute_generation(model, None, given, ValueZeroing, 2)
+            attribute_generation((model, None), given, ValueZeroing, 2)
     else:
-        found = attribute_generation(model, None, given, ValueZeroing, 2)
-        assert_same(found, attribute_generation(model, None, IDS, ValueZeroing, 2))
+        found = attribute_generation((model, None), given, ValueZeroing, 2)
+        assert_same(found, attribute_generation((model, None), IDS, ValueZeroing, 2))
 
 
 @pytest.mark.parametrize("argument", ["generated", "max_new_tokens"])
@@ -200,13 +200,13 @@ def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecord
     """The embedded tokenizer has pieces of words, as most have."""
     model, tokenizer = load_model("causal")
     prompt = "the pictures of some hat"
-    found = attribute_generation(model, tokenizer, prompt, ValueZeroing, generated=" have upset anna.")
+    found = attribute_generation((model, tokenizer), prompt, ValueZeroing, generated=" have upset anna.")
     assert found.generated.labels[0] == "have"
     assert not recwarn
     with pytest.warns(UserWarning, match="continues the last word of the prompt, 'hathave': begin it with a space"):
-        found = attribute_generation(model, tokenizer, prompt, ValueZeroing, generated="have upset anna.")
+        found = attribute_generation((model, tokenizer), prompt, ValueZeroing, generated="have upset anna.")
     assert found.generated.labels[0] == "##h"
-    assert attribute_generation(model, tokenizer, prompt, ValueZeroing, generated=".").generated.labels == (".",)
+    assert attribute_generation((model, tokenizer), prompt, ValueZeroing, generated=".").generated.labels == (".",)
     assert not recwarn
 
 

@@ -28,7 +28,7 @@ from captum_vz import (
 )
 from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.generation.words import TokenText
+from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
 from captum_vz.visualization import as_llm_result, describe
 from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words
@@ -40,7 +40,7 @@ NEW = [41, 12, 30]
 
 def found_by(method: Any = ValueZeroing, name: str = "gpt2", prompt: Any = TEXT) -> GenerationAttribution:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
-    found: GenerationAttribution = attribute_generation(model, tokenizer, prompt, method, generated=NEW)
+    found: GenerationAttribution = attribute_generation((model, tokenizer), prompt, method, generated=NEW)
     return found
 
 
@@ -364,7 +364,7 @@ def test_small_shares_are_seen() -> None:
 def test_picture_of_60_tokens_is_legible() -> None:
     """Captum's picture of 60 prompt tokens is 78 inches wide."""
     llama, words = case_of("llama").model, tokenizer_of_words()
-    found = attribute_generation(llama, words, (PROMPT * 12)[:60], LayerAttention, generated=NEW * 4)
+    found = attribute_generation((llama, words), (PROMPT * 12)[:60], LayerAttention, generated=NEW * 4)
     figure = found.plot()
     width, height = figure.get_size_inches()
     assert width < 13
@@ -377,7 +377,7 @@ def test_picture_of_60_tokens_is_legible() -> None:
 
 def test_long_prompt_has_several_panels() -> None:
     llama, words = case_of("llama").model, tokenizer_of_words()
-    found = attribute_generation(llama, words, PROMPT * 30, LayerAttention, generated=NEW)
+    found = attribute_generation((llama, words), PROMPT * 30, LayerAttention, generated=NEW)
     figure = found.plot()
     assert figure.get_size_inches()[0] < 13
     assert len(labels(figure)) == 150

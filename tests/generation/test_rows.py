@@ -59,7 +59,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 def found_by(method: Any, name: str, prompt: list[int] = PROMPT, new: list[int] = NEW) -> GenerationAttribution:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
-    found: GenerationAttribution = attribute_generation(model, tokenizer, prompt, method, generated=new)
+    found: GenerationAttribution = attribute_generation((model, tokenizer), prompt, method, generated=new)
     return found
 
 
@@ -100,7 +100,7 @@ def test_positions_that_depend_on_the_length(kind: str, method: Any) -> None:
     rope = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 7, **LENGTHS[kind]}
     config = LlamaConfig(num_hidden_layers=2, max_position_embeddings=7, rope_scaling=rope, **sizes)
     model, new = LlamaForCausalLM(config).eval(), [*NEW, 6]
-    found = rows(attribute_generation(model, None, PROMPT, method, generated=new))[..., -1]
+    found = rows(attribute_generation((model, None), PROMPT, method, generated=new))[..., -1]
     of = method(model, find_layers(model))
     for step, token in enumerate(new):
         ids = torch.tensor([PROMPT + new[:step]])
@@ -159,7 +159,9 @@ def test_gates(name: str) -> None:
     model, cross = case_of(name).model, name in ENCODER_DECODER
     gated = ValueGates(model, find_layers(model, "decoder" if cross else None), attention="cross" if cross else "self")
     for method, options in (("value-zeroing-shapley", {"n_samples": 2}), ("value-zeroing-integrated", {})):
-        whole = attribute_generation(model, tokenizer_of_words(), PROMPT, method, generated=NEW, method_options=options)
+        whole = attribute_generation(
+            (model, tokenizer_of_words()), PROMPT, method, generated=NEW, method_options=options
+        )
         assert whole.layers == ("output",)
         for step, token in enumerate(NEW):
             inputs = inputs_of(name, PROMPT, NEW[:step])
@@ -268,7 +270,7 @@ def test_model_runs_once() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions(dtype: torch.dtype) -> None:
     case = case_of("llama", dtype)
-    found = attribute_generation(case.model, tokenizer_of_words(), PROMPT, ValueZeroing, generated=NEW)
+    found = attribute_generation((case.model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found.scores.double(), found_by(ValueZeroing, "llama").scores, atol=tolerance, rtol=0)
 
@@ -276,7 +278,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 def test_options_reach_the_method() -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     options = {"perturbations_per_eval": 1}
-    found = attribute_generation(model, tokenizer, PROMPT, ValueZeroing, generated=NEW, method_options=options)
+    found = attribute_generation((model, tokenizer), PROMPT, ValueZeroing, generated=NEW, method_options=options)
     torch.testing.assert_close(found.scores, found_by(ValueZeroing, "gpt2").scores)
 
 
@@ -284,7 +286,7 @@ def test_model_that_is_not_causal_is_refused() -> None:
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
     with pytest.raises(UnsupportedLayerError, match="is not causal"):
-        attribute_generation(model, tokenizer_of_words(), PROMPT, ValueZeroing, generated=NEW)
+        attribute_generation((model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)
 
 
 @pytest.mark.parametrize(
@@ -313,18 +315,18 @@ def test_method_by_its_name(name: str) -> None:
     row = REGISTRY[name]
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     by_class = attribute_generation(
-        model, tokenizer, PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
+        (model, tokenizer), PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
     )
     torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
 
 
 def test_model_that_generates_nothing_is_refused() -> None:
     with pytest.raises(ArgumentError, match="BertForMaskedLM has no generate, so it continues no text: pass a causal"):
-        attribute_generation(*load_model(), "the hat")
+        attribute_generation(load_model(), "the hat")
 
 
 def test_default_is_the_rollout() -> None:
-    found = attribute_generation(case_of("gpt2").model, tokenizer_of_words(), PROMPT, generated=NEW)
+    found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
 
 

@@ -19,7 +19,7 @@ METHODS = [ValueZeroing, ValueZeroingRollout, LayerAttention]
 
 
 def found_by(method: Any, model: nn.Module, **options: Any) -> GenerationAttribution:
-    found: GenerationAttribution = attribute_generation(model, tokenizer_of_words(), PROMPT, method, **options)
+    found: GenerationAttribution = attribute_generation((model, tokenizer_of_words()), PROMPT, method, **options)
     return found
 
 

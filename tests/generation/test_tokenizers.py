@@ -52,28 +52,28 @@ def test_minimal_tokenizer_equals_the_whole_one(form: str) -> None:
 
 def test_text_of_a_minimal_tokenizer() -> None:
     found, expected = (
-        attribute_generation(MODEL, one, TEXT, ValueZeroing, generated=" " + TARGET) for one in (Minimal(), FAST)
+        attribute_generation((MODEL, one), TEXT, ValueZeroing, generated=" " + TARGET) for one in (Minimal(), FAST)
     )
     torch.testing.assert_close(found.scores, expected.scores)
     assert found.prompt.labels == expected.prompt.labels
     torch.testing.assert_close(found.grouped("words").scores, expected.grouped("words").scores)
     with pytest.raises(ArgumentError, match="no chat template"):
-        attribute_generation(MODEL, Minimal(), [{"role": "user", "content": TEXT}], ValueZeroing)
+        attribute_generation((MODEL, Minimal()), [{"role": "user", "content": TEXT}], ValueZeroing)
 
 
 def test_ids_without_a_tokenizer() -> None:
     ids, new = FAST.encode(TEXT, add_special_tokens=False), [41, 12]
-    found = attribute_generation(MODEL, None, ids, ValueZeroing, generated=new)
-    expected = attribute_generation(MODEL, FAST, ids, ValueZeroing, generated=new)
+    found = attribute_generation((MODEL, None), ids, ValueZeroing, generated=new)
+    expected = attribute_generation((MODEL, FAST), ids, ValueZeroing, generated=new)
     torch.testing.assert_close(found.scores, expected.scores)
     assert list(found.prompt.labels) == [str(index) for index in ids] and found.text == "41 12"
     assert found.plot() and found.view().html()
     maps = LLMTokenMaps(ValueZeroing(MODEL, find_layers(MODEL)), None)
     assert maps.attribute(TextTokenInput(TEXT, Minimal()), target=torch.tensor(new)).token_attr.shape == (2, len(ids))
-    generated = attribute_generation(MODEL, None, ids, ValueZeroing, max_new_tokens=2)
+    generated = attribute_generation((MODEL, None), ids, ValueZeroing, max_new_tokens=2)
     assert len(generated.generated.ids) == 2
     with pytest.raises(ArgumentError, match="tokenizer is None, but 'the woman likes anna' is a text"):
-        attribute_generation(MODEL, None, TEXT, ValueZeroing)
+        attribute_generation((MODEL, None), TEXT, ValueZeroing)
 
 
 def test_template_of_a_tokenizer_of_bytes() -> None:
@@ -88,7 +88,7 @@ def test_template_of_a_tokenizer_of_bytes() -> None:
     groups = [0, 1, *[2] * 4, *range(3, 7), *[7] * 2, 8]
     assert len(groups) == len(ids)
     new = tokenizer("xy", add_special_tokens=False)["input_ids"]
-    joint = attribute_generation(model, tokenizer, ids, ValueZeroing, generated=new).grouped(groups)
+    joint = attribute_generation((model, tokenizer), ids, ValueZeroing, generated=new).grouped(groups)
     torch.testing.assert_close(found.token_attr, joint.scores[:, [2, 7], -1])
 
 
@@ -100,7 +100,7 @@ def test_tokens_that_do_not_spell_the_text() -> None:
     with pytest.raises(ArgumentError, match=r"Other has no offsets of its tokens, and they spell .* Pass a fast"):
         LLMTokenMaps(ValueZeroingRollout(MODEL), Other()).attribute(TEMPLATE, target=TARGET)
     with pytest.raises(ArgumentError, match="tokenizer is of type dict"):
-        attribute_generation(MODEL, {}, TEXT, ValueZeroing)
+        attribute_generation((MODEL, {}), TEXT, ValueZeroing)
 
 
 class Least:

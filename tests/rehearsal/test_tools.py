@@ -60,7 +60,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 def test_generated_text(method: str) -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     found, expected = (
-        attribute_generation(one, tokenizer, PROMPT, WAYS[method](one, vz.find_layers(one)), max_new_tokens=3)
+        attribute_generation((one, tokenizer), PROMPT, WAYS[method](one, vz.find_layers(one)), max_new_tokens=3)
         for one in (there(model), model)
     )
     assert found.text == expected.text
@@ -71,7 +71,8 @@ def test_generated_text(method: str) -> None:
 def test_generated_text_of_two_stacks(name: str) -> None:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
     found, expected = (
-        attribute_generation(one, tokenizer, PROMPT, vz.ValueZeroing, max_new_tokens=3) for one in (there(model), model)
+        attribute_generation((one, tokenizer), PROMPT, vz.ValueZeroing, max_new_tokens=3)
+        for one in (there(model), model)
     )
     assert found.text == expected.text
     assert_same([found.scores.cpu(), found.prefix.cpu()], [expected.scores, expected.prefix])
@@ -148,7 +149,7 @@ def test_functions(function: Callable[[Tensor], Any]) -> None:
 def test_compare() -> None:
     model, tokenizer = load_model()
     found, expected = (
-        compare(one, tokenizer, SENTENCE, target="are", foil="is", truth=True).to_pandas()
+        compare((one, tokenizer), SENTENCE, target="are", foil="is", truth=True).to_pandas()
         for one in (there(model), model)
     )
     pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-5)

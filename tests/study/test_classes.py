@@ -76,7 +76,7 @@ def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
     with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
         assert explain(model, TEXT, tokenizer=tokenizer, method=CLASSES[name]).scores.isfinite().all()
     with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
-        shares = compare(model, tokenizer, TEXT, [CLASSES[name]]).scores[name]
+        shares = compare((model, tokenizer), TEXT, [CLASSES[name]]).shares[name]
         assert shares.sum().item() == pytest.approx(1)
     causal, of_causal = load_model("causal")
     maps = LLMTokenMaps(CLASSES[name], of_causal, model=causal)
@@ -102,7 +102,7 @@ def test_wrapper_runs_as_an_object() -> None:
     model, tokenizer = load_model()
     quiet = TokenAttribution(model, lambda run: Quiet(Saliency(run)), tokenizer)
     plain = TokenAttribution(model, Saliency, tokenizer)
-    found, expected = (compare(model, tokenizer, TEXT, {"it": one}).scores["it"] for one in (quiet, plain))
+    found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
     assert torch.allclose(found, expected, atol=1e-6)
 
 
@@ -114,8 +114,8 @@ class Quiet(NoiseTunnel):
 def test_partial_of_token_attribution() -> None:
     model, tokenizer = load_model()
     given = partial(TokenAttribution, method=Saliency, reduce="l2")
-    expected = compare(model, tokenizer, TEXT, {"it": TokenAttribution(model, Saliency, tokenizer, reduce="l2")})
-    assert torch.allclose(compare(model, tokenizer, TEXT, {"it": given}).scores["it"], expected.scores["it"])
+    expected = compare((model, tokenizer), TEXT, {"it": TokenAttribution(model, Saliency, tokenizer, reduce="l2")})
+    assert torch.allclose(compare((model, tokenizer), TEXT, {"it": given}).shares["it"], expected.shares["it"])
 
 
 @pytest.mark.parametrize("kind", [FeatureAblation, Saliency, captum.attr.IntegratedGradients])
@@ -143,4 +143,4 @@ def test_function_with_other_arguments(function: Any) -> None:
 def test_function_that_returns_no_method() -> None:
     model, tokenizer = load_model()
     with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
-        compare(model, tokenizer, TEXT, {"it": lambda model, layers: layers})
+        compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})

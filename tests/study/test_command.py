@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from captum_vz.app import models as app_models
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
+from captum_vz.subjects import loading as app_models
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, forget, refused
@@ -170,7 +170,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     study = importlib.import_module("captum_vz.study")
-    table = study.compare(*load_model(), "some hat [MASK] small.", "value-zeroing")
+    table = study.compare(load_model(), "some hat [MASK] small.", "value-zeroing")
     assert str(table)
     assert table.to_csv()
     with pytest.raises(ModuleNotFoundError, match="comes with the extra 'study'"):

@@ -36,11 +36,13 @@ from captum_vz import (
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
-from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
-from captum_vz.study.comparison import family_of
-from captum_vz.study.examples.text import prepare_text
+from captum_vz.result import Explanation
+from captum_vz.result.drawing import family_of
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, compare
 from captum_vz.study.scoring.truth import blank_out_text
+from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
+from tests.explaining.models import explanation
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -67,7 +69,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     layers = find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     names = [name for name in METHODS if name != "alti-logit"]  # it refuses this model
-    table = compare(model, tokenizer, SENTENCE, methods=names, layer=layer, target="are", foil="is")
+    table = compare((model, tokenizer), SENTENCE, methods=names, layer=layer, target="are", foil="is")
     expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
     expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
@@ -92,33 +94,33 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
-        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
     gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
     assert set(names) - set(expected) == {"saliency", "integrated-gradients", *gates}
-    for column in table.scores.values():
+    for column in table.shares.values():
         assert column.min() >= 0
         assert column.sum() == pytest.approx(1)
 
 
 def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
     model, tokenizer = shipped
-    own = compare(model, tokenizer, SENTENCE, "saliency")
-    named = compare(model, tokenizer, SENTENCE, "saliency", target="are")
-    other = compare(model, tokenizer, SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
-    torch.testing.assert_close(own.scores["saliency"], named.scores["saliency"])
-    assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
+    own = compare((model, tokenizer), SENTENCE, "saliency")
+    named = compare((model, tokenizer), SENTENCE, "saliency", target="are")
+    other = compare((model, tokenizer), SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
+    torch.testing.assert_close(own.shares["saliency"], named.shares["saliency"])
+    assert not torch.allclose(own.shares["saliency"], other.shares["saliency"])
 
 
 def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     model, tokenizer = load_model("causal")
     text = "the pictures of some hat"
-    table = compare(model, tokenizer, text, "alti-logit", "are", foil="is")
+    table = compare((model, tokenizer), text, "alti-logit", "are", foil="is")
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     inputs = prepare_text(model, tokenizer, text).inputs
     added = ALTILogit(model, find_layers(model)).attribute(inputs, target=(-1, right), foil=(-1, wrong))
-    torch.testing.assert_close(table.scores["alti-logit"], normalize_rows(added.abs())[0].double())
+    torch.testing.assert_close(table.shares["alti-logit"], normalize_rows(added.abs())[0].double())
     with pytest.raises(RefusedError, match="post-norm"):
-        compare(*shipped, SENTENCE, "alti-logit")
+        compare(shipped, SENTENCE, "alti-logit")
 
 
 def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
@@ -135,7 +137,7 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
         "effect": ValueZeroingEffect(model),
         "alti": "alti",
     }
-    table = compare(model, tokenizer, SENTENCE, given, target="are", foil="is")
+    table = compare((model, tokenizer), SENTENCE, given, target="are", foil="is")
     choice = {"target": (MASK, right), "foil": (MASK, wrong)}
 
     def relevance() -> torch.Tensor:
@@ -153,29 +155,29 @@ def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
         "effect": normalize_rows(ValueZeroingEffect(model).attribute(inputs, **choice).abs()),
         "alti": ALTI(model).attribute(inputs, token=MASK),
     }
-    assert list(table.scores) == list(given)
+    assert list(table.shares) == list(given)
     for name, row in expected.items():
-        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    assert list(compare(model, tokenizer, SENTENCE, [ValueZeroing, "random"]).scores) == ["ValueZeroing", "random"]
+        torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+    assert list(compare((model, tokenizer), SENTENCE, [ValueZeroing, "random"]).shares) == ["ValueZeroing", "random"]
     with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
-        compare(model, tokenizer, SENTENCE, ["atention"])
+        compare((model, tokenizer), SENTENCE, ["atention"])
 
 
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
-    short = compare(model, tokenizer, "some hat is small.")
-    assert list(short.scores) == [name for name in COMPARED_METHODS if name not in short.refused]
+    short = compare((model, tokenizer), "some hat is small.")
+    assert list(short.shares) == [name for name in COMPARED_METHODS if name not in short.refused]
     assert len(COMPARED_METHODS) == 5
-    table = compare(model, tokenizer, "some hat is small.", "all")
+    table = compare((model, tokenizer), "some hat is small.", "all")
     assert table.token == len(table.tokens) - 1
     assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
-    assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
-    first = compare(model, tokenizer, "some hat is small.", "all", token=0)
-    for name, column in first.scores.items():
+    assert list(table.shares) == [name for name in DEFAULT_METHODS if name not in table.refused]
+    first = compare((model, tokenizer), "some hat is small.", "all", token=0)
+    for name, column in first.shares.items():
         assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
     with pytest.raises(RefusedError, match="pre-norm"):
-        compare(model, tokenizer, "some hat is small.", "globenc")
+        compare((model, tokenizer), "some hat is small.", "globenc")
 
 
 def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
@@ -184,11 +186,11 @@ def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
     )
     model = BertModel(config).eval()
-    table = compare(model, tokenizer, tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
-    assert list(table.scores) == ["alti", "value-zeroing"]
-    torch.testing.assert_close(table.scores["alti"], compare(model, tokenizer, SENTENCE, "alti").scores["alti"])
+    table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
+    assert list(table.shares) == ["alti", "value-zeroing"]
+    torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
-        compare(model, tokenizer, SENTENCE, "saliency")
+        compare((model, tokenizer), SENTENCE, "saliency")
 
 
 def test_each_run_is_a_layer(shipped: Shipped) -> None:
@@ -202,20 +204,20 @@ def test_each_run_is_a_layer(shipped: Shipped) -> None:
         intermediate_size=16,
     )
     model = AlbertModel(config).eval()
-    table = compare(model, tokenizer, SENTENCE, ["attention", "attention-rollout"])
+    table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
     expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
-    torch.testing.assert_close(table.scores["attention-rollout"], expected[0].double())
+    torch.testing.assert_close(table.shares["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
-        compare(model, tokenizer, SENTENCE, "attention", layer=3)
+        compare((model, tokenizer), SENTENCE, "attention", layer=3)
 
 
 def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
-    table = compare(T5ForConditionalGeneration(config).eval(), tokenizer, SENTENCE, "value-zeroing", token="hat")
-    assert table.scores["value-zeroing"].shape == (11,)
+    table = compare((T5ForConditionalGeneration(config).eval(), tokenizer), SENTENCE, "value-zeroing", token="hat")
+    assert table.shares["value-zeroing"].shape == (11,)
 
 
 @pytest.mark.parametrize(
@@ -226,35 +228,35 @@ def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
         ({"token": "cat"}, "token 'cat' is none of the tokens"),
         ({"token": 11}, "token 11 is out of range: there are 11 tokens"),
         ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
-        ({"inputs": ""}, "the text is empty"),
-        ({"inputs": ["one", "two"]}, "inputs is of type list: pass one text"),
-        ({"inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
-        ({"inputs": "hat " * 600}, "tokens long, but the model takes at most"),
+        ({"text": ""}, "the text is empty"),
+        ({"text": ["one", "two"]}, "the text is of type list: pass a string"),
+        ({"text": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
+        ({"text": "hat " * 600}, "tokens long, but the model takes at most"),
     ],
 )
 def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
     with pytest.raises(ValueError, match=complaint):
-        compare(*shipped, **{"inputs": SENTENCE, "methods": ["value-zeroing"], **passed})
+        compare(shipped, **{"text": SENTENCE, "methods": ["value-zeroing"], **passed})
 
 
 @pytest.fixture
-def table() -> Table:
+def table() -> Explanation:
     scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
-    return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"}, {"alti": "layers 0 to 3"})
+    return replace(explanation(["$a|b$", "it", "[MASK]"], 2, scores), refused={"globenc": "it is pre-norm"})
 
 
-def test_table_prints_aligned(table: Table) -> None:
+def test_table_prints_aligned(table: Explanation) -> None:
     assert str(table).splitlines() == [
-        "             value",
-        "             zeroing  alti",
-        "  0  $a|b$   0.000    0.500*",
-        "  1  it      1.000*   0.250",
-        "> 2  [MASK]  0.000    0.250",
+        "               value",
+        "             zeroing    alti",
+        "  0  $a|b$    0.000   0.500*",
+        "  1  it       1.000*  0.250",
+        "> 2  [MASK]   0.000   0.250",
         "without globenc: it is pre-norm",
     ]
 
 
-def test_hostile_tokens_are_exported(table: Table, tmp_path: Path) -> None:
+def test_hostile_tokens_are_exported(table: Explanation, tmp_path: Path) -> None:
     """NUL and half of a surrogate pair, which a file of text may not hold."""
     found = replace(table, tokens=["a\x00", "\ud800", "[MASK]"])
     found.to_csv(tmp_path / "t.csv")
@@ -262,7 +264,7 @@ def test_hostile_tokens_are_exported(table: Table, tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["a\\x00", "\\ud800", "[MASK]"]
 
 
-def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
+def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
     assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
@@ -286,7 +288,7 @@ def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
 
 def test_any_token_fits_markdown_cell() -> None:
     tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
-    table = Table(tokens, 0, {"random": torch.full((6,), 1 / 6)}, 0)
+    table = explanation(list(tokens), 0, {"random": torch.full((6,), 1 / 6), "position": torch.full((6,), 1 / 6)})
     assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
         r"| **\<s\>**",
         r"| \</s\>",
@@ -299,18 +301,18 @@ def test_any_token_fits_markdown_cell() -> None:
 
 
 def test_long_token_shortened_in_figure() -> None:
-    figure = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot()
+    figure = explanation(["a" * 50, "b\n"], 0, {"random": torch.tensor([0.5, 0.5])}).plot()
     panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
     assert figure.get_suptitle() == f"What “{'a' * 19}…” draws on"
 
 
-def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
+def test_figure_shows_scores_in_place(table: Explanation, tmp_path: Path) -> None:
     figure = table.plot()
     panel = figure.axes[0]
     rows = [torch.as_tensor(image.get_array().filled())[0] for image in panel.images]  # type: ignore[union-attr]
-    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.scores.values()]))
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti, layers 0 to 3"]
+    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.shares.values()]))
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing, layer 3", "alti, layers 0 to 3"]
     numbers = [text.get_text() for text in panel.texts]
     assert numbers == ["1.00", ".50", ".25", ".25"]
     figure.savefig(tmp_path / "table.png")  # one token looks like a formula
@@ -319,7 +321,7 @@ def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
 def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
     """Each token is replaced by hand, and the probability of the prediction is read again."""
     model, tokenizer = shipped
-    table = compare(model, tokenizer, SENTENCE, ["value-zeroing", "position"], truth=True)
+    table = compare((model, tokenizer), SENTENCE, ["value-zeroing", "position"], truth=True)
     ids = tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         clean = model(ids).logits[0, MASK].double().softmax(-1)
@@ -333,7 +335,7 @@ def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
     assert table.truth is not None
     torch.testing.assert_close(table.truth, expected, rtol=1e-2, atol=1e-5, equal_nan=True)  # of float32
     known = ~expected.isnan()
-    for name, column in table.scores.items():
+    for name, column in table.shares.items():
         tau = kendall(column[None], table.truth.nan_to_num()[None], known[None]).item()
         assert table.kendall[name] == pytest.approx(tau)
         both = sum(
@@ -344,7 +346,7 @@ def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
 
 def test_truth_between_two_forms(shipped: Shipped) -> None:
     model, tokenizer = shipped
-    table = compare(model, tokenizer, SENTENCE, "position", target="are", foil="is", truth=True)
+    table = compare((model, tokenizer), SENTENCE, "position", target="are", foil="is", truth=True)
     assert table.truth is not None
     assert table.tokens[int(table.truth.nan_to_num().argmax())] == "pictures"
     assert table.truth.nansum() == pytest.approx(1)
@@ -352,28 +354,23 @@ def test_truth_between_two_forms(shipped: Shipped) -> None:
 
 
 def test_residual_of_rollouts(shipped: Shipped) -> None:
-    """Registered rollouts add the residual that is asked for. Maps that hold it, and classes, stay as they are."""
+    """The name says what is added for the residual connection, in the numbers and in the words."""
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    names = ["value-zeroing-rollout", "attention-rollout", "alti"]
-
-    def row(kind: Any, **options: Any) -> Any:
-        return kind(model, **options).attribute(inputs, token=MASK)[0].double()
-
-    for residual, own in ((0.5, (0.5, 0.5)), (None, (None, None)), ("paper", (None, 0.5))):
-        table = compare(model, tokenizer, SENTENCE, names, residual=residual)
-        expected = [row(ValueZeroingRollout, residual=own[0]), row(AttentionRollout, residual=own[1]), row(ALTI)]
-        for name, one in zip(names, expected, strict=True):
-            torch.testing.assert_close(table.scores[name], one, rtol=1e-5, atol=1e-6)
-        words = ["no residual" if one is None else "residual 0.5" for one in own]
-        assert [*table.scopes.values()] == [*(f"layers 0 to 3, {word}" for word in words), "layers 0 to 3"]
-    table = compare(model, tokenizer, SENTENCE, ValueZeroingRollout)
-    torch.testing.assert_close(*table.scores.values(), row(ValueZeroingRollout), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ArgumentError, match=r"residual is 0\.7: pass 0\.5, None or 'paper'"):
-        compare(model, tokenizer, SENTENCE, names, residual=0.7)
+    place = inputs.tokens().index("[MASK]")
+    for name, kind, residual in (
+        ("value-zeroing-rollout", ValueZeroingRollout, 0.5),
+        ("value-zeroing-rollout-paper", ValueZeroingRollout, None),
+        ("attention-rollout", AttentionRollout, 0.5),
+        ("attention-rollout-paper", AttentionRollout, None),
+    ):
+        table = compare((model, tokenizer), SENTENCE, [name])
+        expected = kind(model, find_layers(model), residual=residual).attribute(inputs, token=place)[0].double()
+        torch.testing.assert_close(table.shares[name], expected / expected.sum())
+        assert table.scopes[name] == f"layers 0 to 3, {'no residual' if residual is None else 'residual 0.5'}"
 
 
-def test_truth_is_shown_and_exported(table: Table) -> None:
+def test_truth_is_shown_and_exported(table: Explanation) -> None:
     truth = torch.tensor([0.75, 0.25, float("nan")], dtype=torch.float64)
     table = replace(table, truth=truth)
     lines = str(table).splitlines()
@@ -391,7 +388,7 @@ def test_truth_is_shown_and_exported(table: Table) -> None:
     assert table.to_pandas()["blank-out"].tolist()[:2] == [0.75, 0.25]
     assert table._repr_html_().count("<td></td>") == 1
     labels = [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
-    assert labels == ["blanking out", "value-zeroing", "alti, layers 0 to 3"]
+    assert labels == ["blanking out", "value-zeroing, layer 3", "alti, layers 0 to 3"]
 
 
 def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
@@ -399,10 +396,10 @@ def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
         vocab_size=len(shipped[1]), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     with pytest.raises(RefusedError, match="expected logits"):
-        compare(BertModel(config).eval(), shipped[1], SENTENCE, "position", truth=True)
+        compare((BertModel(config).eval(), shipped[1]), SENTENCE, "position", truth=True)
 
 
-def test_methods_have_no_order_without_a_truth(table: Table) -> None:
+def test_methods_have_no_order_without_a_truth(table: Explanation) -> None:
     assert table.agreement == {}
 
 
@@ -435,4 +432,4 @@ def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
 def test_foil_that_is_explained_is_refused(target: str | None, shipped: Shipped) -> None:
     """The model predicts "are", which is explained without a target."""
     with pytest.raises(ArgumentError, match=r"foil is .*[Pp]ass another foil"):
-        compare(*shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")
+        compare(shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")

@@ -9,7 +9,7 @@ from transformers import RobertaConfig, RobertaModel
 
 from captum_vz.study import BadExampleError, Example, encode
 from captum_vz.study.examples.encoding import pad
-from captum_vz.study.examples.text import max_tokens
+from captum_vz.subjects.heads import max_tokens
 from captum_vz.text import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
 

@@ -42,7 +42,7 @@ def test_new_row_reaches_every_reader(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Any,
 ) -> None:
-    assert set(compare(*shipped, SENTENCE, uniform).scores) == {uniform}
+    assert set(compare(shipped, SENTENCE, uniform).shares) == {uniform}
     (row,) = Scorer(*shipped, uniform, "cue_dot").score(examples[:1])
     assert row["cue_dot"] == pytest.approx(1 / len(row["tokens"]))
     assert main(["explain", SENTENCE, "--method", uniform, "--folder", str(tmp_path / "picture.png")]) == 0
@@ -171,8 +171,8 @@ def test_gated_rows_are_captums(name: str, shipped: Shipped) -> None:
         return logits[:, right] - logits[:, wrong]
 
     before = torch.get_rng_state()
-    found = compare(model, tokenizer, SENTENCE, name, target="are", foil="is").scores[name]
-    again = compare(model, tokenizer, SENTENCE, name, target="are", foil="is").scores[name]
+    found = compare((model, tokenizer), SENTENCE, name, target="are", foil="is").shares[name]
+    again = compare((model, tokenizer), SENTENCE, name, target="are", foil="is").shares[name]
     assert torch.equal(found, again)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(0)

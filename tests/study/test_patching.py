@@ -28,7 +28,7 @@ from captum_vz.study import (
     write_jsonl,
 )
 from captum_vz.study.examples.patching import counterpart
-from captum_vz.study.examples.text import predicts_next
+from captum_vz.subjects.heads import predicts_next
 from captum_vz.testbed import agreement_sentences, load_model
 
 # Where the values are, written down by hand.

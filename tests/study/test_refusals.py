@@ -37,7 +37,7 @@ def test_models_own_error_is_recorded(broken: Shipped, examples: list[Example], 
 
 def test_models_own_error_is_raised_by_compare(broken: Shipped) -> None:
     with pytest.raises(BrokenError, match="the model's own"):
-        compare(*broken, "some hat [MASK] small.")
+        compare(broken, "some hat [MASK] small.")
 
 
 @pytest.fixture
@@ -60,4 +60,4 @@ def test_refusal_is_recorded_with_reason(picky: str, shipped: Shipped, examples:
 
 def test_refusal_of_named_method_raised(picky: str, shipped: Shipped) -> None:
     with pytest.raises(RefusedError, match="this layer has no norm"):
-        compare(*shipped, "some hat [MASK] small.", ["random", picky])
+        compare(shipped, "some hat [MASK] small.", ["random", picky])

@@ -48,11 +48,11 @@ def test_batch_equals_single_sentences(precise: Shipped, examples: list[Example]
 def test_scores_equal_compare(shipped: Shipped, examples: list[Example]) -> None:
     rows = Scorer(*shipped, metrics="cue_dot").score(examples[:1])
     inputs = encode_record(shipped[1], examples[0].to_record()).encoding
-    table = compare(*shipped, inputs, "all", target=examples[0].good, foil=examples[0].bad, residual="paper")
+    table = compare(shipped, inputs, "all", target=examples[0].good, foil=examples[0].bad)
     for method in DEFAULT_METHODS:
         last = [row for row in rows if row["method"] == method][-1]
         assert last["tokens"] == list(table.tokens)
-        np.testing.assert_allclose(last["scores"], table.scores[method], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(last["scores"], table.shares[method], rtol=1e-4, atol=1e-6)
 
 
 @cache

@@ -151,6 +151,6 @@ def test_electras_discriminator_is_refused(
 
 def test_one_text_is_compared(folders: dict[str, str], roberta: RobertaTokenizerFast) -> None:
     model = RobertaForMaskedLM.from_pretrained(folders["roberta"]).eval()
-    table = compare(model, roberta, "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
+    table = compare((model, roberta), "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
     assert " ".join(table.tokens) == "<s> Our girls beside the lake respect <mask> . </s>"
     assert table.token == 7

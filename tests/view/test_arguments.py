@@ -8,17 +8,14 @@ import torch
 
 import captum_vz
 from captum_vz import ValueZeroing
-from captum_vz.app.explain import explain_subject
-from captum_vz.app.explanation import explanation_view
-from captum_vz.app.models import load
-from captum_vz.app.subjects import subject_of_loaded
-from captum_vz.app.wish import Wish
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
-from captum_vz.study import Table
+from captum_vz.study import compare
+from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import view
 from captum_vz.visualization.view.labels import KINDS, read_labels
+from tests.explaining.models import explanation
 from tests.view.pages import TOKENS, shares
 
 MAP = shares(8, 1)
@@ -91,7 +88,7 @@ def test_wrong_tokens(tokens: Any) -> None:
 
 
 def test_comparison_has_its_own_tokens() -> None:
-    made = view(Table(("it", "[MASK]"), 1, {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.5, 0.5])}, 0))
+    made = view(explanation(["it", "[MASK]"], 1, {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.5, 0.5])}))
     assert panels(made) == {"a": ["scores"], "b": ["scores"]}
     assert (made.rows.tokens, made.columns.tokens, made.offset) == (["[MASK]"], ["it", "[MASK]"], 1)
 
@@ -176,11 +173,9 @@ def test_save_writes_the_page(tmp_path: Any) -> None:
 @pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout", "attention"])
 def test_page_of_a_command_has_distances(method: str) -> None:
     """`explain --html` and the demo show how much there was to divide, without another rollout or other shares."""
-    loaded = load("agreement")
-    found = explain_subject(
-        subject_of_loaded(loaded), "the pictures of some hat [MASK].", None, Wish(method, distances=True)
-    )
-    panels = explanation_view("title", [found]).methods[0].panels
+    loaded = subject_of("agreement")
+    found = captum_vz.explain(loaded, "the pictures of some hat [MASK].", method=method)
+    panels = found.view("title").methods[0].panels
     assert [panel.label for panel in panels] == [*(f"layer {index}" for index in range(4)), "rollout, residual 0.5"]
     for panel, scores in zip(panels, [*found.maps, found.rollout], strict=True):
         torch.testing.assert_close(panel.scores, scores.double(), rtol=1e-6, atol=1e-7)
@@ -192,24 +187,17 @@ def test_page_of_a_command_has_distances(method: str) -> None:
             torch.testing.assert_close(panel.totals, one[0].sum(1).double(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("residual", "named"), [(0.5, "residual 0.5"), (None, "no residual"), ("paper", "no residual")]
-)
-def test_rollout_says_its_residual(residual: Any, named: str) -> None:
-    for method in ("value-zeroing", "value-zeroing-rollout"):
-        made = captum_vz.explain("agreement", "a hat [MASK] small.", method=method, residual=residual).view()
+def test_rollout_says_its_residual() -> None:
+    for method, named in (("value-zeroing", "residual 0.5"), ("value-zeroing-rollout-paper", "no residual")):
+        made = captum_vz.explain("agreement", "a hat [MASK] small.", method=method).view()
         assert panels(made)[method][4:] == [f"rollout, {named}"]
 
 
 def test_rollouts_of_two_methods_have_one_place() -> None:
     """ALTI has no residual to name. Its rollout is still the map after the last layer."""
-    loaded = load("agreement")
-    found = [
-        explain_subject(subject_of_loaded(loaded), "a hat [MASK] small.", None, Wish(method))
-        for method in ("value-zeroing", "alti")
-    ]
-    assert [len(one.panels) for one in explanation_view("title", found).methods] == [5, 5]
-    assert panels(explanation_view("title", found))["alti"][4] == "rollout"
+    found = compare("agreement", "a hat [MASK] small.", ["value-zeroing", "alti"])
+    assert [len(one.panels) for one in found.view().methods] == [5, 5]
+    assert panels(found.view())["alti"][4] == "rollout"
 
 
 def test_windows_are_named_by_what_is_scored() -> None:
@@ -221,7 +209,7 @@ def test_windows_are_named_by_what_is_scored() -> None:
 
 def test_generated_text_makes_a_page() -> None:
     model, tokenizer = load_model("causal")
-    found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroing, max_new_tokens=2)
+    found = attribute_generation((model, tokenizer), "the pictures of some hat", ValueZeroing, max_new_tokens=2)
     made = found.view(layer=0)
     assert (made.offset, made.token, made.layer) == (6, 0, 0)
     assert made.columns.tokens == [*found.prompt.labels, *found.generated.labels]

@@ -30,7 +30,7 @@ def shown_in(page: Path) -> set[str]:
 
 def draw(target: Path) -> list[str]:
     """Draw all pictures into a folder, and return their names."""
-    wanted = shown_in(PAGE) | {"explained.png"}
+    wanted = shown_in(PAGE) - {"view.png"} | {"explained.png"}  # explain_pages.py draws the view
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)

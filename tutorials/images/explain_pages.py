@@ -20,6 +20,7 @@ import captum_vz
 
 IMAGES = Path(__file__).parent
 DOCS = IMAGES.parent / "docs"
+MEASURED = IMAGES.parents[1] / "tests" / "benchmarks" / "RESULTS.md"
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 BLUE, PALE, MARK, GREY = "#08519c", "#9ecae1", "#d55e00", "0.55"
 LENGTH = 64  # tokens of the texts whose times are drawn
@@ -38,8 +39,8 @@ def blocks_of(page: str) -> list[str]:
 
 
 def times() -> dict[str, dict[str, float]]:
-    """The seconds of each model for a text of `LENGTH` tokens, as the table of the page on speed has them."""
-    table = (DOCS / "speed.md").read_text("utf-8").partition("## Times")[2].partition("\n| Model ")[2]
+    """The seconds of each model for a text of `LENGTH` tokens, as the table of measurements has them."""
+    table = MEASURED.read_text("utf-8").partition("## Times")[2].partition("\n| Model ")[2]
     lines = f"| Model {table}".partition("\n\n")[0].split("\n")
     heads, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     found, model = {}, ""
@@ -110,7 +111,7 @@ def verify() -> Figure:
     return figure
 
 
-def faq() -> Figure:
+def choosing() -> Figure:
     """Two rows with a large share, of which one is a large change."""
     from captum_vz import ValueZeroing, find_layers
     from captum_vz.testbed import load_model
@@ -185,7 +186,7 @@ def view() -> bytes:
             return page.screenshot()
 
 
-PICTURES: dict[str, Callable[[], Any]] = {one.__name__: one for one in (speed, verify, faq, captum_scripts, view)}
+PICTURES: dict[str, Callable[[], Any]] = {one.__name__: one for one in (speed, verify, choosing, captum_scripts, view)}
 
 
 def main(names: list[str], folder: Path = IMAGES) -> None:

@@ -58,7 +58,7 @@ def encode(
         needs_cue: Whether an example without a cue is refused.
         needs_forms: Whether an example is refused unless it has two different forms of one token each.
         until_target: Whether the text ends before a target ``[MASK]``, as causal models need it: see
-            :func:`~captum_vz.study.examples.text.predicts_next`.
+            :func:`~captum_vz.subjects.heads.predicts_next`.
 
     Raises:
         BadExampleError: The example cannot be used. The message says why.

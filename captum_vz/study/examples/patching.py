@@ -15,7 +15,7 @@ from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_lay
 from captum_vz.functional import Intervention
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
-from captum_vz.study.examples.text import predicts_next
+from captum_vz.subjects.heads import predicts_next
 from captum_vz.text import record_spans
 
 #: The difference of the logits of the two forms that a pair must have, and that the other cue must take away.

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captum_vz.errors import needs_extra
+from captum_vz.methods import METHODS
 from captum_vz.study.figures.style import (
     FONT,
     LAST_LAYER,
@@ -30,7 +31,6 @@ from captum_vz.study.figures.style import (
     whole_figure,
     write_title,
 )
-from captum_vz.study.methods import METHODS
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
@@ -135,7 +135,7 @@ def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
             continue
         layers = of_method["layer"].astype(int)
         known = METHODS.get(method)
-        style = "--" if known is not None and known.joined else "-"
+        style = "--" if known is not None and known.joins else "-"
         panel.plot(layers, of_method["mean"], linestyle=style, **look)
         panel.fill_between(
             layers, of_method["low"], of_method["high"], color=method_color(method), alpha=0.15, linewidth=0

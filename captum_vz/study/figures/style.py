@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.study.methods import METHODS
+from captum_vz.methods import METHODS
 from captum_vz.study.scoring.metrics import Metric, metric_named
 from captum_vz.visualization.pictures.description import Content, root_figure, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
@@ -154,7 +154,7 @@ def mark_of(method: str) -> dict[str, Any]:
 def is_single_layer(method: str) -> bool:
     """Whether a registered method shows each layer by itself: it has layers, and does not join them."""
     known = METHODS.get(method)
-    return known is not None and known.layered and known.joined is None
+    return known is not None and known.layered and not known.joins
 
 
 def in_order(methods: Iterable[str]) -> list[str]:

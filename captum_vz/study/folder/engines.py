@@ -24,10 +24,10 @@ import torch
 
 from captum_vz._files import TEMPORARY
 from captum_vz.errors import ArgumentError, needs_extra
+from captum_vz.methods.given import PLUGIN
+from captum_vz.methods.registry import METHODS
 from captum_vz.study.folder import Source, on_device
 from captum_vz.study.folder.work import Plan, Work, Worker
-from captum_vz.study.methods import METHODS
-from captum_vz.study.scoring.given import PLUGIN
 from captum_vz.study.scoring.metrics import METRICS
 
 with needs_extra("captum_vz.study", "study"):

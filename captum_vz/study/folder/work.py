@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from captum_vz._files import write_whole
 from captum_vz.errors import needs_extra
+from captum_vz.methods import Method
 from captum_vz.study.folder import (
     Block,
     Loaded,
@@ -26,7 +27,6 @@ from captum_vz.study.folder import (
 )
 from captum_vz.study.folder.provenance import made_by
 from captum_vz.study.folder.reading import has_cell
-from captum_vz.study.methods import Method
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import Metric
 from captum_vz.study.scoring.rows import COLUMNS, Row, is_out_of_memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import isclass
 from typing import Any, Final, cast
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._names import meant
-from captum_vz.attr import LayerMaps, MapAggregation
 from captum_vz.errors import ArgumentError
+from captum_vz.methods import METHODS
 from captum_vz.metrics import (
     Bounds,
     Prediction,
@@ -36,10 +35,10 @@ from captum_vz.metrics import (
     sufficiency_bounds,
 )
 from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
-from captum_vz.study.methods import METHODS, encoder_of
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
 from captum_vz.study.scoring.measuring import EvaluationBatch, Over
 from captum_vz.study.scoring.rows import COLUMNS
+from captum_vz.subjects.heads import encoder_of
 
 #: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
 WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -139,13 +138,9 @@ def _joins(name: str) -> bool:
     Raises:
         ArgumentError: It is unknown. The truth of each layer's own values would be compared with joined rows.
     """
-    method = METHODS.get(name.partition(" (residual")[0])
-    source = None if method is None else method.source
-    while isinstance(source, partial):
-        source = source.func
-    kind = source if isclass(source) else type(source)
-    if method is not None and (not method.own or issubclass(kind, (LayerMaps, MapAggregation))):
-        return method.joined is not None or issubclass(kind, MapAggregation)
+    method = METHODS.get(name)
+    if method is not None and not method.is_foreign:
+        return method.joins
     raise ArgumentError(
         f"it is unknown whether the rows of {name} join the layers up to each: pass a method of captum_vz by its name, "
         "or register a class of rollouts or of maps by register_method."

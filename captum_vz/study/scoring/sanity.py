@@ -13,11 +13,11 @@ from captum_vz import find_layers
 from captum_vz.errors import needs_extra
 from captum_vz.metrics import spearman, summarize
 from captum_vz.study.examples import Example
-from captum_vz.study.methods import encoder_of
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
 from captum_vz.study.scoring.metrics import Metric, sensitivity_values
 from captum_vz.study.scoring.rows import Row
 from captum_vz.study.scoring.scorer import Scorer
+from captum_vz.subjects.heads import encoder_of
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd

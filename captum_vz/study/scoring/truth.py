@@ -10,8 +10,9 @@ from torch import Tensor
 
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-from captum_vz.study.examples.text import PreparedText, class_labels, content_specials, reads_whole_text
 from captum_vz.study.scoring.measuring import removal_of
+from captum_vz.subjects.heads import class_labels, reads_whole_text
+from captum_vz.subjects.texts import PreparedText, content_specials
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def blank_out_text(
     Raises:
         RefusedError: The model returns no such logits.
 
-    >>> from captum_vz.study.examples.text import prepare_text
+    >>> from captum_vz.subjects.texts import prepare_text
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> text = prepare_text(model, tokenizer, "the pictures of some hat [MASK] scaring marcus.")

@@ -186,10 +186,12 @@ def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, 
     if tokens is None:
         raise ArgumentError(f"tokens is missing: {type(maps).__name__} holds no tokens. Pass the tokens of the rows.")
     names, explained = list(tokens), maps.token
-    if getattr(maps, "maps", None):
+    shares = getattr(maps, "shares", None)
+    several = isinstance(shares, Mapping) and len(shares) > 1
+    if not several and getattr(maps, "maps", None):
         joined = maps.rollout if rollout is None else rollout
         return list(maps.maps), names, None, None, joined, explained if token is None else token
-    scores = maps.scores if isinstance(maps.scores, Mapping) else {"scores": maps.scores}
+    scores = shares if several else maps.scores if isinstance(maps.scores, Mapping) else {"scores": maps.scores}
     layers = {name: {"scores": column[None]} for name, column in scores.items()}
     return layers, [names[explained]], names, explained, rollout, 0
 

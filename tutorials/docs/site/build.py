@@ -27,6 +27,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "tests/sweep/RESULTS.md": "results.md",
+    "tests/benchmarks/RESULTS.md": "measurements.md",
     "tutorials/README.md": "making_lessons.md",
     "captum_vz/visualization/view/three_steps.svg": "images/three_steps.svg",
 }

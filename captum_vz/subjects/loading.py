@@ -8,16 +8,15 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import transformers
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
-from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import (
     MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
@@ -31,20 +30,19 @@ from transformers import (
     PretrainedConfig,
 )
 
-from captum_vz import find_layers
-from captum_vz.app.tasks import (
+from captum_vz.errors import ArgumentError
+from captum_vz.subjects.heads import (
     AUDIO,
     ENCODER,
     OF_IMAGES,
     OF_SOUND,
     SEQ2SEQ,
     SEQUENCE,
-    auto_class,
+    TASKS,
+    encoder_of,
     task_of,
     task_of_class,
 )
-from captum_vz.errors import ArgumentError
-from captum_vz.study.methods import encoder_of
 from captum_vz.testbed.model import EMBEDDED, load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
@@ -59,50 +57,25 @@ WEIGHTS = "model.safetensors"
 SAVED_CONFIG = "Pass the config.json with which the weights were saved."
 
 
-class Loaded(NamedTuple):
-    """A model in eval mode, its tokenizer and its layers. Of a model with encoder and decoder, the encoder."""
+def load(name: str, hub: bool = True) -> tuple[Any, Any]:
+    """A model in eval mode by its name, with its head and its decoder, and its tokenizer.
 
-    model: Any
-    tokenizer: Any
-    layers: list[nn.Module]
-
-
-def load(name: str, hub: bool = True) -> Loaded:
-    """Load an embedded model by its name, "minilm", or what Hugging Face finds by a folder or an id.
+    Of a model of images or sound the processor, in the place of a tokenizer.
 
     Args:
-        name: The name.
+        name: The name of an embedded model, "minilm", or what Hugging Face finds by a folder or an id.
         hub: Whether the Hugging Face hub may be asked. Otherwise, nothing is downloaded.
 
     Raises:
         ArgumentError: There is no such model, it is not complete (weights that it lacks would be random), or its sizes
             do not fit its checkpoint.
     """
-    whole, tokenizer = load_with_head(name, hub)
-    model = encoder_of(whole)
-    return Loaded(model, tokenizer, find_layers(model))
-
-
-def load_with_head(name: str, hub: bool = True, task: str | None = None) -> tuple[Any, Any]:
-    """The whole model, with its head and its decoder, and its tokenizer; the processor of a model of images or sound.
-
-    Args:
-        name: The name, as for :func:`load`.
-        hub: Whether the Hugging Face hub may be asked.
-        task: The task whose head is loaded, of the registry of tasks. None: the head of the checkpoint.
-
-    Raises:
-        ArgumentError: See :func:`load`; or the checkpoint lacks the weights of the head.
-    """
     if name in EMBEDDED:
-        if task not in (None, task_of(load_model(name)[0])):
-            raise ArgumentError(f"task is {task!r}, but the model {name!r} has one head: leave the task out.")
         return load_model(name)
-    auto = None if task is None else auto_class(task)
     source, is_local = _find(name, hub)
     try:  # the files of a model and the network can raise any error here: the user gets its first line
         with _quiet():
-            model, report = _load_model(source, is_local, auto)
+            model, report = _load_model(source, is_local)
     except ArgumentError as error:
         raise ArgumentError(f"cannot load the model {name!r}: {error}") from error
     except Exception as error:
@@ -121,14 +94,27 @@ def find_models(names: Iterable[str], hub: bool = True) -> None:
             _find(name, hub)
 
 
-def sources(names: Iterable[str]) -> dict[str, Callable[[], tuple[Any, Any]]]:
-    """For each name a function that loads model and tokenizer, as studies take them."""
-    return {name: partial(_model_and_tokenizer, name) for name in names}
+def pooling_of(name: str) -> str | None:
+    """How the folder of a sentence encoder makes an embedding of states: "mean" or "cls". None: it says nothing.
 
-
-def _model_and_tokenizer(name: str) -> tuple[Any, Any]:
-    model, tokenizer, _ = load(name)
-    return model, tokenizer
+    Raises:
+        ArgumentError: It does something else.
+    """
+    folder = Path(_minilm() if name == MINILM else name)
+    if name in EMBEDDED or not (folder / "modules.json").is_file():
+        return None
+    kinds = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / "modules.json").read_text())}
+    known = json.loads((folder / kinds.get("Pooling", "") / "config.json").read_text())
+    modes = {mode for mode in ("mean_tokens", "cls_token") if known.get(f"pooling_mode_{mode}")}
+    others = {mode for mode in known if mode.startswith("pooling_mode_") and known[mode] is True} - {
+        f"pooling_mode_{mode}" for mode in modes
+    }
+    if set(kinds) - {"Transformer", "Pooling", "Normalize"} or others or len(modes) != 1:
+        raise ArgumentError(
+            f"{name} is a sentence encoder of {', '.join(kinds)}, which is not read from its folder: load it with "
+            "SentenceTransformer(folder), and pass this object."
+        )
+    return "mean" if modes == {"mean_tokens"} else "cls"
 
 
 def _find(name: str, hub: bool = True) -> tuple[str, bool]:
@@ -171,16 +157,12 @@ def _answer_of_hub(source: str) -> int | None:
     return next(iter(answers), None)
 
 
-def _load_model(source: str, is_local: bool, auto: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module.
-
-    `auto` is the class that loads it. None: the class of its architecture.
-    """
+def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
     _check_sizes(config)
-    auto = auto or _auto_class(config)
     with _no_larger_than(_weight_files(source, config, is_local)):
-        model, report = auto.from_pretrained(
+        model, report = _auto_class(config).from_pretrained(
             source,
             config=config,
             trust_remote_code=False,
@@ -204,7 +186,7 @@ def _auto_class(config: Any) -> Any:
     # So have models of images and of sound that write text.
     if task is None or (task == SEQ2SEQ and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
         return AutoModel
-    return auto_class(task)
+    return getattr(transformers, TASKS[task][1])
 
 
 def _check_sizes(config: Any) -> None:

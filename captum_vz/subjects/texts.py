@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import BatchEncoding
 
 from captum_vz.errors import ArgumentError
+from captum_vz.subjects.heads import class_labels, max_tokens, predicts_next, reads_whole_text
+from captum_vz.subjects.subject import Subject
 from captum_vz.visualization import readable_tokens
 
 
@@ -151,143 +154,6 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 
-def models_inside(model: Any) -> Iterator[Any]:
-    """A model, and the models inside its wrappers, such as torch.compile, DataParallel, PEFT or a class of your own.
-
-    A wrapper is a module with one child.
-    """
-    while True:
-        yield model
-        children = list(model.children()) if isinstance(model, nn.Module) else []
-        if len(children) != 1:
-            return
-        (model,) = children
-
-
-def class_names(model: Any) -> list[str]:
-    """The names of a model's classes, from its own to torch's, and of those of the models inside its wrappers.
-
-    >>> from captum_vz.testbed import load_model
-    >>> class_names(load_model()[0])[:2]
-    ['BertForMaskedLM', 'BertPreTrainedModel']
-    """
-    return [kind.__name__ for one in models_inside(model) for kind in type(one).__mro__]
-
-
-def predicts_next(model: Any) -> bool:
-    """Whether a model predicts the next token of a text, from the tokens before it.
-
-    >>> from captum_vz.testbed import load_model
-    >>> predicts_next(load_model()[0]), predicts_next(load_model("causal")[0])
-    (False, True)
-    """
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in class_names(model))
-
-
-def max_tokens(model: Any, tokenizer: Any) -> int | None:
-    """The largest number of tokens that both model and tokenizer take; None if neither has a limit."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    for name, module in model.named_modules():
-        # RoBERTa's first position comes after the position of padding.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            positions = module.num_embeddings - module.padding_idx - 1
-    limits = (getattr(tokenizer, "model_max_length", None), positions)
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
-
-
-def word_id(tokenizer: Any, word: int | str) -> int:
-    """The id of a token that is given by its id or as it is written, with or without the space before it.
-
-    Raises:
-        ArgumentError: The word is not a single token of the tokenizer.
-    """
-    if isinstance(word, int):
-        return word
-    for written in (f" {word}", word):
-        ids = tokenizer.encode(written, add_special_tokens=False)
-        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-            number: int = ids[0]
-            return number
-    raise ArgumentError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")
-
-
-def reads_whole_text(model: Any) -> bool:
-    """Whether a model has a head that reads one token for the whole text: for its label, or to choose an answer."""
-    return any(name.endswith(("ForSequenceClassification", "ForMultipleChoice")) for name in class_names(model))
-
-
-def class_labels(model: Any) -> dict[int, str]:
-    """The labels of a text or of its tokens, by their numbers; nothing for any other model, such as one of words."""
-    if not any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in class_names(model)):
-        return {}
-    return label_names(next(one for one in models_inside(model) if hasattr(one, "config")).config)
-
-
-def label_names(config: Any) -> dict[int, str]:
-    """The labels of a configuration by their numbers. A name that occurs twice has its number behind it."""
-    names = {number: str(name) for number, name in config.id2label.items()}
-    counts = Counter(names.values())
-    return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
-
-
-def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -> int:
-    """The number of a label or, for a model of words, the id of a word. `argument` begins the messages.
-
-    Raises:
-        ArgumentError: There is no such label or word.
-    """
-    if labels := class_labels(model):
-        return label_number(wanted, labels, argument)
-    if any(name.endswith("ForQuestionAnswering") for name in class_names(model)):
-        raise ArgumentError(
-            f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and ends: "
-            "leave it out, or use captum_vz.explain.",
-            argument,
-        )
-    known = getattr(model.config.get_text_config(), "vocab_size", None)
-    if isinstance(wanted, int) and known is not None and not 0 <= wanted < known:
-        raise ArgumentError(
-            f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
-        )
-    try:
-        return word_id(tokenizer, wanted)
-    except ValueError as error:
-        raise ArgumentError(
-            f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word.", argument
-        ) from error
-
-
-def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
-    """The number of a label that is given by its name, in any case, or by its number. A string is a name first.
-
-    >>> label_number("positive", {0: "NEGATIVE", 1: "POSITIVE"}, "target")
-    1
-    >>> [label_number(one, {0: "1 star", 1: "0"}, "target") for one in ("0", 0, "1")]
-    [1, 0, 1]
-    """
-    if isinstance(wanted, str):
-        for fold in (str, str.casefold):
-            found = [number for number, name in names.items() if fold(name) == fold(wanted)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise ArgumentError(
-                    f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
-                    f"{', '.join(map(str, found))}.",
-                    argument,
-                )
-    if str(wanted).isdecimal() and int(wanted) in names:
-        return int(wanted)
-    known = list(names.values())
-    folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(str(wanted).casefold(), folded, n=1, cutoff=0.5)
-    meant = f" (did you mean {folded[close[0]]}?)" if close else ""
-    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
-    raise ArgumentError(
-        f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.", argument
-    )
-
-
 def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
     """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
 
@@ -298,3 +164,105 @@ def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
         return len(ids) - 1
     number = getattr(tokenizer, "cls_token_id", None)
     return next((place for place, one in enumerate(ids) if one == number), 0)
+
+
+def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
+    """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
+
+    >>> from captum_vz.testbed import load_model
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     encode(load_model()[1], "[CLS] the hat [SEP]").tokens()
+    ['[CLS]', 'the', 'hat', '[SEP]']
+    """
+    given = [one for one in (text, pair) if one is not None]
+    filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
+    added = tokenizer("a", verbose=False)["input_ids"]
+    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
+    typed: list[str] = []
+    for place, one in enumerate(filled):
+        kept = one
+        for mark in begin:
+            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
+                kept = kept.lstrip()[len(mark[1]) :].lstrip()
+                typed.append(mark[1])
+        for mark in end:
+            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
+                kept = kept.rstrip()[: -len(mark[1])].rstrip()
+                typed.append(mark[1])
+        filled[place] = kept
+    if typed:
+        marks = list(dict.fromkeys(typed))
+        verb = "is" if len(marks) == 1 else "are"
+        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        warnings.warn(told, stacklevel=4)
+    return tokenizer(*filled, return_tensors="pt", verbose=False)
+
+
+def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
+    """Ids and texts of special tokens, each once."""
+    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
+    return [(number, mark) for number, mark in found.items() if number is not None and mark]
+
+
+def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
+    """Whether each token is of the second text."""
+    ids = encoding["input_ids"][0].tolist()
+    if pair is None:
+        return [False] * len(ids)
+    if getattr(encoding, "encodings", None):
+        return [number == 1 for number in encoding.sequence_ids()]
+    own = tokenizer(pair, add_special_tokens=False, verbose=False)["input_ids"]  # a tokenizer in Python
+    start = next((i for i in reversed(range(len(ids) - len(own) + 1)) if ids[i : i + len(own)] == own), len(ids))
+    return [start <= place < start + len(own) for place in range(len(ids))]
+
+
+def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | None) -> list[str]:
+    """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
+    model, tokenizer = subject.model, subject.tokenizer
+    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
+    ids = prepared.inputs["input_ids"][0].tolist()
+    masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
+    # The unknown token of some decoders also begins or ends each text.
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    found = []
+    if unknown:
+        found.append(
+            f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
+        )
+    for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
+        if tokenizer.mask_token is None:
+            found.append(f"{written} is read as text: the model has no mask token.")
+        elif mask is None:
+            found.append(f"{written} is no mask for a model that predicts the next token: end the text before it.")
+        elif written not in ("[MASK]", mask):
+            found.append(f"{written} is read as text: write [MASK] for the mask.")
+    if token is None and len(masks) > 1:
+        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
+    if token is None and not masks:
+        fills = not predicts_next(model) and not class_labels(model)
+        why = "the text has no mask: its last token" if fills else "the last token of the text"
+        why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
+        found.append(f"{why} is explained, token={prepared.token}.")
+    return found
+
+
+def _listed(places: list[int]) -> str:
+    return ("position " if len(places) == 1 else "positions ") + ", ".join(map(str, places))
+
+
+def check_room(text: str, subject: Subject, new: int) -> None:
+    """Refuse a text that is too long for the model with this number of new tokens."""
+    if subject.model.config.is_encoder_decoder:  # the new tokens are a text of their own
+        room = getattr(subject.model.config, "max_position_embeddings", None) or new
+        if new > room:
+            raise ArgumentError(f"the model writes at most {room} tokens: ask for at most {room} new tokens.")
+        return
+    most, count = max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
+    room = new if most is None else most - count + 1  # the last new token is no input
+    if new > room:
+        raise ArgumentError(
+            f"the text is {count} tokens long, and the model takes at most {most}: ask for at most {room} new tokens."
+        )

@@ -1,17 +1,17 @@
-"""HTML pages of one file: headings, tables and pictures. They hold no script and load nothing."""
+"""Tables as text, as Markdown and as HTML, and the parts of HTML pages of one file, which load nothing."""
 
 from __future__ import annotations
 
 import io
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any, Final
 
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.parts.style import MARK
-from captum_vz.visualization.terminal import printable
+from captum_vz.visualization.terminal import columns_of, printable
 from captum_vz.visualization.view.page import frame as document_frame
 
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
@@ -28,6 +28,56 @@ tr.marked th {{ border-left: 4px solid var(--mark); }}
 img {{ background: white; height: auto; max-width: 100%; }}
 pre {{ overflow-x: auto; }}
 """
+
+
+GAP: Final = 2  # columns between the columns of a text
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[int] = ()) -> str:
+    """Aligned columns, one line for each row. Control characters are written as escapes.
+
+    Args:
+        heads: The heads of the columns, which may have several lines.
+        rows: Cells.
+        right: The columns that are aligned at the right, also their heads.
+
+    >>> print(text_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
+    token     share
+    hat         0.5
+    pictures   0.25
+    """
+    split = [head.split("\n") for head in heads]
+    height = max(map(len, split)) if any(heads) else 0
+    top = zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True) if height else ()
+    lines = [[printable(str(cell)) for cell in line] for line in [*top, *rows]]
+    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+
+    def padded(place: int, cell: str) -> str:
+        blank = " " * (widths[place] - columns_of(cell))
+        return blank + cell if place in right else cell + blank
+
+    return "\n".join((" " * GAP).join(padded(i, cell) for i, cell in enumerate(line)).rstrip() for line in lines)
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
+    r"""A table in Markdown, whose first column names the rows. The marked row's name is bold.
+
+    >>> print(markdown_table(["token", "a|b"], [["*", "0.5"]], marked=0))
+    | token | a\|b |
+    | --- | ---: |
+    | **\*** | 0.5 |
+    <BLANKLINE>
+    """
+    lines = [list(map(_escaped, heads)), ["---", *["---:"] * (len(heads) - 1)]]
+    for place, (name, *cells) in enumerate(rows):
+        first = f"**{_escaped(name)}**" if place == marked else _escaped(name)
+        lines.append([first, *map(_escaped, cells)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _escaped(cell: Any) -> str:
+    """The cell on one line, with all characters escaped that Markdown would interpret."""
+    return re.sub(r"[\\`*_<>&|~$]", r"\\\g<0>", printable(str(cell)))
 
 
 def page(title: str, *parts: str) -> str:
@@ -56,14 +106,14 @@ def paragraph(text: str) -> str:
     return f"<p>{_text(text)}</p>"
 
 
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
+def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
     """A table whose first column names the rows.
 
     Args:
         caption: What the table shows.
         heads: The heads of the columns.
         rows: Cells: text, or shares, which are floats. A share is written with three digits, on a background that
-            darkens from 0 to 1.
+            darkens from 0 to 1; NaN is empty.
         marked: The row that is marked.
     """
     top = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
@@ -108,6 +158,8 @@ def frame(view: View) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value != value:
+        return "<td></td>"
     if isinstance(value, float):
         strength = min(max(value, 0.0), 1.0) ** 0.5 * 0.6
         return f'<td class="number" style="background:rgba(var(--bar),{strength:.2f})">{value:.3f}</td>'

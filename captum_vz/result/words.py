@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.generation.prompts import Section
 from captum_vz.text import word_spans
 from captum_vz.visualization import readable_tokens
 from captum_vz.visualization.view.labels import STOP_WORDS
 
+#: The name of a section, its first token and the token after its last.
+Section = tuple[str, int, int]
 KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 8  # tokens that are decoded before each token
@@ -53,19 +55,21 @@ class TokenText:
             number for number, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special
         }
         special = tuple(number in marks for number in ids)
-        content = text
+        letters = list(text)
         for start, end, alone in zip(starts, ends, special, strict=True):
             if alone:  # "hat</s>" is a word and a mark
-                content = content[:start] + " " * (end - start) + content[end:]
-        spans = word_spans(content)
+                letters[start:end] = " " * (end - start)
+        spans = word_spans("".join(letters))
+        firsts = [first for first, _ in spans]
         stops = [match.end() for match in _SENTENCE_END.finditer(text)]
         keys: list[Any] = []
         sentences: list[int] = []
         for index, (start, end, alone) in enumerate(zip(starts, ends, special, strict=True)):
             start += len(text[start:end]) - len(text[start:end].lstrip())  # a token may begin with a space
-            word = next((number for number, (first, last) in enumerate(spans) if first <= start < last), None)
-            keys.append(("token", index) if alone or word is None else ("word", word))
-            sentences.append(sum(stop <= start for stop in stops))
+            word = bisect_right(firsts, start) - 1
+            inside = not alone and word >= 0 and start < spans[word][1]
+            keys.append(("word", word) if inside else ("token", index))
+            sentences.append(bisect_right(stops, start))
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         labels = readable_tokens(tokenizer, ids)
         texts = [labels[key[1]] if key[0] == "token" else text[slice(*spans[key[1]])] for key in numbers]
@@ -179,7 +183,8 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[in
         first = max(0, position - CONTEXT)
         before, after = decode(first, position) if position else "", decode(first, position + 1)
         whole = before.rstrip(UNFINISHED)
-        text = text[: len(text) - (len(before) - len(whole))]
+        if whole != before:
+            text = text[: len(whole) - len(before)]
         starts.append(len(text))
         text += after[len(whole) :]
         ends.append(len(text))

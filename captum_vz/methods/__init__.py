@@ -1,0 +1,48 @@
+"""Methods: who asks one question about a text, or one for each example of a batch, gets scores by one verb.
+
+`method.scores(subject, question, features)` runs any method on any model: raw scores with their signs. `shares` makes
+shares of them.
+
+    Method             the scores of tokens, by one method
+    Question, Subject  what is asked about some inputs, and of which model
+    METHODS            the methods of this package by their names
+    as_method          a method of a class, an object or a function
+    checked_shares     shares of a method's scores, with a check of what a user's code returned
+"""
+
+from captum_vz.methods.given import as_method, given_methods, load_plugin, name_of, register_method
+from captum_vz.methods.method import Method, check_layer, checked_shares, residual_text, shares
+from captum_vz.methods.own import Batch
+from captum_vz.methods.question import Decision, Parts, Question, Subject
+from captum_vz.methods.registry import (
+    COMPARED_METHODS,
+    DEFAULT_METHODS,
+    METHODS,
+    check_methods,
+    joined_first,
+    rollout_of,
+)
+
+__all__ = [
+    "COMPARED_METHODS",
+    "DEFAULT_METHODS",
+    "METHODS",
+    "Batch",
+    "Decision",
+    "Method",
+    "Parts",
+    "Question",
+    "Subject",
+    "as_method",
+    "check_layer",
+    "check_methods",
+    "checked_shares",
+    "given_methods",
+    "joined_first",
+    "load_plugin",
+    "name_of",
+    "register_method",
+    "residual_text",
+    "rollout_of",
+    "shares",
+]

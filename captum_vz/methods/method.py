@@ -1,0 +1,299 @@
+"""What all methods share: the scores of a question, and their shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import isclass, signature
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ALTIPlus, find_layers
+from captum_vz.attr import MapAggregation
+from captum_vz.attr._call.layers import unwrapped
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.functional import normalize_rows
+from captum_vz.methods.question import Question, Subject
+
+#: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
+INSIDE: Final = "inside"
+
+
+class WrongScoresError(ArgumentError):
+    """A method of the user returned something else than scores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Method(ABC):
+    """A method by which tokens are scored: one row of the registry.
+
+    A subclass says in :meth:`rows` how the rows of a question are computed.
+
+    Attributes:
+        title: Its name in a sentence or a figure.
+        extra: Whether `methods=None` leaves it out: it takes gradients, or a flow for each pair of tokens, refuses most
+            kinds of models, or is another form of a method that is there.
+        options: Further arguments of `attribute` of its class.
+        version: Names the code of a method of your own. None: a digest of its source does.
+        own: Whether it is a method of your own, not of this package.
+        source: The class, object or function that it was made of. None: it is of the registry.
+    """
+
+    title: str
+    extra: bool = field(default=False, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    version: str | None = field(default=None, kw_only=True)
+    own: bool = field(default=False, kw_only=True)
+    source: Any = field(default=None, kw_only=True)
+
+    @property
+    def layered(self) -> bool:
+        """Whether there are scores for each layer; of joined maps, up to each layer."""
+        return False
+
+    @property
+    def joins(self) -> bool:
+        """Whether it joins the maps of layers."""
+        return False
+
+    @property
+    def maps(self) -> Any:
+        """The class of the layer maps that it shows or joins. None: it has no such maps."""
+        return None
+
+    @property
+    def residual(self) -> float | str | None:
+        """What it adds to each map that it joins, see :func:`~captum_vz.functional.add_residual`. "inside": nothing."""
+        return INSIDE
+
+    @property
+    def explains_output(self) -> bool:
+        """Whether it explains a number of the model's output. The others explain a token's state."""
+        return False
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether its scores are amounts of an output, with signs, and no shares."""
+        return False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is code of a user that knows no features, and may read all that is asked."""
+        return False
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether the tokens of a feature are explained together. Otherwise their scores are added up."""
+        return False
+
+    def of(self, subject: Subject) -> Method:
+        """The method for this model. Only a function of (model, layers) shows by its result what it is."""
+        return self
+
+    def scores(
+        self, subject: Subject, question: Question, features: Tensor | None = None, *, layer: int | None = None
+    ) -> Tensor:
+        """The scores of all tokens, raw and with their signs.
+
+        Args:
+            subject: The model.
+            question: What is asked.
+            features: Integers `(1 or examples, tokens)`. The tokens of a feature have the same number and one score.
+            layer: The only layer that is wanted, negative ones from the end. None: all. Without layers: no meaning.
+
+        Returns:
+            `(layers, tokens)`, or `(layers, rows, tokens)` if the question's `token` is a list, on the CPU. A method
+            without layers has one.
+
+        Raises:
+            ArgumentError: There is no such layer; a method of your own returns something else than scores.
+            RefusedError: The method refuses the model.
+        """
+        if question.is_several_of_one and (question.grows == "anew" or not self.in_one_pass(subject, question)):
+            # Each row is explained alone.
+            asked = [question.about(row, features) for row in range(len(question.places))]
+            alone = [self._layers(subject, one, cut, layer) for one, cut in asked]
+            width = max(one.shape[-1] for one in alone)
+            scores = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in alone], 1)
+        else:
+            scores = self._layers(subject, question, features, layer)
+        return scores[:, 0] if isinstance(question.token, int) else scores
+
+    @abstractmethod
+    def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
+        """The rows `(rows, tokens)` of each layer."""
+
+    def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
+        """The rows `(rows, tokens)` of one layer."""
+        found = self.rows(subject, question, features)
+        check_layer(layer, len(found))
+        return found[layer]
+
+    def in_one_pass(self, subject: Subject, question: Question) -> bool:
+        """Whether :meth:`rows` gives several rows of one text at once, the same as row by row."""
+        return False
+
+    def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
+        """The whole maps `(examples, out, in)` of the layers that the method shows or joins; empty if it has none."""
+        return []
+
+    def whole_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
+        """The maps `(examples, out, in)` that :meth:`scores` are rows of; empty if it has none."""
+        return self.layer_maps(subject, question, features)
+
+    def scope(self, layer: int) -> str:
+        """What is shown if `layer` is asked for, such as "layer 3" or "layers 0 to 3, residual 0.5"."""
+        if not self.layered:
+            found = "all layers" if self.explains_output or self.joins else ""
+        else:
+            found = f"layers 0 to {layer}" if self.joins and layer else f"layer {layer}"
+        return ", ".join(filter(None, [found, residual_text(self.residual)]))
+
+    def layer_names(self, count: int) -> tuple[str, ...]:
+        """The names of the layers of its scores."""
+        if self.layered:
+            return tuple(map(self.scope, range(count)))
+        return ("output" if self.explains_output else self.scope(0) or "scores",)
+
+    def _layers(self, subject: Subject, question: Question, features: Tensor | None, layer: int | None) -> Tensor:
+        if layer is not None and self.layered:
+            return self.row_of_layer(subject, question, features, layer).detach().cpu()[None]
+        return torch.stack([one.detach().cpu() for one in self.rows(subject, question, features)])
+
+
+def check_layer(layer: int, depth: int) -> None:
+    """Refuse a layer that is not one of `depth` layers."""
+    if not -depth <= layer < depth:
+        raise ArgumentError(
+            f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
+        )
+
+
+def residual_text(residual: float | str | None) -> str:
+    """What joined maps add for the residual connection, in words; empty if the maps hold it."""
+    if residual == INSIDE:
+        return ""
+    return "no residual" if residual is None else f"residual {residual}"
+
+
+def shares(scores: Tensor) -> Tensor:
+    """The sizes of scores `(..., tokens)` as shares of their sum. A row of zeros stays zero, and NaN stays NaN."""
+    return normalize_rows(scores.abs())
+
+
+def checked_shares(
+    name: str,
+    method: Method,
+    subject: Subject,
+    question: Question,
+    examples: Sequence[str] = ("the text",),
+    features: Tensor | None = None,
+) -> Tensor:
+    """The shares of a method's scores, `(layers, rows, tokens)` in float64 on the CPU. Padding has none.
+
+    NaN is an answer: it says that the method is undefined for an example.
+
+    Args:
+        name: The method's name, for the error.
+        method: The method.
+        subject: The model.
+        question: What is asked, with a list as `token`.
+        examples: The names of its examples, for the error.
+        features: See :meth:`Method.scores`.
+
+    Raises:
+        ArgumentError: The scores are infinite, or a method of your own returned something else than scores.
+    """
+
+    def told(came: str, places: Sequence[int]) -> str:
+        return f"method {name!r}, example {', '.join(repr(examples[place]) for place in places[:3])}: {came}"
+
+    try:
+        scores = method.scores(subject, question, features).double()
+    except WrongScoresError as error:
+        raise ArgumentError(told(str(error), range(len(examples)))) from error
+    infinite = scores.isinf().any(-1)
+    if infinite.any():
+        layer, place = infinite.nonzero()[0].tolist()
+        row = scores[layer, place]
+        came = f"a row with the sum {float(row.sum()):.4g} and the smallest entry {float(row.min()):.4g}"
+        raise ArgumentError(told(f"the method returned {came}; expected finite numbers, or NaN.", [place]))
+    mask = question.inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == scores.shape[1:]:
+        scores = scores.masked_fill(~mask.cpu().bool(), 0)
+    return shares(scores)
+
+
+def added(scores: Tensor, features: Tensor | None) -> Tensor:
+    """The sum of each feature's scores `(rows, tokens)`, at all of its tokens."""
+    if features is None:
+        return scores
+    member = features.to(scores.device).unique(return_inverse=True)[1].expand_as(scores)
+    return scores.new_zeros(len(scores), int(member.max()) + 1).scatter_add(1, member, scores).gather(1, member)
+
+
+def made_of(kind: Any, subject: Subject, question: Question) -> Any:
+    """The object of a class of this package, for this model; an object of the user as it is.
+
+    Raises:
+        ArgumentError: An object was made for another model, or has no maps of an encoder's tokens, which are asked for.
+    """
+    inner: Any = unwrapped(kind)
+    crosses = question.attention == "cross"
+    if is_object(kind):
+        check_model(kind, subject)
+        if crosses and not isinstance(kind, ALTIPlus):
+            _check_sources(type(kind), getattr(kind, "attention", None))
+        return kind
+    if not crosses:
+        return kind(subject.forward, list(subject.layers))
+    if isclass(inner) and issubclass(inner, ALTIPlus):
+        return kind(subject.forward, [*find_layers(subject.model, "encoder"), *subject.layers])
+    _check_sources(inner, getattr(kind, "keywords", {}).get("attention", "cross"))
+    return kind(subject.forward, list(subject.layers), attention="cross")
+
+
+def is_object(kind: Any) -> bool:
+    """Whether it is an object with `attribute`, and no class or function that makes one."""
+    inner = unwrapped(kind)
+    return not isclass(inner) and callable(getattr(inner, "attribute", None))
+
+
+def check_model(method: Any, subject: Subject) -> None:
+    """Refuse an object that was made for another model."""
+    model = getattr(method, "forward_func", None)
+    known = subject.model, subject.forward
+    inside = (one for whole in known if isinstance(whole, nn.Module) for one in whole.modules())
+    if isinstance(model, nn.Module) and all(model is not one for one in inside):
+        raise ArgumentError(
+            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
+            "model."
+        )
+
+
+def check_text(title: str, subject: Subject, question: Question) -> None:
+    """Refuse a method that scores the words of a text, if there is none."""
+    if "input_ids" not in question.inputs:
+        raise UnsupportedLayerError(
+            f"{title} scores the tokens of a text, but {type(subject.model).__name__} reads none: choose another "
+            "method, such as value-zeroing-effect."
+        )
+
+
+def _check_sources(kind: Any, attention: Any) -> None:
+    """Refuse a method whose sources are not the tokens of the encoder, which are the prompt."""
+    joins = isclass(kind) and issubclass(kind, MapAggregation)
+    if joins or "attention" not in signature(kind).parameters:
+        raise ArgumentError(
+            f"{kind.__name__} has no maps from an encoder to its decoder: pass ALTIPlus, ValueZeroing, LayerAttention "
+            "or ValueZeroingEffect for a model with an encoder."
+        )
+    if not (isinstance(attention, str) and attention == "cross"):
+        shown = repr(attention) if isinstance(attention, str) else "a module"
+        raise ArgumentError(
+            f"attention of {kind.__name__} is {shown}, but only the cross-attention of the decoder has the tokens of "
+            f"the prompt as sources. Pass the class {kind.__name__}, or make the method with attention='cross'."
+        )

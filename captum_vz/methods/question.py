@@ -1,0 +1,201 @@
+"""What is asked about the inputs of a model: a token's row, and a number of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz.attr._call.output import tensor_of
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+#: An index of the output of one example: `(class,)`, or `(token, class)`.
+Index = tuple[int, ...]
+#: Reads the explained number of each example from an output, `(batch,)`.
+Reader = Callable[[Any], Tensor]
+
+
+class Subject(Protocol):
+    """What a method needs of a model."""
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What is run on the inputs by keyword: the model, or a function around it."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The layers that are explained, in the order in which they run."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer. None: the model reads no text."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a model that a method needs, see :class:`Subject`."""
+
+    model: Any
+    forward: Callable[..., Any]
+    layers: Sequence[nn.Module]
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The explained number of each row.
+
+    Attributes:
+        target: A function that reads it from an output, or its index in the logits of each row's example.
+        foil: The indices of the numbers that are subtracted. None: nothing is subtracted.
+    """
+
+    target: Reader | list[Index]
+    foil: list[Index] | None = None
+
+    def read(self, output: Any, rows: Sequence[int]) -> Tensor:
+        """The numbers of an output whose examples belong to these rows, `(len(rows),)`, with their graph."""
+        if callable(self.target):
+            return self.target(output)
+        numbers = tensor_of(output)
+        assert numbers is not None  # the indices were found in it
+        found = _entries(numbers, [self.target[row] for row in rows])
+        return found if self.foil is None else found - _entries(numbers, [self.foil[row] for row in rows])
+
+
+def _entries(numbers: Tensor, indices: Sequence[Index]) -> Tensor:
+    return numbers[(range(len(numbers)), *map(list, zip(*indices, strict=True)))]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a method is asked about some inputs of a model. It says whose rows are scored, and what is explained.
+
+    There is a row for each example of a batch, or there are several rows of one text.
+
+    Attributes:
+        inputs: What the model takes, by keyword.
+        token: The position of the token whose row is scored, not negative. A list: one for each row.
+        target: What methods explain that explain the output. For each row a class, or a whole index of its logit. Or a
+            function that reads the explained number from an output. None: the class that the model predicts.
+        foil: What is subtracted from it, for each row a class or an index. None: nothing.
+        attention: "self", or "cross": rows of a decoder, whose sources are the tokens of its encoder.
+        grows: Whether the rows are steps of a text that grows, such as a generated one. "alike": the text has the rows
+            of the texts so far. "anew": the model's positions depend on the text's length. None: the text is finished.
+        kept: What one method computes for the others: maps, and the model's prediction. Questions about the same inputs
+            share it.
+    """
+
+    inputs: Mapping[str, Any]
+    token: int | Sequence[int]
+    target: Reader | Sequence[int | Index] | None = None
+    foil: Sequence[int | Index] | None = None
+    attention: Literal["self", "cross"] = "self"
+    grows: Literal["alike", "anew"] | None = None
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The position of each row's token."""
+        return [self.token] if isinstance(self.token, int) else list(self.token)
+
+    @cached_property
+    def examples(self) -> int:
+        """How many examples the inputs have."""
+        return next(len(one) for one in self.inputs.values() if isinstance(one, Tensor) and one.dim())
+
+    @property
+    def is_several_of_one(self) -> bool:
+        """Whether it asks for several rows of one example."""
+        return self.examples == 1 and len(self.places) > 1
+
+    @property
+    def rows(self) -> list[int] | list[list[int]]:
+        """The wanted rows as `token` of the attribution classes: for each example a row, or a list of rows."""
+        return [self.places] if self.is_several_of_one else self.places
+
+    def select(self, maps: Tensor) -> Tensor:
+        """The rows `(rows, in)` of whole maps `(batch, out, in)`."""
+        examples = [0] * len(self.places) if self.examples == 1 else list(range(self.examples))
+        return maps[examples, self.places]
+
+    def about(self, row: int, features: Tensor | None = None) -> tuple[Question, Tensor | None]:
+        """The question about one row of several of one text, and the features of its tokens.
+
+        A text that grows ends at the row's token.
+        """
+        one = replace(
+            self,
+            token=[self.places[row]],
+            target=self.target if self.target is None or callable(self.target) else [self.target[row]],
+            foil=None if self.foil is None else [self.foil[row]],
+        )
+        if self.grows is None:
+            return one, features
+        stop = self.places[row] + 1
+        of_decoder = self.attention == "cross"
+        inputs = {
+            name: x[:, :stop] if isinstance(x, Tensor) and (name.startswith("decoder_") or not of_decoder) else x
+            for name, x in self.inputs.items()
+        }
+        cut = features if features is None or of_decoder else features[:, :stop]
+        return replace(one, inputs=inputs, kept={}), cut
+
+    def decision(self, subject: Subject) -> Decision:
+        """The explained numbers. Of classes, one run of the model shows where the output has them.
+
+        Raises:
+            UnsupportedLayerError: The model returns no logits.
+            ArgumentError: A foil is what is explained.
+        """
+        if callable(self.target):
+            return Decision(self.target)
+        if self.target is not None and all(isinstance(one, tuple) for one in (*self.target, *(self.foil or ()))):
+            return self._decided([one for one in self.target if isinstance(one, tuple)], lambda row: ())
+        of_tokens, best = self._prediction(subject)
+
+        def place(row: int) -> Index:
+            return (self.places[row],) if of_tokens else ()
+
+        if self.target is not None:
+            return self._decided([_index(place(row), one) for row, one in enumerate(self.target)], place)
+        predicted = [best[0 if self.examples == 1 else row] for row in range(len(self.places))]
+        rows = [int(one[place(row)]) for row, one in enumerate(predicted)]
+        return self._decided([(*place(row), one) for row, one in enumerate(rows)], place)
+
+    def _decided(self, targets: list[Index], place: Callable[[int], Index]) -> Decision:
+        foils = None if self.foil is None else [_index(place(row), one) for row, one in enumerate(self.foil)]
+        if foils is not None and any(one == other for one, other in zip(targets, foils, strict=True)):
+            raise ArgumentError(
+                "foil is the class that is explained, so all scores would be 0: pass another foil.", "foil"
+            )
+        return Decision(targets, foils)
+
+    def _prediction(self, subject: Subject) -> tuple[bool, Tensor]:
+        """Whether the logits have an axis of tokens, and the class that is predicted for each example or token."""
+        key = "prediction", subject.forward
+        if key not in self.kept:
+            with torch.no_grad():
+                output = subject.forward(**self.inputs)
+            logits = getattr(output, "logits", None)
+            if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+                answers = hasattr(output, "start_logits")
+                raise UnsupportedLayerError(
+                    f"{type(subject.model).__name__} gives no logits, but the method explains a logit: "
+                    f"{'use captum_vz.explain, which takes answers.' if answers else 'pass a model with a head.'}"
+                )
+            self.kept[key] = logits.ndim == 3, logits.argmax(-1).cpu()
+        found: tuple[bool, Tensor] = self.kept[key]
+        return found
+
+
+def _index(place: Index, given: int | Index) -> Index:
+    return given if isinstance(given, tuple) else (*place, given)

@@ -1,0 +1,327 @@
+"""What explains an input: rows, tokens and predictions of one or several methods, with pictures, a view and tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz._files import comma_separated, written
+from captum_vz.result.drawing import draw_explanation, explanation_view
+from captum_vz.result.part import Part, Row
+from captum_vz.tables import html_table, markdown_table, text_table
+from captum_vz.visualization import View, terminal_text
+from captum_vz.visualization.pictures.comparison import clear_tau, overlap
+from captum_vz.visualization.terminal import score_texts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The name of the column of the truth.
+TRUTH: Final = "blank-out"
+#: What a model predicts, with probabilities.
+Predictions = list[tuple[str, float]]
+
+
+@dataclass
+class Explanation:
+    """What :func:`captum_vz.explain` and :func:`~captum_vz.study.compare` return. It prints, and a notebook shows it.
+
+    The properties that are named after one method, such as `scores` and `maps`, are those of the first method.
+
+    Attributes:
+        tokens: The tokens as a person reads them, special tokens included; the words, if words were explained.
+        parts: What each method computed, by its name.
+        task: What the model does: "sequence-classification", "masked-lm" and so on.
+        predictions: What the model predicts, with probabilities: labels, words, an answer. Of a regression its number.
+        words: The number of each token's word in the text.
+        special: Whether each token begins, ends or pads texts. Masks and unknown words are content.
+        raw_tokens: The tokens as the vocabulary writes them.
+        windows: The tokens `(start, stop)` that were read together, if the text was cut. No row looks outside.
+        refused: The methods that were left out, with the reason.
+        truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
+            NaN for tokens that are not blanked out. None: it was not asked for.
+        told: Sentences about the scores, which are printed below them.
+    """
+
+    tokens: list[str]
+    parts: dict[str, Part]
+    task: str = ""
+    predictions: Predictions = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    raw_tokens: list[str] = field(default_factory=list)
+    windows: list[tuple[int, int]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    truth: Tensor | None = None
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> Part:
+        """What the first method computed."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def method(self) -> str:
+        """The name of the first method."""
+        return self.first.name
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the first method, one for each thing that is explained: its name, its token, its scores."""
+        return self.first.rows
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of the first row, `(tokens,)`."""
+        return self.rows[0].scores
+
+    @property
+    def token(self) -> int | None:
+        """The position of the explained token; None: the whole input is explained."""
+        return next((one.rows[0].token for one in self.parts.values() if one.rows[0].token is not None), None)
+
+    @property
+    def layer(self) -> int | None:
+        """The layer that is shown, of the first method that has layers; None: no method has."""
+        return next((one.layer for one in self.parts.values() if one.layer is not None), None)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers from which `layer` is chosen."""
+        return self.first.depth
+
+    @property
+    def scope(self) -> str:
+        """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
+        return self.first.scope
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
+        return self.first.is_signed
+
+    @property
+    def maps(self) -> list[Tensor]:
+        """The maps of the layers, see :class:`Maps`."""
+        return self.first.maps.layers
+
+    @property
+    def rollout(self) -> Tensor | None:
+        """The joined maps through all layers, see :class:`Maps`."""
+        return self.first.maps.rollout
+
+    @property
+    def distances(self) -> list[Tensor]:
+        """The maps of Value Zeroing before rows are divided by their sums, see :class:`Maps`."""
+        return self.first.maps.distances
+
+    @property
+    def residual(self) -> float | str | None:
+        """What the rollout adds to each map for the residual connection, 0.5 or None; "inside": nothing."""
+        return self.first.residual
+
+    @property
+    def shares(self) -> dict[str, Tensor]:
+        """For each method the sizes of its first row as shares of their sum, `(tokens,)` in float64 on the CPU."""
+        return {name: one.shares for name, one in self.parts.items()}
+
+    @property
+    def scopes(self) -> dict[str, str]:
+        """For each method the layers that its scores are about, such as "layer 3" or "layers 0 to 3, residual 0.5"."""
+        return {name: one.scope for name, one in self.parts.items()}
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        r"""How far each method agrees with the truth, from 0 to 1. Empty without a truth.
+
+        .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert
+
+        s are the method's shares and b those of the truth. It is the part of the shares that lies on the same tokens.
+        A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
+        """
+        truth = self.truth
+        return {} if truth is None else {name: overlap(column, truth) for name, column in self.shares.items()}
+
+    @property
+    def kendall(self) -> dict[str, float]:
+        """Kendall's rank correlation of each method with the truth. Empty without a truth.
+
+        NaN if fewer than four entries of the truth exceed a hundredth of the largest: the order of the others is noise.
+        """
+        truth = self.truth
+        return {} if truth is None else {name: clear_tau(column, truth) for name, column in self.shares.items()}
+
+    def plot(self, **options: Any) -> Figure:
+        """The maps of all layers and their rollout, or the rows of a method without layer maps.
+
+        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree.
+
+        Args:
+            options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
+                pictures of rows.
+        """
+        return draw_explanation(self, **options)
+
+    def view(self, title: str = "", about: Mapping[str, str] | None = None) -> View:
+        """The interactive view of the maps of all methods, or of the rows.
+
+        Args:
+            title: The heading. Empty: the method's.
+            about: Where the numbers come from, by field.
+        """
+        return explanation_view(title or self.first.method.title, self, about)
+
+    @property
+    def prediction(self) -> str:
+        """What the model predicts, in a sentence; empty if it predicts nothing."""
+        words = ", ".join(f"{word} {number:.2f}" for word, number in self.predictions)
+        return f"The model predicts {words}." if words else ""
+
+    def remarks(self) -> list[str]:
+        """What the model predicts, how large the scores are, how the text was read, and which methods are left out."""
+        found = list[str]()
+        if len(self.parts) == 1 and self.truth is None:
+            found += [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
+            found += filter(None, [self.first.size()])
+        found += self.told
+        if self.windows:
+            found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
+        for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):
+            known = ", ".join(f"{name} {one:.2f}" for name, one in numbers.items() if one == one)
+            found += [f"{what} with {TRUTH}: {known}"] if known else []
+        return found + [f"without {name}: {reason}" for name, reason in self.refused.items()]
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns of a table: the truth, then of one method its rows, of several their shares."""
+        truth = {} if self.truth is None else {TRUTH: self.truth}
+        return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
+        import pandas as pd
+
+        about = {"token": self.tokens, "explained": self._explained()}
+        if self.raw_tokens:
+            about |= {"raw": self.raw_tokens, "word": self.words, "special": self.special}
+        return pd.DataFrame(about | {name: column.tolist() for name, column in self.columns().items()})
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Comma-separated values, one line for each token, also written to `path` if it is given."""
+        columns = [[one if one == one else "" for one in column.tolist()] for column in self.columns().values()]
+        rows = zip(self.tokens, self._explained(), *columns, strict=True)
+        return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """A table in Markdown, the explained token in bold, also written to `path` if it is given."""
+        return written(markdown_table(["token", *self.columns()], self._lines(False), self.token), path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, as lists."""
+        token = self.token
+        found: dict[str, Any] = {
+            "method": self.method,
+            "tokens": self.tokens,
+            "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
+            "layer": self.layer,
+            "scores": self.scores.tolist(),
+            "maps": [one.tolist() for one in self.maps],
+            "rollout": None if self.rollout is None else self.rollout.tolist(),
+            "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
+            "task": self.task,
+            "raw_tokens": self.raw_tokens,
+            "rows": [
+                {"name": row.name, "token": row.token, "scores": row.scores.tolist(), "window": row.window}
+                for row in self.rows
+            ],
+            "windows": [list(one) for one in self.windows],
+            "residual": self.residual,
+        }
+        return found if len(self.parts) == 1 and self.truth is None else self._compared()
+
+    def _compared(self) -> dict[str, Any]:
+        """The shares of several methods, as lists."""
+        found: dict[str, Any] = {
+            "tokens": self.tokens,
+            "token": self.token,
+            "layer": self.layer,
+            "scores": {name: column.tolist() for name, column in self.shares.items()},
+            "refused": self.refused,
+            "scopes": self.scopes,
+        }
+        if self.truth is None:
+            return found
+        known = {name: {k: None if x != x else x for k, x in of.items()} for name, of in self._agreements().items()}
+        return found | {"truth": [None if x != x else x for x in self.truth.tolist()]} | known
+
+    def _agreements(self) -> dict[str, dict[str, float]]:
+        return {"agreement": self.agreement, "kendall": self.kendall}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
+        return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
+
+    def text(self, color: bool = False, columns: int | None = None) -> str:
+        """What is printed: of one method its rows with bars, of several a table of shares.
+
+        Args:
+            color: Whether words and bars have the colours of a terminal.
+            columns: The columns of the terminal; None: any number.
+        """
+        if len(self.parts) > 1 or self.truth is not None:
+            heads = [name.replace("-", "\n") for name in self.columns()]
+            table = text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))
+            return "\n".join([table, *self.remarks()])
+        lines = []
+        for row in self.rows:
+            lines.append(f"{self.first.title}: {self.first.heading(row)}")
+            lines.append(row_text(self, row, color))
+        return "\n".join([*lines, *self.remarks()])
+
+    def __str__(self) -> str:
+        """As :meth:`text` without colours."""
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
+        if len(self.parts) > 1 or self.truth is not None:
+            columns = [column.tolist() for column in self.columns().values()]
+            rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
+            return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
+        return lines + str(self.view()._repr_html_())
+
+    def _explained(self) -> list[bool]:
+        return [place == self.token for place in range(len(self.tokens))]
+
+    def _lines(self, marks: bool) -> list[list[str]]:
+        """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
+        columns = {name: column.tolist() for name, column in self.columns().items()}
+        highest = {name: max((one for one in column if one == one), default=None) for name, column in columns.items()}
+        digits, lines = len(str(len(self.tokens) - 1)), []
+        for place, token in enumerate(self.tokens):
+            cells = []
+            for name, column in columns.items():
+                cell = f"{column[place]:.3f}" if column[place] == column[place] else ""
+                cells.append(cell + ("*" if column[place] == highest[name] else " ") if marks else cell)
+            mark = ">" if place == self.token else " "
+            lines.append([f"{mark} {place:>{digits}}  {token}" if marks else token, *cells])
+        return lines
+
+
+def row_text(found: Explanation, row: Row, color: bool = False) -> str:
+    """A row as plain lines: shares with bars from 0 to 1, amounts with their signs."""
+    if not found.is_signed:
+        return terminal_text(found.tokens, row.scores, row.token, color=color, full=1)
+    lines = terminal_text(found.tokens, row.scores.abs(), row.token, color=color).split("\n")
+    plain, signed = score_texts(row.scores.abs().tolist()), score_texts(row.scores.tolist(), signed=True)
+    return "\n".join(
+        line.replace(f"  {one}", f"  {other}") for line, one, other in zip(lines, plain, signed, strict=True)
+    )

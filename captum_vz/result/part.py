@@ -1,0 +1,135 @@
+"""What one method computed for one input: its rows and the maps behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from captum_vz.methods import Method, residual_text, rollout_of
+from captum_vz.methods import shares as shares_of
+from captum_vz.methods.method import INSIDE
+
+
+@dataclass
+class Row:
+    """The scores of all tokens for one thing that is explained.
+
+    Attributes:
+        name: What is explained: a token, a label, a word and its label.
+        token: The position of the token whose row this is, or whose label it explains. None: the whole input.
+        scores: `(in,)`. Amounts of an output have a sign: a positive score supports the name. Others are shares.
+        window: The tokens `(start, stop)` that the model read together, if the text was cut. No score lies outside.
+            None: the whole text, or the mean of all windows.
+        explained: The number of the output that is explained, such as a logit. None: there is none, or it is unknown.
+    """
+
+    name: str
+    token: int | None
+    scores: Tensor
+    window: tuple[int, int] | None = None
+    explained: float | None = None
+
+
+@dataclass
+class Maps:
+    """The maps behind the rows of a method.
+
+    Attributes:
+        layers: A map `(out, in)` for each layer; empty if the method has no layer maps. Of a text that was read in
+            windows the map of one layer, each row from the window in which its token has the most context.
+        rollout: The joined maps `(out, in)` through all layers; None if no method joins these maps.
+        distances: Maps of Value Zeroing before rows are divided by their sums; empty for other methods.
+    """
+
+    layers: list[Tensor] = field(default_factory=list)
+    rollout: Tensor | None = None
+    distances: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Part:
+    """What one method computed.
+
+    Attributes:
+        name: The name of the method.
+        method: The method, as a row of :data:`~captum_vz.study.METHODS`.
+        rows: The rows at the layer that is shown, one for each thing that is explained.
+        scores: All scores, raw and with their signs, `(rows, layers, tokens)`.
+        layers: The names of these layers.
+        layer: The layer that is shown, from 0; of joined maps, the last of the layers; None: all layers.
+        depth: The number of layers from which `layer` is chosen.
+        make_maps: Computes the maps, when they are first needed.
+    """
+
+    name: str
+    method: Method
+    rows: list[Row]
+    scores: Tensor
+    layers: tuple[str, ...]
+    layer: int | None
+    depth: int
+    make_maps: Callable[[], Maps] = Maps
+
+    @cached_property
+    def maps(self) -> Maps:
+        """The maps behind the rows."""
+        return self.make_maps()
+
+    @property
+    def scope(self) -> str:
+        """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
+        return self.method.scope(self.layer or 0)
+
+    @property
+    def title(self) -> str:
+        """Its name and what is scored."""
+        return ", ".join(filter(None, (self.name, self.scope)))
+
+    @property
+    def residual(self) -> float | str | None:
+        """What the rollout of its maps adds to each map for the residual connection. "inside": nothing."""
+        joining = rollout_of(self.method)
+        return INSIDE if joining is None else joining.residual
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
+        return self.method.is_signed
+
+    @property
+    def shares(self) -> Tensor:
+        """The sizes of the first row as shares of their sum, `(tokens,)` in float64."""
+        return shares_of(self.rows[0].scores.double().cpu())
+
+    def named_rows(self) -> dict[str, Tensor]:
+        """The rows by names that differ. A word that occurs twice has its position before it."""
+        names, found = [row.name for row in self.rows], {}
+        for row in self.rows:
+            cut = row.window is not None and row.token is None
+            window = f", tokens {row.window[0]} to {row.window[1]}" if cut and row.window is not None else ""
+            place = f"{row.token} " if names.count(row.name) > 1 and row.token is not None else ""
+            found[f"{place}{row.name}{window}"] = row.scores
+        return found
+
+    def named_maps(self, is_cut: bool, distances: bool = False) -> dict[str, Tensor]:
+        """The maps, or the distances in their place, by the names of their layers, and the rollout by its name."""
+        maps = (self.maps.distances if distances else []) or self.maps.layers
+        found = {self.scope: maps[0]} if is_cut else {f"layer {index}": one for index, one in enumerate(maps)}
+        name = ", ".join(filter(None, ["rollout", residual_text(self.residual)]))
+        return found if self.maps.rollout is None else found | {name: self.maps.rollout}
+
+    def heading(self, row: Row) -> str:
+        """What a row shows, in a sentence."""
+        if self.is_signed:
+            return f"how much each token supports {row.name}"
+        return f"how much {row.name} draws on each token"
+
+    def size(self) -> str:
+        """How large all scores of each row are together, in a sentence; empty for shares."""
+        known = [row for row in self.rows if row.explained and self.is_signed]
+        sizes = [(row, 100 * row.scores.abs().sum().item() / abs(row.explained or 1)) for row in known]
+        told = ", ".join(f"{row.name} {size:.0f} % of {row.explained:+.2f}" for row, size in sizes)
+        return f"size of all scores together: {told}" if told else ""
