@@ -20,11 +20,18 @@ def started() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal that shows colours, and the user has not refused them, see https://no-color.org."""
+    shown = stream is not None and stream.isatty()
+    return bool(shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+
 def tell(message: str) -> None:
     """Print one line on stderr, as the command does for errors and remarks."""
     if sys.stderr is not None:  # a shell may have closed it
+        rest = "\x1b[K" if is_terminal(sys.stderr) else ""  # of a longer line that told the current work
         with suppress(OSError):
-            print(f"captum-vz: {' '.join(message.split())}", file=sys.stderr)
+            print(f"captum-vz: {' '.join(message.split())}{rest}", file=sys.stderr)
 
 
 def _stop(*_: Any) -> None:

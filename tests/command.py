@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import captum_vz
 from captum_vz.cli import main
 
 
@@ -53,7 +52,9 @@ def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Import these packages again, for one test."""
     for package in packages:
         # The import also sets the package's name in its parent, so it is restored with the modules.
-        monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
+        parent, _, name = package.rpartition(".")
+        module = importlib.import_module(package)
+        monkeypatch.setattr(importlib.import_module(parent), name, module)
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
 

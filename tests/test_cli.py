@@ -411,7 +411,9 @@ def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: py
         (["no-such-command"], "there is no command 'no-such-command'. Pass one of explain, compare,"),
         (["explian", SENTENCE], "there is no command 'explian' (did you mean explain?)"),
         (["explain", SENTENCE, "--metod", "alti"], "unrecognized arguments: --metod alti (did you mean --method?)"),
-        (["explain", SENTENCE, "--residual", "half"], "--residual: 'half' is no share: pass one of 0.5, none, paper"),
+        (["explain", SENTENCE, "--residual", "0.5"], "unrecognized arguments: --residual 0.5"),
+        (["paper"], "paper is no command any more: "),
+        (["lab", "student", "x.ipynb"], "it is the command captum-vz-lessons"),
     ],
 )
 def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,15 +438,16 @@ def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest
         ["generate", "a hat", "--model", "agreement"],
         ["generate", " "],
         ["verify", " "],
-        ["verify", SENTENCE, "--output", "nowhere/x.json"],
-        ["verify", SENTENCE, "--output", "x.png"],
-        ["verify", SENTENCE, "--output", "x", "--html", "x"],
+        ["verify", SENTENCE, "--html", "nowhere/x.html"],
+        ["verify", SENTENCE, "--html", "x.png"],
+        ["explain", SENTENCE, "--output", "x", "--html", "x"],
         ["verify", "hat " * 200],
         ["verify", SENTENCE, "--model", "causal", "--html", "file/x.html"],
-        ["paper", "--generated", "5", "--output", "file/out"],
-        ["paper", "--generated", "5", "--output", "out", "--methods", "magic"],
-        ["paper", "--generated", "5", "--output", "out", "--batch-size", "0"],
-        ["study", "--generated", "5", "--output", "out", "--methods", "magic"],
+        ["paper", "--grammar", "5"],
+        ["lab", "grade"],
+        ["study", "--grammar", "5", "--folder", "out", "--methods", "magic"],
+        ["study", "--grammar", "5", "--folder", "file/out"],
+        ["study", "--grammar", "5", "--folder", "out", "--batch-size", "0"],
     ],
 )
 def test_arguments_are_checked_first(
@@ -570,7 +573,7 @@ def test_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
 @pytest.mark.parametrize("command", ["explain", "study"])
 def test_ctrl_c_is_one_line(command: str, folder: Path) -> None:
     """The signal comes while the model runs."""
-    rest = [SENTENCE] if command == "explain" else ["--generated", "9", "--output", "s", "--quiet"]
+    rest = [SENTENCE] if command == "explain" else ["--grammar", "9", "--folder", "s", "--quiet"]
     program = f"""
 import os, signal
 from transformers import BertModel
@@ -603,39 +606,35 @@ sys.meta_path.insert(0, Interrupt())
     )
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     root = Path(captum_vz.__file__).parents[1]
-    command = [sys.executable, "-m", "captum_vz", "--version"]
+    command = [sys.executable, "-m", "captum_vz", "explain", SENTENCE]
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
 
 
 def test_bare_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("usage: captum-vz")
     assert "explain" in out
 
 
-def test_residual_of_the_rollout(capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows of a rollout, and the rollout next to maps, have the residual that is asked for, and name it."""
-    model, tokenizer = load_model()
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    for word, residual, named in (
-        ("0.5", 0.5, "residual 0.5"),
-        ("none", None, "no residual"),
-        ("paper", None, "no residual"),
+def test_names_fix_the_residual(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of a rollout, and the rollout next to maps, have the residual of the name, and name it."""
+    inputs = load_model()[1](SENTENCE, return_tensors="pt")
+    for name, residual, named in (
+        ("value-zeroing-rollout", 0.5, "residual 0.5"),
+        ("value-zeroing-rollout-paper", None, "no residual"),
     ):
-        rollout = ValueZeroingRollout(model, residual=residual).attribute(inputs)[0]
-        for method in ("value-zeroing", "value-zeroing-rollout"):
-            found = explain_json(capsys, SENTENCE, "--method", method, "--residual", word)
-            torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
-            assert found["residual"] == residual
+        rollout = ValueZeroingRollout(load_model()[0], residual=residual).attribute(inputs)[0]
+        found = explain_json(capsys, SENTENCE, "--method", name)
+        torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(torch.tensor(found["scores"]), rollout[MASK], rtol=1e-5, atol=1e-6)
-        title = explain(capsys, SENTENCE, "--method", "value-zeroing-rollout", "--residual", word).splitlines()[0]
-        assert title.startswith(f"value-zeroing-rollout, layers 0 to 3, {named}")
-    figure = captum_vz.explain("agreement", SENTENCE).plot()
-    assert "rollout, residual 0.5" in [panel.get_title() for panel in figure.axes]
+        title = explain(capsys, SENTENCE, "--method", name).splitlines()[0]
+        assert title.startswith(f"{name}, layers 0 to 3, {named}")
 
 
 def test_all_layers_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,10 +177,9 @@ def test_methods_are_lines_that_fit(
 ) -> None:
     """At most 80 columns, at most as many as the terminal has, and each method's strongest token first."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("captum_vz.cli.output.columns_of_stdout", lambda: columns)
-    monkeypatch.setattr("captum_vz.cli.commands.compare.columns_of_stdout", lambda: columns)
-    for module in ("output", "commands.compare"):
-        monkeypatch.setattr(f"captum_vz.cli.{module}.is_terminal", lambda _: shell)
+    for module in ("output", "compare"):
+        monkeypatch.setattr(f"captum_vz.cli.{module}.room", lambda: columns)
+    monkeypatch.setattr("captum_vz.cli.output.is_terminal", lambda _: shell)
     methods = ["value-zeroing-effect-layer", "value-zeroing-rollout", "attention", "alti"]
     text = "the pictures of some extraordinarily hat [MASK] scaring marcus."
     assert main(["compare", text, "--methods", *methods, "--truth"]) == 0

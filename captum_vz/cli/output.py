@@ -1,205 +1,147 @@
-"""What commands write: tables and progress in a terminal, plain lines elsewhere, pictures and pages in files."""
+"""What commands write: lines and tables on stdout, the current work on stderr, pictures and pages in files."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import re
 import shlex
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from os import W_OK, access
 from pathlib import Path
 from typing import Any, Final
 
 from captum_vz._files import write_file
-from captum_vz.cli.options import CommandError
+from captum_vz._start import is_terminal
+from captum_vz.errors import ArgumentError
 from captum_vz.visualization import add_provenance, weights_fingerprint
-from captum_vz.visualization.pictures.axes import MARK
-from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, shade
+from captum_vz.visualization.terminal import columns_of, shade
 from captum_vz.visualization.tokens import printable
 
-BLUE: Final = "#2171b5"
-TRACK: Final = "grey50"  # the rest of a bar, up to the score of a full bar
-GAP: Final = 2  # columns between the columns of a plain table
-LEAST_BAR: Final = 4  # a terminal with less room shows no bars
-
-
-def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal that moves its cursor and shows colours, and the user has not refused colours.
-
-    NO_COLOR: https://no-color.org. Without rich, which comes with transformers, all terminals are plain.
-    """
-    shown = stream is not None and stream.isatty() and find_spec("rich") is not None
-    return bool(shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+GAP: Final = 2  # columns between the columns of a table
+_ESCAPE: Final = re.compile(r"\x1b\[[\d;]*m")
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show the current task and its duration on stderr while the block runs. Nothing is shown outside a terminal.
+    """Show the current task on stderr while the block runs. Nothing is shown outside a terminal.
 
     Yields:
         A function that changes the text.
     """
-    if not is_terminal(sys.stderr):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda text: progress.update(task, description=text)
+    def say(text: str) -> None:
+        if is_terminal(sys.stderr):
+            columns = shutil.get_terminal_size().columns - 1
+            print(f"{printable(text)[:columns]}\x1b[K\r", end="", file=sys.stderr, flush=True)
+
+    say(what)
+    try:
+        yield say
+    finally:
+        say("")
 
 
-def counted(total: int, what: str) -> Any:
-    """A bar on stderr that counts steps, as a context manager with `update`. None is shown if stderr is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, leave=False, disable=not is_terminal(sys.stderr), dynamic_ncols=True)
+def room() -> int | None:
+    """The columns of the terminal that stdout is; None if stdout is no terminal."""
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_shown else None
 
 
 def print_table(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    keys: int = 1,
-    right: Sequence[int] = (),
-    marked: int | None = None,
-    bars: Sequence[float] | None = None,
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1, right: Sequence[int] = ()
 ) -> None:
-    """Print a table: with rich in a terminal, as plain columns otherwise.
+    """Print aligned columns. Control characters are written as escapes; colours do not count.
 
     A table that is wider than the terminal is printed in parts, each with the first columns. No column is left out.
 
     Args:
         heads: The heads of the columns. A head may have several lines.
-        rows: Cells, as strings or as rich's texts (made by :func:`share_cell`).
+        rows: The cells.
         keys: How many first columns name the rows.
         right: The columns that are aligned at the right.
-        marked: The row that is printed in the colour of a mark.
-        bars: A share for each row, drawn in a last column that is as wide as the terminal allows.
     """
-    between, edges = (3, 2) if is_terminal(sys.stdout) else (GAP, 0)
-    columns = [list(column) for column in zip(heads, *rows, strict=True)]
-    room = columns_of_stdout() - edges
-    if bars is not None:
-        width = min(BAR, room - sum(_width(column) + between for column in columns))
-        if width >= LEAST_BAR:
-            columns.append(["0 to 1", *(bar_cell(share, width) for share in bars)])
-    lead = columns[:keys]
-    room -= sum(min(_width(column), room // 2) + between for column in lead)
-    for number, part in enumerate(_parts([_width(column) for column in columns[keys:]], room, between)):
-        places = [*range(keys), *(keys + place for place in part)]
-        shown, *lines = zip(*(columns[place] for place in places), strict=True)
-        aligned = [place for place, origin in enumerate(places) if origin in right]
-        if is_terminal(sys.stdout):
-            _print_rich(shown, lines, aligned, marked)
-        else:
-            print(f"{chr(10) if number else ''}{plain_table(shown, lines, aligned)}")
-
-
-def columns_of_stdout() -> int:
-    """The columns of the terminal that stdout is; a large number if stdout is no terminal."""
-    is_shown = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_shown else sys.maxsize
-
-
-def _parts(widths: Sequence[int], room: int, between: int) -> list[list[int]]:
-    """The places of columns, cut into parts that fit a width."""
-    parts: list[list[int]] = [[]]
-    left = room
-    for place, width in enumerate(widths):
-        if parts[-1] and width > left:
+    height = max(head.count("\n") + 1 for head in heads)
+    tops = [head.split("\n") for head in heads]
+    lines = [*zip(*([""] * (height - len(top)) + top for top in tops), strict=True), *rows] if any(heads) else rows
+    columns = [_aligned([_plain(str(line[place])) for line in lines], place in right) for place in range(len(heads))]
+    width, parts, left = room() or sys.maxsize, [[]], 0  # type: tuple[int, list[list[int]], int]
+    lead = sum(_width(column[0]) + GAP for column in columns[:keys])
+    for place, column in enumerate(columns[keys:], keys):
+        if parts[-1] and _width(column[0]) > left:
             parts.append([])
-            left = room
+        left = (left if parts[-1] else width - lead) - _width(column[0]) - GAP
         parts[-1].append(place)
-        left -= width + between
-    return parts
+    for number, part in enumerate(parts):
+        shown = zip(*(columns[place] for place in [*range(keys), *part]), strict=True)
+        print("\n" * bool(number) + "\n".join((" " * GAP).join(cells).rstrip() for cells in shown))
 
 
-def _width(column: Sequence[Any]) -> int:
-    return max(columns_of(line) for cell in column for line in str(cell).split("\n"))
-
-
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
-    """Aligned columns, one line for each row. Control characters are written as escapes.
-
-    >>> print(plain_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
-    token     share
-    hat         0.5
-    pictures   0.25
-    """
-    split = [head.split("\n") for head in heads]
-    height = max(map(len, split)) if any(heads) else 0
-    top = zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True) if height else ()
-    lines = [[printable(str(cell)) for cell in line] for line in [*top, *rows]]
-    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
-
-    def padded(place: int, cell: str) -> str:
-        blank = " " * (widths[place] - columns_of(cell))
-        return blank + cell if place in right else cell + blank
-
-    return "\n".join((" " * GAP).join(padded(i, cell) for i, cell in enumerate(line)).rstrip() for line in lines)
-
-
-def share_cell(word: str, share: float) -> Any:
-    """A token whose background darkens with its share, from 0 to 1. The square root of the share is shown."""
+def shaded(word: str, share: float) -> str:
+    """A word whose background darkens with the size of its share, in a terminal. The square root is shown."""
     if not is_terminal(sys.stdout):
         return word
-    from rich.text import Text
-
-    background, ink = shade(min(max(share, 0.0), 1.0) ** 0.5)
-    if (background, ink) == shade(0.0):
-        style = ""  # the terminal's own colours, which may be light on dark
-    elif _console().color_system in ("256", "truecolor"):
-        style = f"color({ink}) on color({background})"
-    else:  # the nearest of 16 colours would be black on blue
-        style = "bold white on blue" if ink == WHITE else "bold"
-    return Text(f" {printable(word)} ", style=style)
+    background, ink = shade(min(abs(share), 1.0) ** 0.5)
+    return f"\x1b[48;5;{background};38;5;{ink}m{printable(word)}\x1b[0m"
 
 
-def bar_cell(share: float, width: int = BAR) -> Any:
-    """A bar that is full at a share of 1."""
-    drawn = bar(min(max(share, 0.0), 1.0), width)
-    if not is_terminal(sys.stdout):
-        return drawn
-    from rich.text import Text
-
-    return Text(drawn, style=BLUE) + Text("·" * (width - len(drawn)), style=TRACK)
+def _aligned(cells: Sequence[str], right: bool) -> list[str]:
+    """Cells of the same width."""
+    most = max(map(_width, cells))
+    blanks = [" " * (most - _width(cell)) for cell in cells]
+    return [blank + cell if right else cell + blank for cell, blank in zip(cells, blanks, strict=True)]
 
 
-def joined_cell(words: str, drawn: str) -> Any:
-    """Words and a bar in one cell."""
-    if not is_terminal(sys.stdout):
-        return words + drawn
-    from rich.text import Text
-
-    return Text(words, no_wrap=True) + Text(drawn, style=BLUE)
+def _plain(cell: str) -> str:
+    return cell if _ESCAPE.search(cell) else printable(cell)
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(file=sys.stdout, force_terminal=True, highlight=False)
+def _width(cell: str) -> int:
+    return columns_of(_ESCAPE.sub("", cell))
 
 
-def _print_rich(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int], marked: int | None) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def check_text(text: str) -> None:
+    """Refuse a text that is empty, or not in UTF-8."""
+    if not text.strip():
+        raise ArgumentError("the text is empty: there is no token to explain.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
+        raise ArgumentError(
+            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal."
+        ) from error
 
-    table = Table(box=box.SIMPLE_HEAD if any(heads) else None, pad_edge=False, show_header=any(heads))
-    for place, head in enumerate(heads):
-        name = Text("\n".join(map(printable, head.split("\n"))))
-        table.add_column(name, justify="right" if place in right else "left", overflow="fold")
-    for place, row in enumerate(rows):
-        cells = [cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row]
-        table.add_row(*cells, style=f"bold {MARK}" if place == marked else "")
-    _console().print(table)
+
+def check_files(picture: Path | None = None, page: Path | None = None) -> None:
+    """Refuse files that cannot be written, before anything is computed."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    for path in filter(None, (picture, page)):
+        if not path.parent.is_dir():
+            raise ArgumentError(f"cannot write {path}: there is no folder {path.parent}.")
+        if path.is_dir():
+            raise ArgumentError(f"cannot write {path}: Is a directory.")
+        if not access(path if path.exists() else path.parent, W_OK):
+            raise ArgumentError(f"cannot write {path}: Permission denied.")
+    if page is not None and page.suffix[1:].lower() in formats:
+        raise ArgumentError(f"{page} is the name of a picture: pass a name that ends with .html.")
+    if picture is not None and picture.suffix and picture.suffix[1:].lower() not in formats:
+        raise ArgumentError(f"cannot write {picture}: pass a name that ends with one of {', '.join(sorted(formats))}.")
+    if picture is not None and page is not None and picture.absolute() == page.absolute():
+        raise ArgumentError(f"{picture} is the name of two files: pass different names.")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is computed."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ArgumentError(f"cannot write {folder}: {existing} is a file.")
+    if not access(existing, W_OK):
+        raise ArgumentError(f"cannot write {folder}: {existing} is not writable.")
 
 
 def page_origin(options: argparse.Namespace, model: Any) -> dict[str, str]:
@@ -213,23 +155,14 @@ def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: s
 
     The file carries where its numbers come from: the model and a fingerprint of its weights, the method, the text and
     the command. :func:`captum_vz.visualization.read_provenance` reads it.
-
-    Args:
-        figure: The figure.
-        options: The options of the command.
-        model: The model.
-        method: The method.
     """
     path: Path = options.output
     add_provenance(
         figure, model=model, name=options.model, method=method, text=options.text, command=options.command_line
     )
-    try:
-        with warnings.catch_warnings(), file_errors(path):
-            warnings.simplefilter("ignore")  # characters that the font does not have
-            figure.savefig(path, format=path.suffix[1:].lower() or "png")
-    except ValueError as error:
-        raise CommandError(f"cannot write {path}: {error}.") from error
+    with warnings.catch_warnings(), file_errors(path):
+        warnings.simplefilter("ignore")  # characters that the font does not have
+        figure.savefig(path, format=path.suffix[1:].lower() or "png")
 
 
 def save_page(text: str, path: Path) -> None:
@@ -240,16 +173,15 @@ def save_page(text: str, path: Path) -> None:
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into a `CommandError`."""
+    """Say which file an error of the disk is about."""
     try:
         yield
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def name_files(picture: Path | None, page: Path | None) -> None:
     """Print the names of the files that were written."""
-    if picture is not None:
-        print(f"picture: {picture}")
-    if page is not None:
-        print(f"page: {page}")
+    for kind, path in (("picture", picture), ("page", page)):
+        if path is not None:
+            print(f"{kind}: {path}")

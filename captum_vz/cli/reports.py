@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.cli.output import is_terminal, name_files, print_table, save_page
+from captum_vz._start import is_terminal
+from captum_vz.cli.output import name_files, print_table, save_page
 from captum_vz.study.results import with_interval
 from captum_vz.tables import heading, page, paragraph, picture
 from captum_vz.tables import html_table as table

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     examples = [Example.from_record(record) for record in agreement_sentences(6)]
-    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS]) == 0
+    assert main(["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS]) == 0
     out, err = capsys.readouterr()
     assert "6/6" in err
     expected = run_study({"agreement": load_model}, examples, "t", METHODS, quiet=True)
@@ -40,7 +40,7 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
     line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
     assert [float(number) for number in re.findall(r"(\S+) \[", line)] == pytest.approx(mean, abs=5e-4)
-    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--quiet"]) == 0
+    assert main(["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -50,14 +50,14 @@ def test_typed_options_override_the_file(folder: Path) -> None:
     write_jsonl(folder / "conf" / "mine.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
     config = folder / "conf" / "config.toml"
     config.write_text(
-        'jsonl = "mine.jsonl"\noutput = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
+        'jsonl = "mine.jsonl"\nfolder = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
         "batch-size = 3\nquiet = true\ncontent_only = false\n"
     )
     assert main(["study", "conf/config.toml", "--methods", "random"]) == 0
     study = Study(folder / "conf" / "out")
     assert list(study.settings["methods"]) == ["random"]
     assert study.skipped["example"].tolist() == ["bad"]
-    assert main(["study", "conf/config.toml", "--output", "elsewhere"]) == 0
+    assert main(["study", "conf/config.toml", "--folder", "elsewhere"]) == 0
     assert list(Study(folder / "elsewhere").settings["methods"]) == ["random", "position"]
 
 
@@ -66,7 +66,7 @@ def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytes
     for paradigm in HELD_OUT_PARADIGMS:
         records = [json.dumps(forms | {"UID": paradigm, "pairID": str(number)}) for number in range(10)]
         (folder / f"{paradigm}.jsonl").write_text("\n".join(records))
-    options = ["study", "--blimp", ".", "--methods", "random", "--metrics", "cue_mrr", "--output"]
+    options = ["study", "--blimp", ".", "--methods", "random", "--metrics", "cue_mrr", "--folder"]
     assert main([*options, "held", "--limit", "4"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == (
@@ -84,28 +84,28 @@ def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytes
 
 def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "my.csv").write_text("text,target,cue,good,bad\nThe hats of Rosa are red.,are,hats,are,is\n")
-    assert main(["study", "--csv", "my.csv", "--methods", "random", "--output", "s", "--quiet"]) == 0
+    assert main(["study", "--csv", "my.csv", "--methods", "random", "--folder", "s", "--quiet"]) == 0
     assert Study("s").rows()[["cue_dot", "blank_out"]].notna().all(axis=None)
-    assert "A CSV? Pass --csv" in refused(capsys, "study", "--jsonl", "my.csv", "--output", "t")
+    assert "A CSV? Pass --csv" in refused(capsys, "study", "--jsonl", "my.csv", "--folder", "t")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--generated", "2"], "pass --output FOLDER"),
-        (["--output", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --generated N"),
-        (["--output", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
-        (["--output", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
-        (["--output", "s", "--generated", "-1"], "argument --generated: -1 is less than 1"),
-        (["--output", "s", "--generated", "2", "--methods", "magic"], "there is no method 'magic'. Pass some of"),
-        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "there is no ./none"),
-        (["--output", "s", "--generated", "2", "--metrics", "blank_out:swap"], "blank_out takes one of :mask and :de"),
-        (["--output", "file/s", "--generated", "2"], "cannot write file/s: "),
-        (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
+        (["--grammar", "2"], "pass --folder FOLDER"),
+        (["--folder", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --grammar N"),
+        (["--folder", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
+        (["--folder", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
+        (["--folder", "s", "--grammar", "-1"], "argument --grammar: -1 is less than 1"),
+        (["--folder", "s", "--grammar", "2", "--methods", "magic"], "--methods is ['magic']"),
+        (["--folder", "s", "--grammar", "2", "--model", "./none", "--quiet"], "there is no ./none"),
+        (["--folder", "s", "--grammar", "2", "--metrics", "blank_out:swap"], "blank_out takes one of :mask and :de"),
+        (["--folder", "file/s", "--grammar", "2"], "cannot write file/s: "),
+        (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
         (["odd.toml"], "odd.toml is not a TOML file"),
         (["unknown.toml"], "unknown.toml: there is no option 'modle'"),
-        (["number.toml"], "number.toml: output is 5: expected the name of a file or folder, in quotes"),
+        (["number.toml"], "number.toml: folder is 5: expected the name of a file or folder, in quotes"),
         (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
         (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
     ],
@@ -118,7 +118,7 @@ def test_bad_command_gives_one_line(
     (folder / "other" / "thesis.tex").write_text("")
     (folder / "odd.toml").write_text("model = ")
     (folder / "unknown.toml").write_text('modle = "agreement"')
-    (folder / "number.toml").write_text("output = 5")
+    (folder / "number.toml").write_text("folder = 5")
     (folder / "numbers.toml").write_text('jsonl = ["a.jsonl", 3]')
     (folder / "table.toml").write_text('[model]\nname = "agreement"')
     assert told in refused(capsys, "study", *arguments)
@@ -128,14 +128,14 @@ def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monk
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
-    assert main(["study", "--generated", "2", "--output", "s"]) == 130
+    monkeypatch.setattr("captum_vz.cli.study.run_study", stopped)
+    assert main(["study", "--grammar", "2", "--folder", "s"]) == 130
     assert capsys.readouterr() == ("", "captum-vz: stopped. The same command continues from here.\n")
 
 
 def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl("bad.jsonl", [Example(str(i), ("hats", "[MASK]"), 7) for i in range(3)])
-    options = ["study", "--jsonl", "bad.jsonl", "--output", "s", "--methods", "random", "--quiet"]
+    options = ["study", "--jsonl", "bad.jsonl", "--folder", "s", "--methods", "random", "--quiet"]
     told = (
         "captum-vz: 'agreement' could use none of the 3 examples, most often because: the target is word 7, but there "
         "are 2 words, 0 to 1. s/skipped.csv lists the reasons.\n"
@@ -149,7 +149,7 @@ def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFix
 def test_json_equals_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = Example("bad, of two words", ("hats", "[MASK]"), 7)
     write_jsonl("some.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
-    assert main(["study", "--jsonl", "some.jsonl", "--output", "s", "--methods", *METHODS, "--json"]) == 0
+    assert main(["study", "--jsonl", "some.jsonl", "--folder", "s", "--methods", *METHODS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["settings", "summary", "differences", "skipped"]
     assert found["settings"] == json.loads((folder / "s" / "study.json").read_text("utf-8"))
@@ -181,7 +181,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forget(monkeypatch, "captum_vz.study")
+    forget(monkeypatch, "captum_vz.study", "captum_vz.cli.study", "captum_vz.cli.reports")
     found = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:
@@ -190,18 +190,18 @@ def test_missing_extra_is_named(
         return found(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    told = refused(capsys, "study", "--generated", "2", "--output", "s")
+    told = refused(capsys, "study", "--grammar", "2", "--folder", "s")
     assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 
 @pytest.mark.slow
 def test_two_launched_processes_share_work(folder: Path) -> None:
-    options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot"]
+    options = ["study", "--grammar", "6", "--methods", "random", "--metrics", "cue_dot"]
     # accelerate starts several processes on CPUs by its launcher for GPUs (torchrun) or by MPI.
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     run = subprocess.run(
-        [sys.executable, *launch, *quietly, "-m", "captum_vz", *options, "--output", "two"],
+        [sys.executable, *launch, *quietly, "-m", "captum_vz", *options, "--folder", "two"],
         capture_output=True,
         text=True,
         check=False,
@@ -211,7 +211,7 @@ def test_two_launched_processes_share_work(folder: Path) -> None:
     assert run.stdout.count("rows, summary.csv") == 1
     assert run.stderr.count("3/3") >= 1  # half of the six
     assert "6/6" not in run.stderr
-    assert main([*options, "--output", "one", "--quiet"]) == 0
+    assert main([*options, "--folder", "one", "--quiet"]) == 0
     assert_same_study(Study("two"), Study("one"))
     assert json.loads((folder / "two" / "study.json").read_text())["examples"]["count"] == 6
     assert len(pd.read_csv(folder / "two" / "summary.csv")) == 6
@@ -240,7 +240,7 @@ def test_second_start_with_a_plugin_computes_nothing(
 ) -> None:
     (folder / "mine.py").write_text(PLUGIN)
     own = ["--methods", "ids", "fails", "captums", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
-    assert main(["study", "--generated", "500", *own, "--output", "s", "--quiet"]) == 0
+    assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
     found, before = Study("s"), parts(Path("s"))
     assert found.rows().groupby("method")["example"].nunique().to_dict() == {"captums": 500, "ids": 500}
     assert found.skipped.groupby("method")["example"].nunique().to_dict() == {"fails": 500}
@@ -250,7 +250,7 @@ def test_second_start_with_a_plugin_computes_nothing(
         raise AssertionError("loaded")
 
     monkeypatch.setattr(app_models, "load_model", never)
-    assert main(["study", "--generated", "500", *own, "--output", "s", "--quiet"]) == 0
+    assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
     assert parts(Path("s")) == before
     pd.testing.assert_frame_equal(Study("s").summary, summary)
 
@@ -258,7 +258,7 @@ def test_second_start_with_a_plugin_computes_nothing(
 def test_plugin_is_read(folder: Path, capsys: pytest.CaptureFixture[str], own_names: None) -> None:
     (folder / "mine.py").write_text(PLUGIN)
     own = ["--methods", "ids", "fails", "captums", "random", "--metrics", "largest", "cue_dot"]
-    assert main(["study", "--generated", "4", *own, "--plugin", "mine.py", "--output", "s", "--quiet"]) == 0
+    assert main(["study", "--grammar", "4", *own, "--plugin", "mine.py", "--folder", "s", "--quiet"]) == 0
     found = Study("s")
     assert set(found.rows()["method"]) == {"ids", "captums", "random"}
     assert set(found.skipped["skipped"]) == {"OSError: no such file of mine"}
@@ -280,5 +280,5 @@ def test_wrong_plugin_is_one_line(
 ) -> None:
     if text is not None:
         (folder / name).write_text(text)
-    assert told in refused(capsys, "study", "--generated", "2", "--plugin", name, "--output", "s")
-    assert "did you mean" not in refused(capsys, "study", "--generated", "2", "--metrics", "largest", "--output", "s")
+    assert told in refused(capsys, "study", "--grammar", "2", "--plugin", name, "--folder", "s")
+    assert "did you mean" not in refused(capsys, "study", "--grammar", "2", "--metrics", "largest", "--folder", "s")

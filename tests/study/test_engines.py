@@ -80,19 +80,19 @@ def test_launched_study_equals_one_process(
     launcher: str, examples: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["study", "--generated", "70", "--methods", "random", "--metrics", "cue_dot", "--quiet"]
+    options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot", "--quiet"]
     two = {
         "torch.distributed.run": f"--nproc-per-node 2 --master-port {free_port()}",
         "accelerate.commands.launch": "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
         "--dynamo_backend no --main_process_port 0",
     }[launcher].split()
-    study_two = ["-m", "captum_vz", *options, "--output", "two", "--engine", "accelerate"]
+    study_two = ["-m", "captum_vz", *options, "--folder", "two", "--engine", "accelerate"]
     subprocess.run(
         [sys.executable, "-m", launcher, *two, *study_two],
         check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert main([*options, "--output", "one", "--engine", "local"]) == 0
+    assert main([*options, "--folder", "one", "--engine", "local"]) == 0
     assert_same_study(Study("two"), Study("one"))
 
 
@@ -184,7 +184,7 @@ def test_plugins_and_functions_reach_workers(
     Path("mine.py").write_text(PLUGIN)
     own = ["--methods", "ids", "fails", "captums", "random", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
     for engine in ("ray", "local"):
-        assert main(["study", "--generated", "4", *own, "--output", engine, "--quiet", "--engine", engine]) == 0
+        assert main(["study", "--grammar", "4", *own, "--folder", engine, "--quiet", "--engine", engine]) == 0
     assert_same_study(Study("ray"), Study("local"))
     methods = {"nearest": nearest, "half": lambda batch: batch.inputs["input_ids"] * 0.5}
     two = [

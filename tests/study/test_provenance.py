@@ -23,7 +23,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A study by the command, which grew by a second one."""
     folder = tmp_path_factory.mktemp("typed")
     write_jsonl(folder / "mine.jsonl", [Example.from_record(record) for record in agreement_sentences(6)])
-    given = ["study", "--jsonl", str(folder / "mine.jsonl"), "--output", str(folder / "s"), "--metrics", "cue_dot"]
+    given = ["study", "--jsonl", str(folder / "mine.jsonl"), "--folder", str(folder / "s"), "--metrics", "cue_dot"]
     assert main([*given, "--quiet", "--methods", "random"]) == 0
     assert main([*given, "--quiet", "--methods", *METHODS]) == 0
     return Study(folder / "s")

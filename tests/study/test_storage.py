@@ -297,7 +297,7 @@ def test_broken_jsonl_is_one_line(
     Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])
     with pytest.raises(ValueError, match=rf"x\.jsonl, line {1 if kind == 'UTF-16' else 2}: "):
         read_jsonl("x.jsonl")
-    told = refused(capsys, "study", "--jsonl", "x.jsonl", "--output", "s")
+    told = refused(capsys, "study", "--jsonl", "x.jsonl", "--folder", "s")
     assert len(told) < 300 or kind == "large number"
     assert not Path("s").exists()
 
@@ -309,7 +309,7 @@ def test_broken_settings_are_one_line(
     monkeypatch.chdir(tmp_path)
     Path("s").mkdir()
     Path("s/study.json").write_bytes(BROKEN[kind])
-    told = refused(capsys, "study", "--generated", "2", "--output", "s")
+    told = refused(capsys, "study", "--grammar", "2", "--folder", "s")
     assert "s/study.json does not hold the settings of a study" in told
     with pytest.raises(ValueError, match=re.escape("does not hold the settings")):
         Study("s")
@@ -339,5 +339,5 @@ def test_broken_blimp_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("blimp").mkdir()
     Path("blimp/anaphor_number_agreement.jsonl").write_bytes(record)
-    told = refused(capsys, "study", "--blimp", "blimp", "--output", "s")
+    told = refused(capsys, "study", "--blimp", "blimp", "--folder", "s")
     assert "anaphor_number_agreement.jsonl, line 1" in told

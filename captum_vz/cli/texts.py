@@ -1,0 +1,290 @@
+"""`captum-vz explain`, `compare` and `generate`: one text explained by one method or several, or continued."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+import captum_vz
+from captum_vz._start import is_terminal, tell
+from captum_vz.cli.output import (
+    check_files,
+    check_text,
+    name_files,
+    page_origin,
+    print_table,
+    room,
+    save_page,
+    save_picture,
+    shaded,
+    working,
+)
+from captum_vz.errors import ArgumentError, renamed
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation.prompts import read_prompts
+from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.result import Explanation
+from captum_vz.result.words import KINDS, TokenText
+from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.study.comparison import compare as compared
+from captum_vz.subjects import Subject, subject_of, text_subject_of
+from captum_vz.subjects.texts import check_room, prepare_text, remarks
+from captum_vz.tables import frame, html_table, page, paragraph
+from captum_vz.visualization.terminal import bar, columns_of, score_texts, terminal_text
+from captum_vz.visualization.tokens import printable
+
+if TYPE_CHECKING:
+    from captum_vz.study.scoring.truth import Truth
+
+STRONGEST: Final = 3  # tokens in a line
+WIDEST: Final = 80  # columns of a line of several tokens
+NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
+ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods of generated text
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Explain, print and draw."""
+    check_text(options.text)
+    check_files(options.output, options.html)
+    window, pair = options.window, options.pair
+    if window is not None and len(window) > 2:
+        raise ArgumentError(
+            f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share."
+        )
+    asked = {name: getattr(options, name) for name in ("method", "target", "foil", "token", "layer", "words")}
+    with working(f"loading {options.model}") as say:
+        subject = subject_of(options.model)
+        say(f"{options.method or 'explanation'}: maps of {len(subject.layers)} layers")
+        second = pair[0] if pair is not None and len(pair) == 1 else pair
+        found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
+        _write(options, found, subject, say)
+    if options.json:
+        print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
+        return
+    print(found.printed(is_terminal(sys.stdout), room()))
+    if len(found.maps) > 1 and options.html is None:
+        print(f"all {len(found.maps)} layers: --html FILE")
+    name_files(options.output, options.html)
+
+
+def _write(options: argparse.Namespace, found: Explanation, subject: Subject, say: Callable[[str], None]) -> None:
+    """The picture and the page of an explanation."""
+    if options.output is not None:
+        say(f"drawing {options.output}")
+        save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
+    if options.html is not None:
+        save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Compare, print and draw."""
+    check_text(options.text)
+    check_files(options.output, options.html)
+    methods = "all" if options.methods == ["all"] else options.methods
+    names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
+    _check_use(options)
+    lines, truth = list[str](), None
+    with working(f"loading {options.model}") as say:
+        subject = text_subject_of(options.model)
+        if options.truth:  # first, because it may refuse the model
+            say("blanking out each token")
+            if options.foil is None and options.target is None:
+                options.foil, told = choose_foil(options.text, subject, options.token)
+                lines += [renamed(told, options.names)] if told else []
+            truth = blanked_out(options.text, subject, options.token, options.target, options.foil)
+        done = [f"methods: 0/{len(names)}"]
+
+        def advance(name: str) -> None:
+            done.append(name)
+            say(f"methods: {len(done) - 1}/{len(names)}, {name}")
+
+        say(done[0])
+        asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
+        found = compared(subject, options.text, methods, **asked, advance=advance)
+        if truth is not None:
+            found = replace(found, truth=truth.shares)
+            lines.insert(0, _strongest(found, truth))
+        if options.output is not None:
+            save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
+        if options.html is not None:
+            say("maps of all methods")
+            save_page(_page(found, options, subject, lines), options.html)
+    if options.json:
+        record = {"text": options.text, "model": options.model, **found.to_dict()}
+        falls = [] if truth is None else [None if math.isnan(fall) else fall for fall in truth.falls.tolist()]
+        print(json.dumps(record | ({} if truth is None else {"answer": truth.answer, "falls": falls})))
+        return
+    where = "" if found.layer is None else f"layer {found.layer}: "
+    if options.full:
+        print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
+        print(found.printed(is_terminal(sys.stdout), room()))
+    else:
+        print(f"{where}the tokens on which {found.tokens[found.token or 0]} draws most")
+        _print(found)
+        lines = [*found.remarks(), *lines, "all tokens: --full; all layers: --html FILE"]
+    print(*lines, sep="\n", end="\n" * bool(lines))
+    name_files(options.output, options.html)
+
+
+def _check_use(options: argparse.Namespace) -> None:
+    """Tell that a target or a foil has no effect."""
+    named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
+    chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
+    if named and chosen and not options.truth and not any(method.explains_output for method in chosen):
+        tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
+
+
+def _print(found: Explanation) -> None:
+    """A line for each method: its strongest tokens with bars, and the layers that its scores are about."""
+    width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares))
+    count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
+    cell = max(LEAST, width // count - 2)
+    words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
+    rows = []
+    for name, column in found.shares.items():
+        best = column.argsort(descending=True, stable=True)[:count].tolist()
+        rows.append([name, *(_strong(found.tokens[place], column[place].item(), words, cell) for place in best)])
+    print_table(["method", *("strongest", "second", "third")[:count]], rows)
+    scopes: dict[str, list[str]] = {}
+    for name, scope in found.scopes.items():
+        scopes.setdefault(scope, []).append(name)
+    for scope, names in scopes.items():
+        if scope and scope != f"layer {found.layer}":
+            print(f"{scope}: {', '.join(names)}")
+
+
+def _strong(token: str, share: float, words: int, cell: int) -> str:
+    """A token, its share and a bar, at most `cell` columns wide."""
+    name = printable(token)
+    while columns_of(name) > words:
+        name = name[:-2] + "…" if len(name) > 1 else ""
+    number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
+    return f"{name}{' ' * (words - columns_of(name))} {number} {bar(min(share, 1.0), min(BAR, cell - NUMBER - words))}"
+
+
+def _strongest(found: Explanation, truth: Truth) -> str:
+    """The tokens without which the probability changes most."""
+    falls = truth.falls.nan_to_num()
+    order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
+    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
+    how = "falls most" if all(falls[i] > -0.005 for i in order) else "changes most (+ it falls, - it rises)"
+    changes = f"{how} without: {named}" if named else "changes without no token"
+    return f"blanking out: the probability of {truth.answer} {changes}"
+
+
+def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
+    """The interactive maps of the methods, and the table, as a page."""
+    token, columns = found.tokens[found.token or 0], found.columns()
+    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
+    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
+    caption = f"How much {token} draws on each token. Each column sums to 1."
+    view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
+    below = map(paragraph, [*lines, *found.remarks()])
+    return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Generate, attribute, print and draw."""
+    most, step = options.max_new_tokens, options.step
+    if step is not None and not -most <= step < most:
+        raise ArgumentError(f"--step {step} is out of range: --max-new-tokens is {most}.")
+    check_text(options.text)
+    check_files(options.output, options.html)
+    with working(f"loading {options.model}") as say:
+        subject = subject_of(options.model)
+        model = subject.model
+        has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        name = options.method or (CROSS if has_encoder else ROLLOUT)
+        method = METHODS[name]
+        if not getattr(model, "can_generate", bool)():
+            raise ArgumentError(
+                f"model is a {type(model).__name__}, which continues no text: pass a causal model, or a model with an "
+                "encoder and a decoder.",
+                "model",
+            )
+        layers = captum_vz.find_layers(model, "decoder" if has_encoder else None)
+        asked = -1 if options.layer is None else options.layer
+        if method.layered:
+            check_layer(asked, replace(subject, layers=layers).depth)
+        elif options.layer is not None:
+            raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
+        prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
+        for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
+            warnings.warn(remark, stacklevel=1)
+        check_room(options.text, subject, most)
+        mask = _mask(options, subject.tokenizer)
+        say(f"{name}: {most} new tokens, {len(layers)} layers")
+        sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
+        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
+    starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
+    mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
+    layer = found.layer_index(asked) if method.layered else 0
+    steps = len(found.generated.ids)
+    if step is not None and not -steps <= step < steps:
+        raise ArgumentError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
+    title = ", ".join(filter(None, [name, method.scope(layer)]))
+    if options.output is not None:
+        save_picture(found.plot(layer, mask=mask if torch.any(mask) else None), options, model, name)
+    if options.html is not None:
+        view = found.view(layer, mask=mask, title=f"{options.text} … {found.text}")
+        told = f"{options.model} continues the text ({title})."
+        save_page(replace(view, subtitle=told, about=page_origin(options, model)).html(), options.html)
+    if options.json:
+        record = json.loads(found.to_json(mask=mask))
+        print(json.dumps({**record, "model": options.model, "method": name, "residual": method.residual}))
+        return
+    join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
+    print(f"text: {options.text}{join}{found.text}".rstrip())
+    if step is not None:
+        print(f"{title}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
+        _print_step(found, step, layer, mask)
+    else:
+        print(f"{title}: the prompt tokens that each new token draws on most")
+        _print_steps(found, layer, mask)
+    name_files(options.output, options.html)
+
+
+def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
+    """Which prompt tokens `--mask` leaves out, `(m,)`."""
+    (prompt,), _ = read_prompts(tokenizer, options.text, None, None)
+    tokens = TokenText.of(tokenizer, prompt.ids)
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
+        if not tokens.mask([[word]]).any():
+            tell(f"--mask: {word!r} is no word of the prompt.")
+    mask = tokens.mask(kinds)
+    if mask.all():
+        raise ArgumentError("--mask leaves out all prompt tokens: keep at least one.")
+    return mask
+
+
+def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:
+    """One line for each new token: its share of the prompt, and its strongest prompt tokens."""
+    scores, shares = found.scores[..., layer], found.prompt_share[:, layer].tolist()
+    kept, rows = (~mask).nonzero()[:, 0], []
+    for step, label in enumerate(found.generated.labels):
+        best = kept[scores[step, kept].abs().argsort(descending=True, stable=True)][:STRONGEST].tolist()
+        strongest = [shaded(f"{found.prompt.labels[i]} {scores[step, i]:.2f}", scores[step, i].item()) for i in best]
+        rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(strongest)))
+    print_table([""] * 4, rows, right=(0,))
+
+
+def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
+    """One line for each prompt token that is not masked."""
+    labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
+    scores = found.scores[step, ~mask, layer]
+    if not (scores < 0).any() and scores.sum() <= 1.001:
+        print(terminal_text(labels, scores, color=is_terminal(sys.stdout), full=1))
+        return
+    highest = float(found.scores[step, :, layer].abs().max()) or 1.0
+    words = [shaded(*pair) for pair in zip(labels, (scores / highest).tolist(), strict=True)]
+    print_table([""] * 2, list(zip(words, score_texts(scores.tolist(), signed=True), strict=True)), right=(1,))
