@@ -65,8 +65,9 @@ def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path
 def test_part_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     """A file of another study, or of another place in this one, is no part of it."""
     model, tokenizer = shipped
-    found = small(tmp_path / "s", examples)
-    other = small(tmp_path / "other", examples, models={"agreement": (type(model)(model.config).eval(), tokenizer)})
+    found = small(tmp_path / "s", examples, methods=["attention"])
+    untrained = {"agreement": (type(model)(model.config).eval(), tokenizer)}
+    other = small(tmp_path / "other", examples, models=untrained, methods=["attention"])
     one, second = sorted((tmp_path / "s" / "scores").iterdir())
     for copied in (one, max((other.folder / "scores").iterdir())):
         second.write_bytes(copied.read_bytes())
