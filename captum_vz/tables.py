@@ -10,8 +10,9 @@ from html import escape
 from typing import Any, Final
 
 from captum_vz.visualization import View
-from captum_vz.visualization.pictures.parts.style import MARK
-from captum_vz.visualization.terminal import columns_of, printable
+from captum_vz.visualization.pictures.axes import MARK
+from captum_vz.visualization.terminal import columns_of
+from captum_vz.visualization.tokens import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")

@@ -248,7 +248,12 @@ def _execute(notebook: NotebookNode) -> Iterator[tuple[Any, int, NotebookNode, s
 
     resources = {"metadata": {"path": str(FOLDER)}}
     client = NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL, resources=resources
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        extra_arguments=QUIET_KERNEL,
+        resources=resources,
+        coalesce_streams=True,
     )
     with client.setup_kernel(env={**os.environ, **OFFLINE}):
         for index, cell in enumerate(notebook.cells):

@@ -23,7 +23,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors", "_private", "_start", "_files"},
-    {"functional", "_names"},
+    {"functional", "_names", "_measures"},
     {"_engine.numerics"},
     {"_engine.taps"},
     {"_engine.capture"},
@@ -44,7 +44,6 @@ ROOMS = [
     {"generation"},
     {"app"},
     {"study"},
-    {"paper"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -73,7 +72,7 @@ import captum_vz
 print("torch" in sys.modules)
 import captum.attr
 before = set(sys.modules)
-from captum_vz import ValueZeroing, verify
+from captum_vz import ValueZeroing, find_layers, word_mask
 print(*{name.partition(".")[0] for name in set(sys.modules) - before})
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

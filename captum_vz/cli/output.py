@@ -18,7 +18,8 @@ from captum_vz._files import write_file
 from captum_vz._start import is_terminal
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import add_provenance, weights_fingerprint
-from captum_vz.visualization.terminal import columns_of, printable, shade
+from captum_vz.visualization.terminal import columns_of, shade
+from captum_vz.visualization.tokens import printable
 
 GAP: Final = 2  # columns between the columns of a table
 _ESCAPE: Final = re.compile(r"\x1b\[[\d;]*m")

@@ -17,7 +17,6 @@ from captum_vz.tables import html_table as table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from captum_vz.paper.report import Reproduction
     from captum_vz.study import Study
 
 ALL = "all"  # the group of all examples
@@ -70,21 +69,6 @@ def print_study(study: Study, notes: Sequence[str] = ()) -> None:
     print(*study.lines(), sep="\n")
 
 
-def print_reproduction(found: Reproduction) -> None:
-    """The report in Markdown. In a terminal, its main table for each model."""
-    if not is_terminal(sys.stdout):
-        print(found)
-        return
-    if found.about:
-        print(found.about)
-    for model, heads, rows in _tables(found.summary):
-        print(f"{model}: the last layer, with intervals over sentences")
-        print_table(heads, rows)
-        omitted = found.omitted[found.omitted["model"] == model]
-        for one in omitted.itertuples():
-            print(f"without {one.what}: {one.reason}")
-
-
 def study_json(study: Study) -> str:
     """The settings, the summary and the skipped examples as JSON."""
     names = ("summary", "differences", "skipped")
@@ -92,39 +76,21 @@ def study_json(study: Study) -> str:
     return json.dumps({"settings": study.settings, **tables})
 
 
-def reproduction_json(found: Reproduction) -> str:
-    """All tables of the paper's evaluations as JSON."""
-    names = ("summary", "differences", "probing", "correlation", "omitted", "skipped")
-    tables = {name: getattr(found, name) for name in names} | found.further.tables() | found.controls.tables()
-    return json.dumps({"about": found.about, **{name: _records(table) for name, table in tables.items()}})
+def study_page(study: Study, notes: Sequence[str] = (), metrics: Sequence[str] = ()) -> str:
+    """The tables and figures of a study as a page.
 
-
-def study_page(study: Study, notes: Sequence[str] = ()) -> str:
-    """The tables and figures of a study as a page, with notes on its sentences."""
+    Args:
+        study: The study.
+        notes: Lines on its sentences.
+        metrics: The metrics that are drawn. Empty: all that the folder has.
+    """
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
     for model, heads, rows in _tables(study.summary):
         parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
     parts += map(paragraph, study.lines())
-    for metric in study.settings["metrics"]:
+    for metric in metrics or study.settings["metrics"]:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
     return page("Study", *parts, *_skipped(study.skipped), *_repeat(study.repeat))
-
-
-def reproduction_page(found: Reproduction) -> str:
-    """The tables and figures of the paper's evaluations as a page."""
-    parts = [paragraph(found.about)] if found.about else []
-    for model, heads, rows in _tables(found.summary):
-        parts += [heading(model), table("Scores of the last layer, and their intervals", heads, rows)]
-        own = found.correlation[found.correlation["model"] == model]
-        cells = [[one.method, with_interval(one.statistic, one.low, one.high)] for one in own.itertuples()]
-        if cells:
-            caption = "Rank correlation of cue alignment with what a probe reads from a layer, over layers"
-            parts.append(table(caption, ["method", "correlation"], cells))
-        omitted = found.omitted[found.omitted["model"] == model]
-        parts += [paragraph(f"Without {one.what}: {one.reason}") for one in omitted.itertuples()]
-    for what in found.figures:
-        parts.append(picture(found.plot(what), f"{what}, as in the tables"))
-    return page("The paper's evaluations", *parts, *_skipped(found.skipped), *_repeat(found.repeat))
 
 
 def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:

@@ -16,11 +16,12 @@ from captum_vz.cli.output import check_files, check_folder
 from captum_vz.cli.reports import print_study, show, study_json, study_page
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
-from captum_vz.study import metric_named, run_study
+from captum_vz.study import run_study
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.study.results import SUMMARY
+from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
@@ -42,8 +43,7 @@ def study(options: argparse.Namespace) -> None:
     check_folder(options.folder)
     check_files(None, options.html)
     with _study_errors():
-        for name in options.metrics or ():
-            metric_named(name)
+        metrics = list(given_metrics(options.metrics))
         examples, notes = _examples(options)
         if not (options.folder / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
@@ -52,7 +52,7 @@ def study(options: argparse.Namespace) -> None:
             examples,
             options.folder,
             options.methods,
-            options.metrics,
+            metrics,
             batch_size=options.batch_size,
             content_only=options.content_only,
             engine=options.engine,
@@ -64,7 +64,7 @@ def study(options: argparse.Namespace) -> None:
             ],
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, found, notes), partial(study_json, found), partial(study_page, found, notes)
+    parts = partial(print_study, found, notes), partial(study_json, found), partial(study_page, found, notes, metrics)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {found.folder}")
     with _study_errors():
         found.check_used()

@@ -39,7 +39,8 @@ from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
 from captum_vz.tables import frame, html_table, page, paragraph
-from captum_vz.visualization.terminal import bar, columns_of, printable, score_texts, terminal_text
+from captum_vz.visualization.terminal import bar, columns_of, terminal_text
+from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
@@ -62,7 +63,7 @@ def explain(options: argparse.Namespace) -> None:
     asked = {name: getattr(options, name) for name in ("method", "target", "foil", "token", "layer", "words")}
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
-        say(f"{options.method or 'explanation'}: maps of {len(subject.layers)} layers")
+        say(f"maps of {len(subject.layers)} layers")
         second = pair[0] if pair is not None and len(pair) == 1 else pair
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
         _write(options, found, subject, say)
@@ -280,10 +281,6 @@ def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None
 def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
     """One line for each prompt token that is not masked."""
     labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
-    scores = found.scores[step, ~mask, layer]
-    if not (scores < 0).any() and scores.sum() <= 1.001:
-        print(terminal_text(labels, scores, color=is_terminal(sys.stdout), full=1))
-        return
-    highest = float(found.scores[step, :, layer].abs().max()) or 1.0
-    words = [shaded(*pair) for pair in zip(labels, (scores / highest).tolist(), strict=True)]
-    print_table([""] * 2, list(zip(words, score_texts(scores.tolist(), signed=True), strict=True)), right=(1,))
+    signed, scores = METHODS[found.method].is_signed, found.scores[step, ~mask, layer]
+    highest = (float(found.scores[step, :, layer].abs().max()) or 1.0) if signed else 1.0
+    print(terminal_text(labels, scores, None, is_terminal(sys.stdout), highest, signed=signed, columns=room()))

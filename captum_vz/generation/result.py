@@ -23,11 +23,10 @@ from captum_vz.functional import normalize_rows
 from captum_vz.generation.inseq_form import as_inseq
 from captum_vz.result.words import TokenText
 from captum_vz.visualization import View, view
-from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.labels import write_plain_labels
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.scales import make_scale, set_ticks
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, shortened
+from captum_vz.visualization.pictures.axes import FONT_SIZE, write_plain_labels
+from captum_vz.visualization.pictures.files import Content, Picture, set_content
+from captum_vz.visualization.pictures.scales import make_scale, set_ticks
+from captum_vz.visualization.tokens import shortened
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -147,7 +147,7 @@ class Method(ABC):
     def scope(self, layer: int) -> str:
         """What is shown if `layer` is asked for, such as "layer 3" or "layers 0 to 3, residual 0.5"."""
         if not self.layered:
-            found = "all layers" if self.explains_output or self.joins else ""
+            found = "all layers" if self.joins else ""
         else:
             found = f"layers 0 to {layer}" if self.joins and layer else f"layer {layer}"
         return ", ".join(filter(None, [found, residual_text(self.residual)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter, isclass, signature
 from typing import Any
 
@@ -38,17 +38,21 @@ class Batch:
     layers: list[nn.Module]
     inputs: dict[str, Any]
     token: list[int]
-    targets: list[int] | None = None
-    foils: list[int] | None = None
+    targets: list[int] | None
+    foils: list[int] | None
+    _asked: tuple[Subject, Question] = field(repr=False)
 
     @classmethod
     def of(cls, subject: Subject, question: Question) -> Batch:
         """The batch of a question. Its tensors and lists are its own: a method that changes them harms no other one."""
         inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in question.inputs.items()}
         targets, foils = (_classes(one) for one in (question.target, question.foil))
-        return cls(
-            subject.forward, subject.tokenizer, list(subject.layers), inputs, list(question.places), targets, foils
-        )
+        run, layers = (subject.forward, subject.tokenizer), list(subject.layers)
+        return cls(*run, layers, inputs, list(question.places), targets, foils, (subject, question))
+
+    def scores(self, method: Method) -> Tensor:
+        """The scores of another method for the batch, `(layers, batch, tokens)`, raw and with their signs."""
+        return method.scores(*self._asked)
 
 
 def _classes(decided: Any) -> list[int] | None:

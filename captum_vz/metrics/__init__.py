@@ -50,16 +50,22 @@ from captum_vz.metrics.faithfulness import (
     sufficiency_bounds,
 )
 from captum_vz.metrics.intervals import (
-    Correlation,
+    Difference,
     Summary,
+    compare_pairs,
     macro_summary,
-    probing_correlation,
     summarize,
     summarize_many,
 )
-from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
-from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length, linear_probe
+from captum_vz.metrics.probing import (
+    BOUNDARIES,
+    Correlation,
+    DescriptionLength,
+    description_length,
+    linear_probe,
+    probing_correlation,
+)
 
 __all__ = [
     "BOUNDARIES",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from captum_vz._measures import kendall_tau
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
@@ -82,9 +83,6 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
         `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
         without a cue or with a NaN among its scores. :func:`summarize` counts these examples.
 
-    Raises:
-        ArgumentError: Shapes do not fit, or `keep` drops a cue.
-
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cues = torch.tensor([[False, True, False, False]])
     >>> cue_average_precision(scores, cues)
@@ -116,9 +114,6 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
 
     Returns:
         `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or `keep` drops a cue.
 
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cue_reciprocal_rank(scores, torch.tensor([[False, True, False, False]]))
@@ -158,9 +153,6 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
 
-    Raises:
-        ArgumentError: Shapes do not fit, `keep` drops a cue, or k is not an integer of at least 1.
-
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cue_precision(scores, torch.tensor([[False, True, False, True]]), k=2)
     tensor([0.5000], dtype=torch.float64)
@@ -196,9 +188,6 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, because such
         scores have no order. :func:`summarize` counts these examples.
 
-    Raises:
-        ArgumentError: Shapes do not fit.
-
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> spearman(one, other)
     tensor([0.5000], dtype=torch.float64)
@@ -216,7 +205,7 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
 
     with P pairs of tokens in the same order, Q in opposite order, T tied in the first row only and U in the second only
-    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_). By scipy.
+    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_).
 
     Args:
         one: `(batch, tokens)`.
@@ -226,20 +215,13 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
 
-    Raises:
-        ArgumentError: Shapes do not fit.
-
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> kendall(one, other)
     tensor([0.3333], dtype=torch.float64)
     """
     first, second, kept = _pair(one, other, keep)
     unknown = undefined(first, kept) | undefined(second, kept)
-    taus = [
-        float("nan") if skip else stats.kendalltau(a[of].numpy(), b[of].numpy()).statistic
-        for a, b, of, skip in zip(first, second, kept, unknown.tolist(), strict=True)
-    ]
-    return torch.tensor(taus, dtype=torch.float64)
+    return kendall_tau(first, second, kept).masked_fill(unknown, torch.nan)
 
 
 def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None) -> Tensor:
@@ -258,9 +240,6 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or k is not an integer of at least 1.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
@@ -316,9 +295,6 @@ def agreement_matrix(
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
         seed: The same seed gives the same intervals.
-
-    Raises:
-        ArgumentError: Shapes do not fit, or the confidence is not between 0 and 1.
 
     >>> rows = {"a": torch.rand(20, 6), "b": torch.rand(20, 6)}
     >>> (found,) = agreement_matrix(rows)

@@ -1,13 +1,12 @@
-"""Means and correlations over examples, with bootstrap confidence intervals."""
+"""Means over examples with bootstrap confidence intervals, and paired comparisons: do two methods differ?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isnan
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError, needs_extra
@@ -15,6 +14,9 @@ from captum_vz.metrics._rows import describe
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
+
+#: Up to how many examples Wilcoxon's test is exact.
+_EXACT: Final = 50
 
 
 class Summary(NamedTuple):
@@ -186,118 +188,6 @@ def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples:
     return Summary(float(means.mean()), spread, low, high, examples, undefined)
 
 
-class Correlation(NamedTuple):
-    """A rank correlation and its interval.
-
-    Attributes:
-        statistic: Spearman's correlation; NaN if one side is constant.
-        low: The lower end of its bootstrap confidence interval over examples.
-        high: The upper end.
-        examples: The number of examples.
-        undefined: The number of further examples, which have a NaN in some layer.
-        p: The share of the orders of the layers whose correlation is at least as high; NaN like `statistic`.
-    """
-
-    statistic: float
-    low: float
-    high: float
-    examples: int
-    undefined: int
-    p: float
-
-
-def probing_correlation(
-    alignment: Tensor,
-    compression: Sequence[float] | Tensor,
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
-) -> Correlation:
-    r"""The rank correlation over layers of cue alignment with the compression of the labels.
-
-    .. math:: \rho = \operatorname{Spearman}_l\big(\tfrac1n \textstyle\sum_b a_{bl},\; c_l\big)
-
-    over layers l, with the bootstrap interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples
-    b, resampled in all layers together. The p-value is one-sided: all n! orders of the n layers are equally likely, and
-    it is exact for up to 8 layers, and from 99,999 random orders beyond. With few layers the correlation takes few
-    values: of 4 layers, p is never below 1/24, so that it cannot tell many methods apart. After `Mohebbi et al. 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
-
-    Args:
-        alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` returns
-            it.
-        compression: The compression given each layer's representations, `(layers,)`, see :func:`description_length`.
-        confidence: The confidence level of the interval.
-        resamples: The number of bootstrap resamples of the examples.
-        seed: The same seed gives the same interval.
-
-    Returns:
-        The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
-
-    Raises:
-        ArgumentError: Shapes do not fit, there are fewer than two layers, or the confidence is not between 0 and 1.
-
-    >>> import torch
-    >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])
-    >>> probing_correlation(alignment, [1.1, 1.9, 6.0]).statistic
-    1.0
-    """
-    layers = torch.as_tensor(compression, dtype=torch.float64)
-    fits = isinstance(alignment, Tensor) and alignment.ndim == 2 and layers.shape == alignment.shape[1:]
-    if not fits or len(layers) < 2:
-        raise ArgumentError(
-            f"alignment is {describe(alignment)} and compression {tuple(layers.shape)}: pass (examples, layers) and "
-            "(layers,), of two layers or more."
-        )
-    if not layers.isfinite().all():
-        raise ArgumentError(f"compression is {layers.tolist()}: pass finite numbers.")
-    check_bootstrap(confidence, resamples)
-    known = ~alignment.isnan().any(-1)
-    values = alignment[known].detach().double().cpu().numpy()
-    right = stats.rankdata(layers.numpy())
-
-    def statistic(rows: np.ndarray, axis: int = -1) -> np.ndarray:
-        """Spearman of the means of these examples, `(..., examples)` to `(...)`; NaN where one side is constant."""
-        left = stats.rankdata(values[rows].mean(axis - 1), axis=-1)
-        left, fixed = left - left.mean(-1, keepdims=True), right - right.mean()
-        spread = np.sqrt((left**2).sum(-1) * (fixed**2).sum())
-        return np.divide((left * fixed).sum(-1), spread, out=np.full_like(spread, np.nan), where=spread > 0)
-
-    def of_orders(ranks: np.ndarray, axis: int = -1) -> np.ndarray:
-        """The covariance of rows of ranks with the compression, which orders them as the correlation does."""
-        found: np.ndarray = (ranks * (right - right.mean())).sum(axis)
-        return found
-
-    count, undefined = len(values), len(alignment) - len(values)
-    whole = float(statistic(np.arange(count))) if count else float("nan")
-    if isnan(whole):
-        return Correlation(whole, whole, whole, count, undefined, whole)
-    orders = stats.permutation_test(
-        (stats.rankdata(values.mean(0)),),
-        of_orders,
-        permutation_type="pairings",
-        vectorized=True,
-        n_resamples=99_999,
-        alternative="greater",
-        rng=np.random.default_rng(seed),
-    )
-    p = float(orders.pvalue)
-    if count < 2:
-        return Correlation(whole, float("nan"), float("nan"), count, undefined, p)
-    drawn = stats.bootstrap(
-        (np.arange(count),),
-        statistic,
-        vectorized=True,
-        batch=max(1, 2**20 // values.size),
-        confidence_level=confidence,
-        n_resamples=resamples,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    low, high = map(float, drawn.confidence_interval)
-    return Correlation(whole, low, high, count, undefined, p)
-
-
 def check_bootstrap(confidence: float, resamples: int) -> None:
     """Check the arguments of a bootstrap.
 
@@ -308,3 +198,101 @@ def check_bootstrap(confidence: float, resamples: int) -> None:
         raise ArgumentError(f"confidence is {confidence!r}: pass a number between 0 and 1, such as 0.95.")
     if resamples < 1:
         raise ArgumentError(f"resamples is {resamples!r}: pass the number of resamples, such as 9999.")
+
+
+class Difference(NamedTuple):
+    """How two methods differ on the same examples.
+
+    Attributes:
+        one: The name of the first method.
+        other: The name of the second.
+        mean: The mean difference, first minus second, over examples where both have a value.
+        low: The lower end of its bootstrap interval; NaN for fewer than two examples.
+        high: The upper end.
+        p: The p-value of Wilcoxon's signed-rank test, corrected by Holm over all pairs; 1 if no example differs.
+        examples: The number of examples where both have a value.
+        tied: Whether the two do not differ: the interval holds 0, or p is above 1 minus the confidence.
+    """
+
+    one: str
+    other: str
+    mean: float
+    low: float
+    high: float
+    p: float
+    examples: int
+    tied: bool
+
+
+def compare_pairs(
+    values: Mapping[str, Tensor], confidence: float = 0.95, resamples: int = 9999, seed: int = 0
+) -> list[Difference]:
+    r"""Compares each pair of methods, example by example.
+
+    .. math:: \bar d = \tfrac1n \textstyle\sum_b (a_b - c_b), \qquad
+        p^{\text{Holm}}_{(i)} = \max_{j \le i} \min\big(1, (m - j + 1)\, p_{(j)}\big)
+
+    with the bootstrap interval of :func:`summarize`, Wilcoxon's signed-rank test (`Wilcoxon 1945
+    <https://doi.org/10.2307/3001968>`_; zeros are split between both signs, and ties share their mean rank; exact for
+    up to 50 examples, and by scipy's normal approximation for more) and Holm's correction for the m pairs (`Holm 1979
+    <https://www.jstor.org/stable/4615733>`_). The test looks at ranks and the interval at the mean, so both must
+    exclude a tie.
+
+    Args:
+        values: For each method one value for each example, `(examples,)`. NaN: the example has none.
+        confidence: The confidence level of the intervals and the tests.
+        resamples: The number of bootstrap resamples.
+        seed: The same seed gives the same intervals.
+
+    >>> import torch
+    >>> values = {"a": torch.linspace(0, 1, 30), "b": torch.linspace(0, 1, 30) - 0.2}
+    >>> (found,) = compare_pairs(values)
+    >>> round(found.mean, 3), found.tied, found.examples
+    (0.2, False, 30)
+    """
+    lengths = {len(one) for one in values.values() if isinstance(one, Tensor) and one.ndim == 1}
+    if len(lengths) > 1 or not all(isinstance(one, Tensor) and one.ndim == 1 for one in values.values()):
+        shapes = ", ".join(f"{name} {describe(one)}" for name, one in values.items())
+        raise ArgumentError(f"values is {shapes}: pass tensors (examples,) of the same examples.")
+    pairs = list(combinations(values, 2))
+    gaps = [(values[one].double() - values[other].double()).cpu() for one, other in pairs]
+    tests = holm([_wilcoxon(gap[~gap.isnan()].numpy()) for gap in gaps])
+    found = []
+    summaries = summarize_many(gaps, confidence, resamples, seed)
+    for (one, other), (mean, _, low, high, examples, _), p in zip(pairs, summaries, tests, strict=True):
+        differs = p <= 1 - confidence and (low > 0 or high < 0)
+        found.append(Difference(one, other, mean, low, high, p, examples, not differs))
+    return found
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """P-values corrected for their number by Holm's step-down procedure.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected = [0.0] * len(ps)
+    highest = 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = highest
+    return corrected
+
+
+def _wilcoxon(gaps: np.ndarray) -> float:
+    """The p-value of Wilcoxon's test; 1 without examples, or if no example differs."""
+    # Differences by rounding only would get ranks, and would tell equal gaps apart.
+    rounded = gaps.round(12)
+    if not rounded.any():
+        return 1.0
+    return _exact(rounded) if len(gaps) <= _EXACT else float(stats.wilcoxon(rounded, zero_method="zsplit").pvalue)
+
+
+def _exact(gaps: np.ndarray) -> float:
+    """The p-value over all signs of the gaps that are not zero. With ties, scipy tries each sign, up to 13 gaps."""
+    ranks = np.rint(2 * stats.rankdata(np.abs(gaps))).astype(int)  # twice, because the ranks of ties may be halves
+    chances = np.ones(1)  # of each sum of the positive ranks
+    for rank in ranks[gaps != 0]:
+        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+    positive = ranks[gaps > 0].sum()
+    return min(1.0, 2 * float(min(chances[: positive + 1].sum(), chances[positive:].sum())))

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
+from captum_vz._measures import overlap
 from captum_vz.result.drawing import draw_explanation, explanation_view
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
 from captum_vz.visualization import View, terminal_text
-from captum_vz.visualization.pictures.comparison import clear_tau, overlap
-from captum_vz.visualization.terminal import score_texts
+from captum_vz.visualization.pictures.rows import clear_tau
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,7 +147,7 @@ class Explanation:
         A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
         """
         truth = self.truth
-        return {} if truth is None else {name: overlap(column, truth) for name, column in self.shares.items()}
+        return {} if truth is None else {name: float(overlap(column, truth)) for name, column in self.shares.items()}
 
     @property
     def kendall(self) -> dict[str, float]:
@@ -281,7 +281,7 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{self.first.title}: {self.first.heading(row)}")
-            lines.append(row_text(self, row, color))
+            lines.append(row_text(self, row, color, columns))
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
@@ -316,12 +316,7 @@ class Explanation:
         return lines
 
 
-def row_text(found: Explanation, row: Row, color: bool = False) -> str:
+def row_text(found: Explanation, row: Row, color: bool = False, columns: int | None = None) -> str:
     """A row as plain lines: shares with bars from 0 to 1, amounts with their signs."""
-    if not found.is_signed:
-        return terminal_text(found.tokens, row.scores, row.token, color=color, full=1)
-    lines = terminal_text(found.tokens, row.scores.abs(), row.token, color=color).split("\n")
-    plain, signed = score_texts(row.scores.abs().tolist()), score_texts(row.scores.tolist(), signed=True)
-    return "\n".join(
-        line.replace(f"  {one}", f"  {other}") for line, one, other in zip(lines, plain, signed, strict=True)
-    )
+    full, signed = (None, True) if found.is_signed else (1, False)
+    return terminal_text(found.tokens, row.scores, row.token, color=color, full=full, signed=signed, columns=columns)

@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.text import word_spans
 from captum_vz.visualization import readable_tokens
-from captum_vz.visualization.view.labels import STOP_WORDS
+from captum_vz.visualization.tokens import STOP_WORDS
 
 #: The name of a section, its first token and the token after its last.
 Section = tuple[str, int, int]

@@ -26,21 +26,20 @@ function           takes                              returns
 """
 
 from captum_vz.visualization.captum_forms import as_llm_result, save_html, text_record, text_records
-from captum_vz.visualization.images import draw_image, image_grid
-from captum_vz.visualization.pictures import (
+from captum_vz.visualization.pictures.files import (
     Description,
     add_provenance,
     describe,
-    draw_audio,
-    draw_comparison,
-    draw_maps,
-    draw_route,
-    draw_row,
     read_provenance,
     save_figure,
     weights_fingerprint,
 )
-from captum_vz.visualization.terminal import readable_tokens, terminal_text
+from captum_vz.visualization.pictures.maps import draw_maps
+from captum_vz.visualization.pictures.route import draw_route
+from captum_vz.visualization.pictures.rows import draw_comparison, draw_row
+from captum_vz.visualization.pictures.signals import draw_audio, draw_image, image_grid
+from captum_vz.visualization.terminal import terminal_text
+from captum_vz.visualization.tokens import readable_tokens
 from captum_vz.visualization.view import View, three_steps, view
 
 __all__ = [

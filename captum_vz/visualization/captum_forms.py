@@ -13,8 +13,7 @@ from torch import Tensor
 
 from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization._checks import one_example
-from captum_vz.visualization.terminal import printable
+from captum_vz.visualization.tokens import one_example, printable
 
 _HEADS = ("True Label", "Predicted Label", "Attribution Label", "Attribution Score", "Word Importance")
 _STYLE = (
@@ -78,7 +77,7 @@ def text_record(
     >>> record.word_attributions, round(record.attr_score, 4)
     (tensor([0.2000, 1.0000, 0.8000]), 1.0)
     """
-    scores = one_example(scores, tokens, dimensions=1)
+    scores = one_example(scores, len(tokens))
     largest = scores.abs().max() if len(scores) else torch.zeros(())
     predicted = escape(str(pred_class))  # Captum writes what it is given into HTML
     return visualization.VisualizationDataRecord(
@@ -188,7 +187,7 @@ def as_llm_result(scores: Tensor, tokens: Sequence[str], prompt_length: int) -> 
     >>> result.input_tokens, result.output_tokens, result.token_attr.shape
     (['the', 'hat'], ['is', 'red'], torch.Size([2, 2]))
     """
-    given = one_example(scores, tokens, dimensions=2)
+    given = one_example(scores, len(tokens), len(tokens))
     if not 0 < prompt_length < len(tokens):
         raise ArgumentError(
             f"prompt_length is {prompt_length!r} of {len(tokens)} tokens: expected a prompt and generated tokens after "

@@ -1,29 +1,26 @@
-"""Tokens as readable text, and text for a terminal."""
+"""Scores of tokens as lines of text for a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization._checks import one_example, position_of
+from captum_vz.visualization.tokens import one_example, position_of, printable
 
-# Backgrounds from white to dark blue, in the palette of 256 colours. Text is black on light and white on dark ones.
-SHADES = (231, 189, 153, 111, 68, 25, 18)
-FIRST_DARK = 5
+# Backgrounds from white to dark blue and to dark red, in the palette of 256 colours. Text is black on light and white
+# on dark ones.
+SHADES: Final = (231, 189, 153, 111, 68, 25, 18)
+RED_SHADES: Final = (231, 224, 217, 210, 167, 124, 88)
+FIRST_DARK: Final = 5
 BLACK, WHITE = 16, 231
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a part of a character is decoded as
-MOST_PARTS = 16  # tokens of bytes whose characters are shown together
-SPACE = "\N{OPEN BOX}"
-BAR = 24  # characters of a full bar
-# Joiners in Arabic and Indian scripts and in emoji, and the tags of flags.
-_JOINERS = "\u200c\u200d" + "".join(map(chr, range(0xE0020, 0xE0080)))
-
-EIGHTHS = " ▏▎▍▌▋▊▉"
+BAR: Final = 24  # characters of a full bar
+LEAST_BAR: Final = 4  # narrower bars are left out
+MIDDLE: Final = "\N{BOX DRAWINGS LIGHT VERTICAL}"
+EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def terminal_text(
@@ -32,27 +29,34 @@ def terminal_text(
     token: int | None = None,
     color: bool = True,
     full: float | None = None,
+    *,
+    signed: bool | None = None,
+    columns: int | None = None,
 ) -> str:
     """Text with one line for each token: its position, the token, its score and a bar.
 
-    Bars are drawn in eighths of a character. The numbers are the scores before scaling.
+    Bars of shares are drawn in eighths of a character. Bars of signed scores go to both sides of a middle line, in
+    halves of a character: to the right and blue above zero, to the left and red below. Numbers are not scaled.
 
     Args:
         tokens: The words to write. Control characters are written as escapes.
-        scores: One score for each token, not negative: `(tokens,)`, or `(1, tokens)` as `attribute` returns it for one
-            sentence and one token.
+        scores: One score for each token: `(tokens,)`, or `(1, tokens)` as `attribute` returns it for one sentence and
+            one token.
         token: The position of the token that the scores explain. This token is marked. Negative positions count from
             the end.
-        color: Whether to colour the tokens. If False, the text holds no escape sequence.
-        full: The score of a full bar and of the darkest colour, such as 1 for shares. The bars of two texts can then be
-            compared. None: the largest score.
+        color: Whether to colour the tokens and signed bars. If False, the text holds no escape sequence.
+        full: The size of the score of a full bar and of the darkest colour, such as 1 for shares. The bars of two texts
+            can then be compared. None: the largest size.
+        signed: Whether scores have a sign, which numbers and bars show. None: if a score is negative.
+        columns: The width of the lines. Bars become shorter to fit, and are left out if there is no room for four
+            characters. None: bars of 24 characters.
 
     Returns:
         Lines of text. The last line has no line break.
 
     Raises:
-        ArgumentError: Scores do not fit the tokens, are negative or not finite; `token` is out of range; or `full` is
-            not positive.
+        ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`; `token` is out of
+            range; or `full` is not positive.
 
     >>> print(terminal_text(["pictures", "of", "[MASK]"], torch.tensor([0.5, 0.25, 0.25]), token=2, color=False))
       0  pictures  0.5000  ████████████████████████
@@ -61,24 +65,33 @@ def terminal_text(
     >>> print(terminal_text(["pictures", "of"], torch.tensor([0.5, 0.02]), color=False, full=1))
       0  pictures  0.5000  ████████████
       1  of        0.0200  ▌
+    >>> print(terminal_text(["pictures", "of"], torch.tensor([0.5, -0.25]), color=False))
+      0  pictures  +0.5000              │████████████
+      1  of        -0.2500        ██████│
     """
-    scores = one_example(scores, tokens, dimensions=1).double()
-    if (scores < 0).any():
-        raise ArgumentError(f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass scores without a sign.")
+    scores = one_example(scores, len(tokens)).double()
+    signed = bool((scores < 0).any()) if signed is None else signed
+    if not signed and (scores < 0).any():
+        raise ArgumentError(f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass signed=True.")
     if full is not None and not full > 0:
-        raise ArgumentError(f"full is {full!r}: pass the positive score of a full bar, or None.")
+        raise ArgumentError(f"full is {full!r}: pass the positive size of a full bar, or None.")
     marked = position_of(token, tokens)
     words = [printable(word) for word in tokens]
     width = max(map(columns_of, words), default=0)
-    highest = full or (scores.max().item() if scores.any() else 1.0)
-    shares = (scores / highest).clamp(max=1).tolist()
+    highest = full or (scores.abs().max().item() if scores.any() else 1.0)
+    parts = (scores / highest).clamp(-1, 1).tolist()
+    numbers = score_texts(scores.tolist(), signed)
+    digits = len(str(len(words) - 1))
+    lead = 8 + digits + width + max(map(len, numbers), default=0) + 2 * color
+    length = BAR if columns is None else min(BAR, columns - lead - signed)
     lines = []
-    for position, (word, score, share) in enumerate(zip(words, score_texts(scores.tolist()), shares, strict=True)):
-        mark = ">" if position == marked else " "
+    for position, (word, number, part) in enumerate(zip(words, numbers, parts, strict=True)):
         padded = word + " " * (width - columns_of(word))
-        shaded = _shaded(padded, share) if color else padded
-        line = f"{mark} {position:>{len(str(len(words) - 1))}}  {shaded}  {score}  {bar(share)}"
-        lines.append(line.rstrip())
+        if color:
+            padded = _painted(f" {padded} ", shade(abs(part), negative=part < 0))
+        drawn = "" if length < LEAST_BAR else signed_bar(part, length, color) if signed else bar(part, length)
+        mark = ">" if position == marked else " "
+        lines.append(f"{mark} {position:>{digits}}  {padded}  {number}  {drawn}".rstrip())
     return "\n".join(lines)
 
 
@@ -103,10 +116,26 @@ def bar(share: float, width: int = BAR) -> str:
     return "█" * whole + EIGHTHS[rest].strip()
 
 
-def shade(share: float) -> tuple[int, int]:
+def signed_bar(share: float, width: int = BAR, color: bool = False) -> str:
+    """A bar from a middle line to the right for a positive share, to the left for a negative one, of -1 to 1.
+
+    >>> signed_bar(0.5, 8), signed_bar(-0.4, 8), signed_bar(0, 8)
+    ('    │██', '  ▐█│', '    │')
+    """
+    side = width // 2
+    whole, rest = divmod(round(2 * side * abs(share)), 2)
+    drawn = "▐" * rest + "█" * whole if share < 0 else "█" * whole + "▌" * rest
+    painted = f"\x1b[38;5;{_INKS[share < 0]}m{drawn}\x1b[0m" if color and drawn else drawn
+    return f"{' ' * (side - len(drawn))}{painted}{MIDDLE}" if share < 0 else f"{' ' * side}{MIDDLE}{painted}"
+
+
+_INKS: Final = (SHADES[FIRST_DARK], RED_SHADES[FIRST_DARK])  # of bars above and below zero
+
+
+def shade(share: float, negative: bool = False) -> tuple[int, int]:
     """The background and the ink for a share from 0 to 1, in the palette of 256 colours."""
     step = round(share * (len(SHADES) - 1))
-    return SHADES[step], WHITE if step >= FIRST_DARK else BLACK
+    return (RED_SHADES if negative else SHADES)[step], WHITE if step >= FIRST_DARK else BLACK
 
 
 def columns_of(text: str) -> int:
@@ -119,81 +148,5 @@ def columns_of(text: str) -> int:
     return len(text) - combining + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
 
 
-def _shaded(word: str, share: float) -> str:
-    background, ink = shade(share)
-    return f"\x1b[48;5;{background};38;5;{ink}m {word} \x1b[0m"
-
-
-def printable(token: str) -> str:
-    r"""The token with escapes for control characters. Joiners of letters and emoji are kept.
-
-    >>> printable("a\n"), printable("a\u200d"), printable("\u05d0\u200d") == "\u05d0\u200d"
-    ('a\\n', 'a\\u200d', True)
-    """
-    kept = _JOINERS if any(not c.isascii() and c not in _JOINERS for c in token) else ""
-    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in token)
-
-
-def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    r"""Readable strings of tokens, such as "the" for GPT-2's "\u0120the".
-
-    A character may consist of several tokens of bytes. Each is then written as the character and its number, such as
-    "\u65e5\u2081" and "\u65e5\u2082". A part whose other parts are missing keeps its name in the vocabulary. A token
-    of spaces is written as "\u2423" for each space.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        ids: The token ids of one sentence, in their order.
-
-    Returns:
-        A string for each id, with escapes for control characters.
-
-    >>> from captum_vz.testbed import load_model
-    >>> _, tokenizer = load_model()
-    >>> readable_tokens(tokenizer, tokenizer("a wug [MASK]")["input_ids"])
-    ['[CLS]', 'a', 'w', '##u', '##g', '[MASK]', '[SEP]']
-    """
-    numbers = [int(index) for index in ids]
-    texts = [str(tokenizer.decode([index])) for index in numbers]
-    found: list[str] = []
-    while len(found) < len(texts):
-        start = len(found)
-        stop = _end_of_character(tokenizer, numbers, texts, start)
-        if stop == start + 1:
-            found.append(_readable(tokenizer, numbers[start], texts[start]))
-            continue
-        whole = printable(tokenizer.decode(numbers[start:stop]).strip())
-        found += [f"{whole}{_subscript(part)}" for part in range(1, stop - start + 1)]
-    return found
-
-
-def _end_of_character(tokenizer: Any, numbers: Sequence[int], texts: Sequence[str], start: int) -> int:
-    """The end of the shortest run of parts of characters that is a text; the next token, if there is no such run."""
-    for stop in range(start + 1, min(start + MOST_PARTS, len(texts)) + 1):
-        if not _is_part(tokenizer, numbers[stop - 1], texts[stop - 1]):
-            break
-        text = tokenizer.decode(list(numbers[start:stop]))
-        if text.strip() and UNFINISHED not in text:
-            return stop
-    return start + 1
-
-
-def _is_part(tokenizer: Any, index: int, text: str) -> bool:
-    """Whether a token is a part of a character. ByT5 decodes a byte alone as nothing, and names it by one letter."""
-    name = "" if text else str(tokenizer.convert_ids_to_tokens(index))
-    return UNFINISHED in text or (len(name) == 1 and "\x80" <= name <= "\xff")
-
-
-def _readable(tokenizer: Any, index: int, text: str) -> str:
-    if text.strip() and UNFINISHED not in text:
-        return printable(text.strip())
-    name = tokenizer.convert_ids_to_tokens(index)
-    if name is None:  # a model may know more tokens than its tokenizer
-        return f"<{index}>"
-    if text and not text.strip():
-        return printable(text.replace(" ", SPACE))
-    return printable(str(name).replace("\u2581", SPACE))
-
-
-def _subscript(number: int) -> str:
-    return "".join(chr(ord("\u2080") + int(digit)) for digit in str(number))
+def _painted(text: str, colors: tuple[int, int]) -> str:
+    return f"\x1b[48;5;{colors[0]};38;5;{colors[1]}m{text}\x1b[0m"

@@ -17,13 +17,9 @@ from captum_vz.metrics import (
     Prediction,
     blank_out,
     comprehensiveness,
-    content_tokens,
-    spearman,
     sufficiency,
 )
-from captum_vz.metrics.faithfulness import FRACTIONS
-from captum_vz.testbed import agreement_sentences, load_model
-from captum_vz.text import encode_record, form_ids
+from captum_vz.testbed import load_model
 from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
 
 REMOVALS = [UNK, MASK, "delete"]
@@ -66,14 +62,6 @@ def test_sentences_that_decide_together(removal: Any) -> None:
             left = total - WEIGHTS[token].item()
             expected = sigmoid(total / abs(total)) - sigmoid(left / abs(left)) if content[j] else 0.0
             assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_weights_are_perfectly_faithful() -> None:
-    faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
-    torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
-    torch.testing.assert_close(spearman(-WEIGHTS[IDS], blank_out(toy()), CONTENT), -torch.ones(2, dtype=torch.float64))
-    # With absolute effects the order differs: -1.0 comes before 0.5 and 0.25.
-    assert spearman(WEIGHTS[IDS], blank_out(toy()).abs(), CONTENT)[0] < 1
 
 
 def test_probability_over_the_vocabulary() -> None:
@@ -123,24 +111,6 @@ def test_logits_read_at_moved_target() -> None:
     torch.testing.assert_close(everything, torch.full((2,), sigmoid(5.0), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("removal", REMOVALS)
-@pytest.mark.parametrize("measure", [comprehensiveness, sufficiency])
-def test_eraser_of_linear_model(measure: Any, removal: Any) -> None:
-    scores = torch.rand(IDS.shape)
-    found = measure(toy(removal), scores)
-    assert found.shape == (2, len(FRACTIONS))
-    for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
-        positions = content.nonzero()[:, 0].tolist()
-        ranked = sorted(positions, key=lambda j: -scores[b, j].item())
-        total = WEIGHTS[ids].sum().item()
-        for q, fall in zip(FRACTIONS, found[b], strict=True):
-            top = ranked[: ceil(q * len(positions))]
-            gone = top if measure is comprehensiveness else [j for j in positions if j not in top]
-            # The prediction is GOOD in both sentences, because their weights sum to more than 0.
-            expected = sigmoid(total) - sigmoid(total - sum(WEIGHTS[ids[j]].item() for j in gone))
-            assert fall.item() == pytest.approx(expected, abs=1e-12)
-
-
 def test_eraser_explains_the_prediction() -> None:
     wrong_way = Prediction(additive, sentences(forms=[BAD, GOOD]), UNK)
     scores = torch.rand(IDS.shape)
@@ -166,21 +136,6 @@ def test_token_number_rounded_up_exactly() -> None:
         assert sorted(length for length in lengths if length) == sorted(set(exact))
 
 
-def test_repeated_sets_run_once() -> None:
-    ran: list[Tensor] = []
-
-    def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        ran.extend(input_ids)
-        return additive(input_ids, attention_mask)
-
-    prediction = Prediction(watch, sentences(), UNK, batch_size=1)  # no sentence runs again to be compared
-    examples = torch.tensor([1, 0, 1, 0])
-    removed = torch.stack([CONTENT[1], CONTENT[0], CONTENT[1], torch.zeros(7).bool()])
-    found = prediction.probability(torch.tensor([GOOD, GOOD]), examples, removed)
-    assert len(ran) == 3
-    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, sigmoid(WEIGHTS[IDS[0]].sum().item())])
-
-
 def test_equal_scores_earlier_token_first() -> None:
     scores = torch.tensor([[0.0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     first = torch.tensor([[0.0, 9, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
@@ -198,46 +153,6 @@ def test_constant_scores_are_nan() -> None:
         True,
         False,
     ]  # without content, and one token
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("removal", REMOVALS)
-def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
-    """Against tensors edited one by one, with the embedded model."""
-    model, tokenizer = load_model()
-    model.double()
-    specials = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
-    by = {UNK: tokenizer.unk_token_id, MASK: tokenizer.mask_token_id, "delete": "delete"}[removal]
-    records = agreement_sentences(3)
-    encoded = [encode_record(tokenizer, record) for record in records]
-    forms = [form_ids(tokenizer, record) for record in records]
-    batch = tokenizer.pad({"input_ids": [e.encoding["input_ids"][0].tolist() for e in encoded]}, return_tensors="pt")
-    masked = MaskedSentences(
-        ids=batch["input_ids"],
-        mask=batch["attention_mask"],
-        target=[e.target for e in encoded],
-        content=content_tokens(batch["input_ids"], specials),
-        forms=torch.tensor(forms),
-    )
-    prediction = Prediction(model, masked, by, batch_size=batch_size)
-    effects = blank_out(prediction)
-    assert not model.training
-    for b, (example, (good, bad)) in enumerate(zip(encoded, forms, strict=True)):
-        ids = example.encoding["input_ids"][0].tolist()
-
-        def share(ids: list[int], target: int, good: int = good, bad: int = bad) -> float:
-            with torch.no_grad():
-                logits = model(torch.tensor([ids])).logits[0, target]
-            return sigmoid((logits[good] - logits[bad]).item())
-
-        for j, token in enumerate(ids):
-            if token in specials or j == example.target:
-                assert effects[b, j] == 0
-                continue
-            edited = ids[:j] + ([] if by == "delete" else [by]) + ids[j + 1 :]
-            moved = example.target - (by == "delete" and j < example.target)
-            assert effects[b, j].item() == pytest.approx(share(ids, example.target) - share(edited, moved), abs=1e-9)
-        assert not effects[b, len(ids) :].any()
 
 
 @pytest.mark.parametrize(
@@ -276,12 +191,6 @@ def test_bad_arguments_refused(changed: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"model": additive, "sentences": sentences(), "removal": UNK}
     with pytest.raises(RefusedError, match=message):
         Prediction(**arguments | changed)
-
-
-def test_small_integers_are_positions() -> None:
-    places = torch.tensor(TARGET, dtype=torch.uint8)
-    found = Prediction(additive, sentences(target=places), UNK)
-    torch.testing.assert_close(blank_out(found), blank_out(toy()))
 
 
 def test_bad_logits_refused() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
-    EXHAUSTIVE,
     FRACTIONS,
     MaskedSentences,
     Prediction,
@@ -22,14 +21,13 @@ from captum_vz.metrics import (
     comprehensiveness_bounds,
     deletion_area,
     deletion_bounds,
-    deletion_curve,
     infidelity,
     monotonicity,
     normalized,
     sufficiency,
     sufficiency_bounds,
 )
-from tests.metrics.toy import BAD, CLS, CONTENT, GOOD, IDS, MASK, PAD, SEP, UNK, additive, sigmoid
+from tests.metrics.toy import BAD, CLS, GOOD, MASK, PAD, SEP, UNK, sigmoid
 
 REMOVALS = [UNK, MASK, "delete"]
 # Ten sentences of one to six content tokens, so that all their orders can be tried.
@@ -106,22 +104,8 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
     assert share[0].isnan()  # one token has one order
 
 
-@pytest.mark.parametrize("what", METRICS)
-def test_greedy_bounds_of_long_sentences(what: str) -> None:
-    """In an additive model, the greedy order is the best one, so the bounds of long sentences are exact there too."""
-    measure, bounds_of, *_ = METRICS[what]
-    count = EXHAUSTIVE + 2
-    ids = torch.tensor([[CLS, MASK, *([10, 12, 13, 14, 11, 15] * 2)[:count], SEP]])
-    prediction = Prediction(additive, MaskedSentences(ids, None, 1, ids >= 10, [GOOD, BAD]), UNK)
-    bounds = bounds_of(prediction)
-    assert not bounds.exact.any()
-    weights = torch.tensor([0.0] * 10 + [0.5, -1.0, 2.0, 0.25, 1.5, -0.75])[ids]
-    assert measure(prediction, weights).item() == pytest.approx(bounds.best.item())
-    assert measure(prediction, -weights).item() == pytest.approx(bounds.worst.item())
-
-
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz.metrics.faithfulness.orders.EXHAUSTIVE", 0)
+    monkeypatch.setattr("captum_vz.metrics.orders.EXHAUSTIVE", 0)
     masked = sentences()
     found = deletion_bounds(Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
@@ -172,28 +156,6 @@ def test_infidelity_equals_loop() -> None:
         beta = sum(dot * fall for dot, fall in pairs) / square if square else 0.0
         expected = sum((beta * dot - fall) ** 2 for dot, fall in pairs) / len(pairs)
         assert found[b].item() == pytest.approx(expected, abs=1e-9)
-
-
-def test_effects_of_additive_logit_are_faithful() -> None:
-    """A model whose probability is nearly linear in the tokens: its weights have almost no infidelity."""
-
-    def small(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=additive(input_ids, attention_mask).logits * 1e-3)
-
-    masked = MaskedSentences(IDS, (IDS != PAD).long(), [3, 1], CONTENT, [GOOD, BAD])
-    weights = torch.zeros(32, dtype=torch.float64)
-    weights[10:16] = torch.tensor([0.5, -1.0, 2.0, 0.25, 1.5, -0.75])
-    prediction = Prediction(small, masked, UNK)
-    good, bad = infidelity(prediction, weights[IDS]), infidelity(prediction, weights[IDS].roll(1, 1))
-    assert (good < 1e-12).all()
-    assert (bad > 100 * good).all()
-
-
-def test_curve_of_short_sentences_stays() -> None:
-    masked = sentences()
-    curve = deletion_curve(Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape))
-    assert curve.shape == (10, 7)
-    assert (curve[0, 1:] == curve[0, 1]).all()
 
 
 def test_each_set_runs_once_for_all_metrics() -> None:

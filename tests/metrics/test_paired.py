@@ -9,7 +9,7 @@ from scipy import stats
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import compare_pairs, summarize
-from captum_vz.metrics.paired import _wilcoxon, holm
+from captum_vz.metrics.intervals import _wilcoxon
 
 
 def drawn(count: int = 40) -> dict[str, torch.Tensor]:
@@ -66,23 +66,10 @@ def test_exact_p_counts_all_signs(count: int, digits: int) -> None:
     assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue if gaps.any() else 1)
 
 
-@pytest.mark.parametrize("count", [20, 50, 51])
-def test_p_without_ties_equals_scipy(count: int) -> None:
-    gaps = np.random.default_rng(count).normal(0.2, 1, count)
-    assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps).pvalue)
-
-
 def test_gaps_equal_but_for_rounding_are_ties() -> None:
     exact = np.array([1.0, 1.0, -1.0, 2.0, 3.0] * 3)
     noise = np.random.default_rng(0).normal(0, 1e-15, 15)
     assert _wilcoxon(exact / 10 + noise) == _wilcoxon(exact)
-
-
-def test_holm_equals_a_loop() -> None:
-    random = np.random.default_rng(0)
-    for count in (1, 2, 5, 20):
-        ps = random.uniform(0, 0.2, count).tolist()
-        assert holm(ps) == pytest.approx(naive_holm(ps))
 
 
 def test_equal_methods_are_tied() -> None:

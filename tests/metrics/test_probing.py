@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import description_length, linear_probe, probing, summarize
+from captum_vz.metrics import description_length, linear_probe, probing
 
 LABELS = torch.arange(1000) % 2
 
@@ -80,21 +80,6 @@ def test_only_the_seed_decides(noise: torch.Tensor) -> None:
     assert not torch.equal(first.bits, description_length(noise, LABELS, boundaries=(0.5, 1), seed=1).bits)
 
 
-def test_rate_falls_best_epoch_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates: list[float] = []
-
-    class Watched(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> None:
-            rates.append(self.param_groups[0]["lr"])
-            super().step(closure)
-
-    monkeypatch.setattr(probing.torch.optim, "AdamW", Watched)
-    monkeypatch.setattr(probing, "_PATIENCE", 100)
-    probing._train(torch.randn(400, 3), torch.arange(400) % 2, 2)
-    steps = 15 * 3  # 360 examples to train on, in batches of 128
-    assert rates == pytest.approx([1e-3 * (1 - step / steps) for step in range(steps)])
-
-
 def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 2.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0])
     heads: list[torch.Tensor] = []
@@ -107,11 +92,6 @@ def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probing._train(torch.randn(40, 3), torch.arange(40) % 2, 2)
     assert len(heads) == 8
     assert torch.equal(probe[-1].weight, heads[2])
-
-
-def test_interval_of_mean_cost(noise: torch.Tensor) -> None:
-    length = description_length(noise, LABELS, boundaries=(0.5, 1))
-    assert 1000 / summarize(length.bits).mean / 1000 == pytest.approx(length.compression)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.study import Batch, Example, Method, Scorer
+from captum_vz.study import Batch, Example, Scorer
 from captum_vz.study.scoring.rows import OUT_OF_MEMORY
 from tests.study.conftest import Shipped
 
@@ -32,16 +32,16 @@ class Watched:
         self.error = error
         self.seen: list[tuple[int, int]] = []
 
-    def rows(self, batch: Batch) -> list[Tensor]:
+    def rows(self, batch: Batch) -> Tensor:
         mask = batch.inputs["attention_mask"]
         self.seen.append((mask.shape[0], mask.shape[1]))
         if mask.numel() > self.most:
             raise self.error("no room")
-        return [mask / mask.sum(-1, keepdim=True)]
+        return mask
 
 
 def scored(loaded: Shipped, examples: list[Example], watched: Watched, **options: Any) -> list[dict[str, Any]]:
-    return Scorer(*loaded, {"watched": Method("watched", watched.rows)}, "cue_dot", **options).score(examples)
+    return Scorer(*loaded, {"watched": watched.rows}, "cue_dot", **options).score(examples)
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 64, 10**6])

@@ -59,6 +59,8 @@ ROLLED_OUT = {
     "attention-rollout": AttentionRollout,
     "globenc": GlobEnc,
     "alti": ALTI,
+    "value-zeroing-rollout-paper": ValueZeroingRollout,
+    "attention-rollout-paper": partial(AttentionRollout, residual=None),
     "attention-norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
 }
 
@@ -77,8 +79,10 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     expected["random"] = RandomAttribution().attribute(inputs, token=MASK)
     expected["position"] = PositionAttribution().attribute(inputs, token=MASK)
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce="l2")
-    expected["input-x-gradient"] = normalize_rows(gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong)))
+    for name, reduce in (("input-x-gradient", "sum"), ("input-x-gradient-l2", "l2")):
+        gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
+        amounts = gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong))
+        expected[name] = normalize_rows(amounts.abs())
     hidden = HiddenTokenAttribution(model, layers[layer], probes=64)
     expected["hidden-token-attribution"] = hidden.attribute(inputs, token=MASK)
 
@@ -96,7 +100,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
         # In float32, and in another order of summation where several methods share a pass.
         torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
     gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
-    assert set(names) - set(expected) == {"saliency", "integrated-gradients", *gates}
+    assert set(names) - set(expected) == {"saliency", "integrated-gradients", "integrated-gradients-l2", *gates}
     for column in table.shares.values():
         assert column.min() >= 0
         assert column.sum() == pytest.approx(1)
@@ -354,20 +358,33 @@ def test_truth_between_two_forms(shipped: Shipped) -> None:
 
 
 def test_residual_of_rollouts(shipped: Shipped) -> None:
-    """The name says what is added for the residual connection, in the numbers and in the words."""
+    """A name fixes the residual. Classes have their own, and the scope says it, also of a class that is passed."""
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    place = inputs.tokens().index("[MASK]")
-    for name, kind, residual in (
-        ("value-zeroing-rollout", ValueZeroingRollout, 0.5),
-        ("value-zeroing-rollout-paper", ValueZeroingRollout, None),
-        ("attention-rollout", AttentionRollout, 0.5),
-        ("attention-rollout-paper", AttentionRollout, None),
-    ):
-        table = compare((model, tokenizer), SENTENCE, [name])
-        expected = kind(model, find_layers(model), residual=residual).attribute(inputs, token=place)[0].double()
-        torch.testing.assert_close(table.shares[name], expected / expected.sum())
-        assert table.scopes[name] == f"layers 0 to 3, {'no residual' if residual is None else 'residual 0.5'}"
+    names = ["value-zeroing-rollout", "attention-rollout", "alti"]
+
+    def row(kind: Any, **options: Any) -> Any:
+        return kind(model, **options).attribute(inputs, token=MASK)[0].double()
+
+    given: dict[str, Any] = {name: name for name in names} | {
+        "class": ValueZeroingRollout,
+        "object": AttentionRollout(model),
+    }
+    given |= {f"{name}-paper": f"{name}-paper" for name in names[:2]}
+    table = compare((model, tokenizer), SENTENCE, given)
+    half, whole = {"residual": 0.5}, {"residual": None}
+    expected = {
+        "value-zeroing-rollout": (row(ValueZeroingRollout, **half), "layers 0 to 3, residual 0.5"),
+        "attention-rollout": (row(AttentionRollout, **half), "layers 0 to 3, residual 0.5"),
+        "alti": (row(ALTI), "layers 0 to 3"),
+        "class": (row(ValueZeroingRollout), "layers 0 to 3, no residual"),
+        "object": (row(AttentionRollout), "layers 0 to 3, residual 0.5"),
+        "value-zeroing-rollout-paper": (row(ValueZeroingRollout, **whole), "layers 0 to 3, no residual"),
+        "attention-rollout-paper": (row(AttentionRollout, **whole), "layers 0 to 3, no residual"),
+    }
+    for name, (one, scope) in expected.items():
+        torch.testing.assert_close(table.shares[name], one, rtol=1e-5, atol=1e-6)
+        assert table.scopes[name] == scope
 
 
 def test_truth_is_shown_and_exported(table: Explanation) -> None:

@@ -12,11 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from captum_vz.paper.drawings import draw_agreement, draw_groups, draw_variants
-from captum_vz.paper.figures import Measures, draw_faithfulness, draw_page, draw_probing
-from captum_vz.paper.further import VARIANTS
-from captum_vz.paper.report import TABLE_3
-from captum_vz.paper.sections import variant_title
 from captum_vz.study import METHODS, sign_figure
 from captum_vz.study.figures import (
     COLUMN,
@@ -30,6 +25,10 @@ from captum_vz.study.figures import (
     write_figure,
 )
 from captum_vz.study.scoring.metrics import _joins
+from paper.drawings import draw_agreement, draw_groups, draw_variants
+from paper.figures import draw_faithfulness, draw_page, draw_probing
+from paper.further import VARIANTS
+from paper.report import TABLE_3, variant_title
 from tests.study.conftest import parts_of
 
 # What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
@@ -134,7 +133,7 @@ def tables() -> dict[str, pd.DataFrame]:
 def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     summary, data = tables["summary"], "BLiMP, held out"
     sanity = tables["sanity"]
-    measures = Measures(summary, summary[summary["metric"] == "value_patching"], sanity, tables["variants"])
+    page = {"summary": summary, "truth": summary, "sanity": sanity, "variants": tables["variants"]}
     return {
         "summary": draw_summary(summary, "cue_ap", data),
         "truth": draw_summary(summary, "value_patching", data),
@@ -145,7 +144,7 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
         "differences": draw_differences(tables["differences"], "cue_ap", data),
         "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
-        "page": draw_page(measures, data),
+        "page": draw_page(page, data=data),
     }
 
 

@@ -1,6 +1,5 @@
 """A study that grows: only what is new is computed, and the result is that of one start."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Method, Study, run_study
+from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method, run_study
 from tests.study.conftest import Shipped
 
 METHODS = ["value-zeroing", "random"]
@@ -145,7 +144,7 @@ def test_changed_code_is_computed_again(some: list[Example], shipped: Shipped, t
 
 
 def test_version_stands_for_the_source(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    one, other = (Method("mine", METHODS_OF[name], version=version) for name, version in (("a", "1"), ("a", "2")))
+    one, other = (replace(as_method(METHODS_OF[name]), version=version) for name, version in (("a", "1"), ("a", "2")))
     before = study(tmp_path / "s", some[:4], shipped, methods={"mine": one}).folder
     known = files(before)
     study(tmp_path / "s", some[:4], shipped, methods={"mine": one})
@@ -186,18 +185,10 @@ def test_starts_at_the_same_time_keep_both(some: list[Example], shipped: Shipped
             study(tmp_path / "s", some, shipped, methods=["position"], metrics=["cue_ap"])
         return flat(batch)
 
-    both = study(tmp_path / "s", some, shipped, methods={"slow": Method("slow", _flat_shares(slow), version="1")})
+    both = study(tmp_path / "s", some, shipped, methods={"slow": replace(as_method(slow), version="1")})
     assert set(both.rows()["method"]) == {"slow", "position"}
     counts = both.summary.query("group == 'all'").set_index(["method", "metric"])["examples"]
     assert counts["slow", "cue_dot"] == counts["position", "cue_ap"] == 8
-
-
-def _flat_shares(scores: Callable[[Batch], Tensor]) -> Callable[[Batch], list[Tensor]]:
-    def rows(batch: Batch) -> list[Tensor]:
-        kept = scores(batch) * batch.inputs["attention_mask"]
-        return [kept / kept.sum(-1, keepdim=True)]
-
-    return rows
 
 
 def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
@@ -209,7 +200,7 @@ def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, 
             raise MemoryError("no room")
         return flat(batch)
 
-    mine = {"mine": Method("mine", _flat_shares(narrow), version="1")}
+    mine = {"mine": replace(as_method(narrow), version="1")}
     study(tmp_path / "s", some[:4], shipped, methods=["random"])
     found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random"})
     assert len(found.skipped.query("method == 'mine'")) == 4

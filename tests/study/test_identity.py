@@ -150,7 +150,7 @@ def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_registry_of_the_package_is_no_part(tmp_path: Path) -> None:
     """A method that reads the registry stays the same when others are registered."""
-    source = "from captum_vz.study import METHODS\ndef mine(batch): return METHODS['attention'].rows(batch)"
+    source = "from captum_vz.study import METHODS\ndef mine(batch): return batch.scores(METHODS['attention'])"
     before = identity_of(source, tmp_path)
     METHODS["further"] = METHODS["random"]
     try:

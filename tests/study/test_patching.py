@@ -22,10 +22,8 @@ from captum_vz.study import (
     Scorer,
     activation_patching,
     encode,
-    read_jsonl,
     run_study,
     value_patching,
-    write_jsonl,
 )
 from captum_vz.study.examples.patching import counterpart
 from captum_vz.subjects.heads import predicts_next
@@ -180,13 +178,6 @@ def test_counterpart_keeps_the_text() -> None:
     )
     assert counterpart(example).text == "The hat, [MASK]"
     assert counterpart(example).words == ("The", "hat", ",", "[MASK]")
-
-
-def test_files_keep_the_other_cue(tmp_path: Any) -> None:
-    examples = pairs(3, False)
-    write_jsonl(tmp_path / "pairs.jsonl", examples)
-    assert read_jsonl(tmp_path / "pairs.jsonl") == examples
-    assert all(len(example.other_cue) == 1 for example in examples)
 
 
 METRICS = ["value_patching", "value_patching_top", "activation_patching", "activation_patching_top"]

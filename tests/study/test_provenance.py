@@ -12,13 +12,12 @@ import torch
 from captum.attr import Saliency
 
 from captum_vz.cli import main
-from captum_vz.paper import reproduce
 from captum_vz.study import METRICS, EvaluationBatch, Example, Study, run_study, safe_name, write_jsonl
 from captum_vz.study.folder.provenance import files_of
 from captum_vz.study.scoring.identity import code_identity
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization.pictures import read_provenance
-from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from captum_vz.visualization.pictures.files import weights_fingerprint
 from tests.study.test_run import study
 
 METHODS = ["value-zeroing", "random"]
@@ -81,16 +80,10 @@ def test_weights_in_other_types_are_told_apart(examples: list[Example], tmp_path
     assert found.settings["provenance"]["commands"] == []
 
 
-def test_reports_end_with_it(typed: Study, tmp_path: Path) -> None:
+def test_lines_to_repeat_a_study(typed: Study) -> None:
     lines = typed.repeat
     kinds = [re.match(r"\w+", line)[0] for line in lines]  # type: ignore[index]  # each line begins with a word
     assert kinds == ["Versions", "Model", "Data", "Sentences", "Seeds", "Command", "Command"]
-    examples = [Example.from_record(record) for record in agreement_sentences(4)]
-    found = reproduce({"agreement": load_model}, examples, tmp_path, METHODS, command="mine", quiet=True, resamples=9)
-    report = (tmp_path / "report.md").read_text()
-    assert report.index("## agreement") < report.index("## To repeat this")
-    assert report.rstrip().endswith("- Command: mine")
-    assert all(line in report for line in found.repeat)
 
 
 def test_unfinished_study_has_none(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

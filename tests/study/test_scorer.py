@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from captum_vz.errors import RefusedError
-from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Batch, Example, Method, Scorer, compare
+from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Batch, Example, Scorer, as_method, compare
 from captum_vz.study.scoring.scorer import COLUMNS
 from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped
@@ -143,14 +143,14 @@ def test_decoder_evaluated_before_target(decoder: Decoder, examples: list[Exampl
 def test_one_refused_example_skipped_alone(
     shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def picky(batch: Batch) -> list[Tensor]:
+    def picky(batch: Batch) -> Tensor:
         if batch.inputs["input_ids"].shape[1] == length or len(batch.token) > 1:
             raise RefusedError("it has an odd length")
-        return METHODS["position"].rows(batch)
+        return batch.scores(METHODS["position"])[0]
 
     length = 5
     assert len(encode_record(shipped[1], SHORT.to_record()).encoding["input_ids"][0]) == length
-    monkeypatch.setitem(METHODS, "picky", Method("picky", picky))
+    monkeypatch.setitem(METHODS, "picky", as_method(picky))
     rows = Scorer(*shipped, ["picky", "random"], "cue_dot").score([examples[0], SHORT, examples[1]])
     assert [(row["method"], row["skipped"]) for row in rows] == [
         ("picky", None),

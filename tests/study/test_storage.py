@@ -19,8 +19,7 @@ from torch import Tensor
 
 from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.paper import reproduce
-from captum_vz.study import METHODS, Batch, Example, Study, read_jsonl, run_study
+from captum_vz.study import METHODS, Batch, Example, Study, as_method, read_jsonl, run_study
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
@@ -247,23 +246,6 @@ def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Pat
     assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
 
 
-@pytest.mark.slow
-def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path, undrawn: None) -> None:
-    models = dict.fromkeys(["..", "a/b", "a-b"], load_model)
-    found = reproduce(models, examples[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
-    folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
-    assert sorted(folders) == sorted(map(safe_name, models))
-    assert set(found.summary["model"]) == set(models)
-
-
-def test_paper_refuses_names_that_collide(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["bert", "BERT"], load_model)
-    with pytest.raises(ValueError, match="pass names that differ in more than case"):
-        reproduce(models, examples, tmp_path / "out", ["random"])
-
-
 # Memory
 
 SHORT_OF_MEMORY = [True]
@@ -293,13 +275,13 @@ def test_lack_of_memory_is_tried_again(
     words = load_model()[1]
     ids = words(" ".join(longest[0].words) if longest[0].text is None else longest[0].text)["input_ids"]
 
-    def rows(batch: Batch) -> list[Tensor]:
+    def rows(batch: Batch) -> Tensor:
         if SHORT_OF_MEMORY[0] and any(row[: len(ids)].tolist() == ids for row in batch.inputs["input_ids"]):
             raise error()
-        return random.rows(batch)
+        return batch.scores(random)[0]
 
     # The code of the method stays the same. What has changed is the memory.
-    monkeypatch.setitem(METHODS, "random", replace(random, rows=rows))
+    monkeypatch.setitem(METHODS, "random", as_method(rows))
     for _ in range(2):  # there still is no memory
         found = small(tmp_path / "s", examples)
         assert found.skipped["example"].tolist() == [examples[1].id]
@@ -313,7 +295,7 @@ def test_lack_of_memory_is_tried_again(
 
 
 def test_other_errors_cost_their_rows(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(batch: Batch) -> list[Tensor]:
+    def rows(batch: Batch) -> Tensor:
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setitem(METHODS, "random", replace(METHODS["random"], rows=rows))

@@ -1,5 +1,6 @@
 """Small tokenizers like RoBERTa's and ELECTRA's: the positions of targets, cues and forms among their tokens."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from transformers import (
     RobertaTokenizerFast,
 )
 
-from captum_vz.cli import main
-from captum_vz.paper import reproduce
 from captum_vz.study import Example, compare, encode
 from captum_vz.testbed import agreement_sentences, expand_contractions
+from paper import reproduce
+from paper.__main__ import main as run_paper
 
 RECORDS = agreement_sentences(60, seed=4)
 TEXT = [expand_contractions(record[key]) for record in RECORDS for key in ("sentence_good", "sentence_bad")]
@@ -132,11 +133,28 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
         assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["roberta", "generator"])
+def test_the_papers_evaluations_run(
+    kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    command = ["--grammar", "12", "--model", folders[kind], "--folder", str(tmp_path / "out")]
+    assert run_paper([*command, "--methods", "value-zeroing", "alti", "random"]) == 0
+    out = capsys.readouterr().out
+    used, skipped = map(int, re.findall(r": (\d+) sentences, (\d+) skipped", out)[0])
+    assert used + skipped == 12  # examples with a form of several pieces are skipped
+    assert used >= 9
+    values = next(line for line in out.splitlines() if line.startswith("| alti"))
+    cells = [cell.strip() for cell in values.strip("|").split("|")]
+    assert all(cells[place] for place in (1, 2, 4))  # two of cue alignment, and blank-out
+    assert cells[5] == "0.17"
+
+
 def test_electras_discriminator_is_refused(
     folders: dict[str, str], electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--folder", str(tmp_path / "out"), "--quiet"]
-    assert main(["study", "--grammar", "3", "--model", folders["discriminator"], *output]) == 2
+    assert run_paper(["--grammar", "3", "--model", folders["discriminator"], *output]) == 2
     line = capsys.readouterr().err
     assert "is a discriminator of ELECTRA" in line
     assert "such as 'google/electra-base-generator'" in line

@@ -14,7 +14,7 @@ from captum_vz.study import compare
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import view
-from captum_vz.visualization.view.labels import KINDS, read_labels
+from captum_vz.visualization.view.data import KINDS, read_labels
 from tests.explaining.models import explanation
 from tests.view.pages import TOKENS, shares
 
@@ -53,12 +53,12 @@ def test_rollout_is_the_last_map() -> None:
 @pytest.mark.parametrize(
     ("maps", "options", "complaint"),
     [
-        ([torch.stack([MAP, MAP])], {}, "got a batch (2, 8, 8). Pass the maps of one example"),
-        ([MAP[:3]], {}, "got a map (3, 8), expected (8, 8)"),
+        ([torch.stack([MAP, MAP])], {}, "layer 0: Expected a map (out, in) or (1, out, in), got a batch (2, 8, 8)"),
+        ([MAP[:3]], {}, "for the 8 tokens, got (3, 8)"),
         ([], {}, "maps holds no map"),
         ({}, {}, "maps holds no map"),
         ("text", {}, "got str"),
-        ([3], {}, "got int, expected a tensor"),
+        ([3], {}, "got int."),
         ([MAP / 0], {}, "NaN or infinity"),
         ([MAP], {"rollout": {"x": MAP}}, "rollout is a dict of x"),
         ({"a": [MAP], "b": [MAP]}, {"rollout": MAP}, "pass a dict of these names"),

@@ -408,6 +408,22 @@ def test_cross_map_has_two_texts(opened: Open) -> None:
     assert [place - 3 for place in underlined(page)] == drawers(scores, 1)
 
 
+def test_page_of_one_row(opened: Open) -> None:
+    """Nothing else can be explained, and the legend does not offer it. It says that colours are of the square root."""
+    scores = torch.tensor([[1.26, 0.005, -0.5]])
+    page = opened(view([scores, scores[:, [1, 0, 2]]], ["POSITIVE"], columns=["hat", ".", "x"]).html())
+    legend = page.inner_text("#legend")
+    assert "is explained" in legend and "click another" not in legend and "draws on it" not in legend
+    assert "+1.26 score (square-root scale)" in legend
+    page.set_viewport_size({"width": 300, "height": 800})
+    page.reload()
+    layer(page, "layer 1").wait_for()
+    assert layer(page, "layer 1").get_attribute("aria-label") == "layer 1 \u201c.\u201d +1.3"
+    whole = opened(view(LAYERS, TOKENS).html())
+    assert "click another" in whole.inner_text("#legend") and "draws on it" in whole.inner_text("#legend")
+    assert "1 share of the row (square-root scale)" in whole.inner_text("#legend")
+
+
 def test_generated_tokens_are_sources_too(opened: Open) -> None:
     scores = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.125, 0.625, 0]])
     page = opened(view(scores, ["x", "y"], columns=["a", "b", "x", "y"], offset=2, token=1).html())

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from captum_vz.visualization import draw_audio, draw_comparison, draw_image, draw_maps, draw_route, draw_row
-from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.axes import PAGE
 
 COLUMN = (3.3, 4.0)  # of a paper, in inches
 

@@ -8,9 +8,10 @@ import torch
 from matplotlib.figure import Figure
 from scipy import stats
 
+from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_comparison, draw_row
-from captum_vz.visualization.pictures.comparison import clear_tau, kendall_tau, overlap
+from captum_vz.visualization.pictures.rows import clear_tau
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
 

@@ -11,6 +11,12 @@ from captum_vz.visualization import terminal_text
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
+def light(index: str) -> float:
+    steps = (0, 95, 135, 175, 215, 255)  # the cube of 6 x 6 x 6 colours that begins at 16
+    red, green, blue = (steps[(int(index) - 16) // power % 6] / 255 for power in (36, 6, 1))
+    return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+
+
 def test_terminal_lines() -> None:
     scores = torch.tensor([0.5, 0.25, 0.125, 0.125])
     lines = terminal_text(["one", "two", "three", "four"], scores, color=False).split("\n")
@@ -39,13 +45,9 @@ def test_terminal_colour_keeps_text() -> None:
     assert coloured.count("\x1b[0m") == 3  # each colour ends after its token
 
 
-def test_terminal_colours_darken_and_contrast() -> None:
-    def light(index: str) -> float:
-        steps = (0, 95, 135, 175, 215, 255)  # the cube of 6 x 6 x 6 colours that begins at 16
-        red, green, blue = (steps[(int(index) - 16) // power % 6] / 255 for power in (36, 6, 1))
-        return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-
-    text = terminal_text(["x"] * 7, torch.arange(7.0))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_terminal_colours_darken_and_contrast(sign: int) -> None:
+    text = terminal_text(["x"] * 7, sign * torch.arange(7.0))
     shades = [(light(back), light(ink)) for back, ink in re.findall(r"48;5;(\d+);38;5;(\d+)m", text)]
     backs = [back for back, _ in shades]
     assert len(shades) == 7
@@ -62,6 +64,40 @@ def test_terminal_escapes_control_characters() -> None:
     assert r"a\nb" in text
 
 
-def test_terminal_text_of_negative_scores() -> None:
-    with pytest.raises(ArgumentError, match=r"lowest score is -1, but bars begin at 0"):
-        terminal_text(["a"], torch.tensor([-1.0]))
+def test_signed_bars_go_to_both_sides() -> None:
+    scores = torch.tensor([-0.5, 0.25, 0.0, -0.01])
+    lines = terminal_text(["one", "two", "three", "four"], scores, color=False).split("\n")
+    assert [line.split()[2] for line in lines] == ["-0.5000", "+0.2500", "+0.0000", "-0.0100"]
+    left, right = zip(*(line.split("│") for line in lines), strict=True)
+    assert len(set(map(len, left))) == 1  # the middle line is straight
+    assert [one.count("█") for one in left] == [12, 0, 0, 0]
+    assert [one.count("█") for one in right] == [0, 6, 0, 0]
+    shared = terminal_text(["a", "b"], torch.tensor([0.25, 0.5]), color=False, signed=True, full=1)
+    assert [line.split("│")[1] for line in shared.split("\n")] == ["███", "██████"]
+    with pytest.raises(ArgumentError, match="lowest score is -1, but bars begin at 0: pass signed=True"):
+        terminal_text(["a"], torch.tensor([-1.0]), signed=False)
+
+
+def test_signs_have_two_colours() -> None:
+    """The word and the bar of a negative score are red, those of a positive score blue, of the same depth."""
+    lines = terminal_text(["a", "b"], torch.tensor([0.5, -0.5])).split("\n")
+    colours = [re.findall(r"[34]8;5;(\d+)", line) for line in lines]
+    assert len(colours[0]) == 3 and not set(colours[0][::2]) & set(colours[1][::2])
+
+    def redness(index: str) -> int:
+        return (int(index) - 16) // 36 - (int(index) - 16) % 6
+
+    assert all(redness(one) < 0 for one in colours[0][::2]) and all(redness(one) > 0 for one in colours[1][::2])
+    plain = terminal_text(["a", "b"], torch.tensor([0.5, -0.5]), color=False)
+    assert ESCAPE.sub("", "\n".join(lines)).split() == plain.split()
+
+
+@pytest.mark.parametrize("scores", [torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.6, -0.3, 0.1])])
+@pytest.mark.parametrize("color", [True, False])
+def test_bars_fit_the_columns(scores: torch.Tensor, color: bool) -> None:
+    tokens = ["the", "pictures", "[MASK]"]
+    for columns in range(20, 60):
+        lines = ESCAPE.sub("", terminal_text(tokens, scores, 2, color, columns=columns)).split("\n")
+        assert max(map(len, lines)) <= columns or "█" not in lines[0]
+        assert "█" in lines[0] or columns < 32
+    assert terminal_text(tokens, scores, columns=200) == terminal_text(tokens, scores)

@@ -17,7 +17,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from captum_vz import explain
 from captum_vz.study import METHODS, Example, Method, compare, run_study
-from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.testbed import agreement_sentences
 
 PICTURE = Path(__file__).with_name("first.png")
 SENTENCE, TARGET, FOIL = "the pictures of some hat [MASK] scaring marcus.", "are", "is"
@@ -28,7 +28,7 @@ COMPARED: dict[str, Method] = {
     "attention norms": METHODS["attention-norm"],
     "attention": METHODS["attention"],
     "ALTI": METHODS["alti"],
-    "rollout, residual 0.5": METHODS["value-zeroing-rollout"].with_residual(0.5),
+    "rollout, residual 0.5": METHODS["value-zeroing-rollout"],
     "random": METHODS["random"],
 }
 
@@ -36,8 +36,7 @@ COMPARED: dict[str, Method] = {
 def rows() -> tuple[list[str], int, dict[str, list[float]]]:
     """The words, the place of the mask, and its row in each layer and in the truth."""
     found = explain("agreement", SENTENCE)
-    model, tokenizer = load_model()
-    truth = compare(model, tokenizer, SENTENCE, "random", TARGET, foil=FOIL, truth=True).truth
+    truth = compare("agreement", SENTENCE, "random", TARGET, foil=FOIL, truth=True).truth
     assert found.token is not None and truth is not None
     kept = [place for place, special in enumerate(found.special) if not special and found.tokens[place] != "."]
     shown = {f"layer {number}": one[found.token, kept].tolist() for number, one in enumerate(found.maps)}
@@ -49,7 +48,7 @@ def shares(count: int = 260, metric: str = "cue_dot") -> dict[str, float]:
     """The mean share of the cue in the row of each method, in the last layer; another metric of the same rows."""
     examples = [Example.from_record(record) for record in agreement_sentences(count)]
     with tempfile.TemporaryDirectory() as folder:
-        study = run_study({"agreement": load_model()}, examples, Path(folder, "study"), COMPARED, [metric], quiet=True)
+        study = run_study("agreement", examples, Path(folder, "study"), COMPARED, [metric], quiet=True)
         summary = study.summary
     last = summary[(summary["group"] == "all") & (summary["layer"].isna() | (summary["layer"] == 3))]
     means = last.set_index("method")["mean"]

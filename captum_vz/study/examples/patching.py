@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_layers
 from captum_vz.functional import Intervention
 from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
+from captum_vz.study.examples.encoding import BadExampleError, encode, pad
 from captum_vz.subjects.heads import predicts_next
 from captum_vz.text import record_spans
 
@@ -56,50 +56,24 @@ class Patched:
         return torch.where(enough, positive / sums, float("nan"))
 
 
-class OtherValues(Intervention):
-    """The values of sources are those of another text of the same length, in the same layer and place.
+#: Changes values `(batch, head, in, d_head)` of sources `(batch, in)` in one run of one layer.
+Change = Callable[[tuple[int, int], Tensor, Tensor], Tensor]
 
-    Args:
-        values: For each run of each layer the values of the other text, `(1, head, in, d_head)`.
 
-    Attributes:
-        layers: The places of the layers whose values are changed. The other layers keep theirs.
-    """
+class _Changed(Intervention):
+    """Values are what a function makes of them, of the layer and run, and of the zeroed sources."""
 
     reads_others = False
 
-    def __init__(self, values: Mapping[tuple[int, int], Tensor]) -> None:
-        self.values = values
-        self.layers = range(0)
-
-    def in_run(self, layer: int, run: int) -> Intervention:
-        """The values of this layer."""
-        return _TheseValues(self.values[layer, run] if layer in self.layers else None)
-
-
-class _TheseValues(Intervention):
-    reads_others = False
-
-    def __init__(self, other: Tensor | None) -> None:
-        self.other = other
-
-    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        return values if self.other is None else torch.where(zeroed[..., None], self.other, values)
-
-
-class _Read(Intervention):
-    """Changes nothing, and keeps the values that it is given."""
-
-    def __init__(self, kept: dict[tuple[int, int], Tensor], place: tuple[int, int] = (0, 0)) -> None:
-        self.kept = kept
+    def __init__(self, change: Change, place: tuple[int, int] = (0, 0)) -> None:
+        self.change = change
         self.place = place
 
     def in_run(self, layer: int, run: int) -> Intervention:
-        return _Read(self.kept, (layer, run))
+        return _Changed(self.change, (layer, run))
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        self.kept[self.place] = values.detach()
-        return values
+        return self.change(self.place, values, zeroed)
 
 
 def value_patching(
@@ -173,18 +147,18 @@ class Pair:
                 "needs equally many"
             )
         self.model = model
-        self.inputs, self.other = (_inputs(tokenizer, one, model.device) for one in (self.encoded, other))
+        self.inputs, self.other = (pad(tokenizer, [one], model.device) for one in (self.encoded, other))
+        self._patched_layers = range(0)
         self.layers = list(find_layers(model) if layers is None else layers)
         self.clean, self.clean_other = (self._difference(model(**one).logits) for one in (self.inputs, self.other))
 
     @torch.no_grad()
     def values(self, together: bool) -> Patched:
         """See :func:`value_patching`."""
-        changed, gated = self._gated
         alone, falls = 1 - torch.eye(len(self.encoded.ids), device=self.model.device), []
         for last in range(len(self.layers)):
-            changed.layers = range(0 if together else last, last + 1)
-            falls.append(self._difference(gated(alone, self.inputs)))
+            self._patched_layers = range(0 if together else last, last + 1)
+            falls.append(self._difference(self._gated(alone, self.inputs)))
         return self._patched(falls)
 
     @torch.no_grad()
@@ -194,13 +168,21 @@ class Pair:
         return self._patched([falls[0]] * len(falls) if together else falls)
 
     @cached_property
-    def _gated(self) -> tuple[OtherValues, ValueGates]:
+    def _gated(self) -> ValueGates:
         """The model with the values of the other text, whose attentions are found once for all patches."""
         kept: dict[tuple[int, int], Tensor] = {}
+
+        def read(place: tuple[int, int], values: Tensor, zeroed: Tensor) -> Tensor:
+            kept[place] = values.detach()
+            return values
+
+        def other(place: tuple[int, int], values: Tensor, zeroed: Tensor) -> Tensor:
+            patched = place[0] in self._patched_layers
+            return torch.where(zeroed[..., None], kept[place], values) if patched else values
+
         zeros = torch.zeros(1, len(self.encoded.ids), device=self.model.device)
-        ValueGates(self.model, self.layers, intervention=_Read(kept))(zeros, self.other)
-        changed = OtherValues(kept)
-        return changed, ValueGates(self.model, self.layers, intervention=changed)
+        ValueGates(self.model, self.layers, intervention=_Changed(read))(zeros, self.other)
+        return ValueGates(self.model, self.layers, intervention=_Changed(other))
 
     @cached_property
     def _state_falls(self) -> list[Tensor]:
@@ -244,10 +226,6 @@ def counterpart(example: Example) -> Example:
         start, end = spans[place]
         words[place], text = word, text[:start] + word + text[end:]
     return replace(example, words=tuple(words), text=text, other_cue=())
-
-
-def _inputs(tokenizer: Any, encoded: Encoded, device: Any) -> dict[str, Tensor]:
-    return pad(tokenizer, [encoded], device)
 
 
 def _diagonal(other: Tensor, states: Tensor) -> Tensor:
@@ -316,16 +294,6 @@ def truth_rows(
         known[truth] = patching(known[pair], together)
     found: Patched = known[truth]
     return found.shares[-rows:]
-
-
-def overlap(truth: Tensor, scores: Tensor) -> Tensor:
-    r"""How much of the truth and of the scores lie on the same tokens, `(rows,)`.
-
-    .. math:: \sum_j \min(t_j, s_j)
-
-    1 if the rows are the same, 0 if they share no token. Rows that lie on few tokens are favoured, if the truth does.
-    """
-    return torch.minimum(truth, scores).sum(-1)
 
 
 def largest_is_right(truth: Tensor, scores: Tensor) -> Tensor:

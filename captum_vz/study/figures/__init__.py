@@ -36,7 +36,7 @@ from captum_vz.study.figures.tables import (
     draw_differences,
     draw_grid,
 )
-from captum_vz.visualization.pictures.parts.style import COLORS, SIGNED_COLORS, short_number
+from captum_vz.visualization.pictures.scales import COLORS, SIGNED_COLORS, short_number
 
 __all__ = [
     "COLORS",

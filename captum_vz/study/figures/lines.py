@@ -48,7 +48,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     dashed, and methods without layers, whose lines are dotted.
 
     Args:
-        summary: As :attr:`Study.summary` has it; the group "all" is drawn.
+        summary: As :attr:`Study.summary` has it; the group "all" is drawn, of models with a value.
         metric: One of its metrics.
         data: The name of the data, for the titles.
 
@@ -61,6 +61,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     if metric not in set(summary["metric"]):
         raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")
     drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
+    measured = drawn.groupby("model")["examples"].transform("sum") > 0  # a model may lack what the metric needs
+    drawn = drawn[measured] if measured.any() else drawn
     models = drawn["model"].unique().tolist()
     rows = ROW * drawn["method"].nunique()
     above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -18,9 +17,8 @@ from captum_vz._files import write_whole
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS
 from captum_vz.study.scoring.metrics import Metric, metric_named
-from captum_vz.visualization.pictures.description import Content, root_figure, set_content
-from captum_vz.visualization.pictures.parts.picture import Picture
-from captum_vz.visualization.pictures.parts.style import luminance
+from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
+from captum_vz.visualization.pictures.scales import luminance
 
 with needs_extra("captum_vz.study", "study"):
     from scipy.optimize import isotonic_regression
@@ -47,15 +45,23 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "value-zeroing-effect-layer",
         "value-zeroing-shapley",
         "value-zeroing-integrated",
+        "value-zeroing-rollout-paper",
     ),
-    "#e69f00": ("attention", "attention-rollout", "attention-flow", "attention-gradient"),
+    "#e69f00": ("attention", "attention-rollout", "attention-flow", "attention-gradient", "attention-rollout-paper"),
     "#009e73": ("attention-norm", "attention-norm-rollout", "globenc", "globenc-layer"),
     "#cc79a7": ("alti", "alti-layer", "alti-logit"),
-    "#d55e00": ("saliency", "input-x-gradient", "integrated-gradients", "hidden-token-attribution"),
+    "#d55e00": (
+        "saliency",
+        "input-x-gradient",
+        "integrated-gradients",
+        "hidden-token-attribution",
+        "input-x-gradient-l2",
+        "integrated-gradients-l2",
+    ),
     "0.35": ("random", "position"),
 }
 _OWN: Final = "#56b4e9"  # methods of the user's own
-_MARKS: Final = ("o", "s", "^", "D", "v", "P")
+_MARKS: Final = ("o", "s", "^", "D", "v", "P", "<")
 _CONTROL_MARKS: Final = ("x", "+")  # both are seen where their lines are one
 # The least contrast of small text with its ground, by WCAG 2.
 _CONTRAST: Final = 4.5
@@ -103,14 +109,11 @@ def write_figure(figure: Figure, path: Path, kinds: Sequence[str] = ("png",)) ->
         path: Where the files are, without their suffix.
         kinds: Formats of matplotlib, which are the suffixes too.
     """
-    engine = figure.get_layout_engine()
-    if engine is not None:
+    if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # With an engine, savefig draws the figure twice for each file, the first time for its layout only.
-        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
-            figure.set_layout_engine(None)
+        figure.set_layout_engine("none")
     for kind in kinds:
-        picture = io.BytesIO()
+        picture = BytesIO()
         figure.savefig(picture, format=kind)
         write_whole(path.with_name(f"{path.name}.{kind}"), picture.getvalue())
 

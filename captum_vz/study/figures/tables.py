@@ -20,7 +20,7 @@ from captum_vz.study.figures.style import (
     whole_figure,
     write_title,
 )
-from captum_vz.visualization.pictures.parts.style import ink_on
+from captum_vz.visualization.pictures.scales import ink_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from filelock import FileLock
 from captum_vz._files import TEMPORARY, safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples import Example
-from captum_vz.visualization.pictures.provenance import weights_fingerprint
+from captum_vz.visualization.pictures.files import weights_fingerprint
 
 with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa

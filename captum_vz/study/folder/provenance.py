@@ -18,8 +18,7 @@ from matplotlib.figure import FigureBase
 from captum_vz import __version__
 from captum_vz._files import write_whole
 from captum_vz.study.folder import LOCK, MANIFEST, read_settings
-from captum_vz.visualization.pictures.description import root_figure
-from captum_vz.visualization.pictures.provenance import add_provenance, weights_fingerprint
+from captum_vz.visualization.pictures.files import add_provenance, root_figure, weights_fingerprint
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz import find_layers
+from captum_vz._measures import overlap
 from captum_vz._names import meant
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS
@@ -34,7 +35,7 @@ from captum_vz.metrics import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, overlap, truth_rows
+from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, truth_rows
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
 from captum_vz.study.scoring.measuring import EvaluationBatch, Over
 from captum_vz.study.scoring.rows import COLUMNS

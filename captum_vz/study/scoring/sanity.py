@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +65,15 @@ def sanity_checks(
     """
     model, examples = encoder_of(model), list(examples)
     layers = find_layers(model)
-    rows = partial(last_rows, tokenizer=tokenizer, examples=examples, methods=methods, batch_size=batch_size)
-    trained, found = rows(model, layers=layers), []
+
+    def rows(copy: Any, own: list[nn.Module]) -> dict[tuple[str, str], Row]:
+        """The row of the last layer of each method for each example, by both names."""
+        scorer = Scorer(copy, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=own)
+        return {(row["method"], row["example"]): row for row in scorer.scores(examples) if row["skipped"] is None}
+
+    trained, found = rows(model, layers), []
     for count, changed, own in randomized_copies(model, layers, seed=seed):
-        other = rows(changed, layers=own)
+        other = rows(changed, own)
         for method in dict.fromkeys(name for name, _ in trained):
             values = []
             for key, row in trained.items():
@@ -78,29 +83,6 @@ def sanity_checks(
             summary = summarize(torch.tensor(values, dtype=torch.float64), confidence, resamples)._asdict()
             found.append({"method": method, "random": count} | summary)
     return pd.DataFrame(found)
-
-
-def last_rows(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Example],
-    methods: Any,
-    *,
-    batch_size: int,
-    layers: list[nn.Module] | None = None,
-) -> dict[tuple[str, str], Row]:
-    """The row of the last layer of each method for each example, or its only row, by both names.
-
-    Args:
-        model: The model in eval mode.
-        tokenizer: Its tokenizer.
-        examples: The examples.
-        methods: See :func:`~captum_vz.study.run_study`.
-        batch_size: The number of sentences in a batch.
-        layers: Its layers. None: those that :func:`~captum_vz.find_layers` finds.
-    """
-    rows = Scorer(model, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=layers).scores(examples)
-    return {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
 
 
 def sensitivity(

@@ -1,8 +1,10 @@
-"""A figure of maps."""
+"""A figure of maps, and where its panels are: as large as a page allows, with labels that can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -11,30 +13,45 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description import set_content
-from captum_vz.visualization.pictures.parts.labels import (
+from captum_vz.visualization.pictures.axes import (
+    DPI,
+    FONT_SIZE,
+    MARK,
+    MOST_LEVELS,
+    NARROW_PAGE,
+    PAGE,
+    SMALLEST_FONT,
+    add_axes,
     fit_titles,
-    hide_labels,
+    given_axes,
+    level_offsets,
+    levels_for,
+    size_of,
+    size_of_axes,
+    square,
+    text_width,
     write_heading,
     write_labels,
     write_title,
 )
-from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
-from captum_vz.visualization.pictures.parts.panels import Chosen, Panels, Words, map_content, prepare_panels
-from captum_vz.visualization.pictures.parts.picture import (
-    add_axes,
-    axes_list,
-    is_outer,
-    name_axes,
-    new_picture,
-    size_of,
-    size_of_axes,
-    target_figure,
-)
-from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK
+from captum_vz.visualization.pictures.files import Picture, set_content
+from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
+from captum_vz.visualization.pictures.scales import BAR, Scale, ScaleName, add_colorbar, bar_room, make_scale
 
 _FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
+
+# In inches. A cell is as high as a line of text.
+CELL: Final = 0.17
+SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
+_ACROSS, _DOWN = "source token", "output token"
+_TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
+_NAME: Final = 0.2  # "source token" and "output token"
+_BAR_GAP, _BAR_TEXT, _BAR_SIDE = 0.14, 0.62, 0.14
+_SHORTEST_BAR, _LONGEST_BAR = 0.9, 2.4
+_SPARSE_FONT: Final = 7.0
+_SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
+_LONGEST_SCALE: Final = 3.0
+_GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
 
 
 def draw_maps(
@@ -115,19 +132,19 @@ def draw_maps(
     >>> [panel.get_title() for panel in figure.axes[:5]]
     ['layer 0', 'layer 1', 'layer 2', 'layer 3', 'rollout, residual 0.5']
     """
-    target_figure(ax, fig)
     if columns is not None and columns < 1:
         raise ArgumentError(f"columns is {columns}: pass the number of panels in a row, at least 1.")
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
-    label = panels.scale_label(label)
+    label = f"{label}, first text minus second" if panels.is_difference else label
     drawn = list(panels.scores.values())
+    given = given_axes(ax, fig, len(drawn))
     apart = [place for place, name in enumerate(panels.scores) if "rollout" in name.lower()]
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], apart)
-    if ax is not None:
-        return _draw_into(axes_list(ax, len(drawn)), panels, colors, label)
+    if given is not None:
+        return _draw_into(given, panels, colors, label)
     wanted = Wanted(len(drawn), *panels.shown, bool(title), colors.label(label, "panel"), panels.marked)
     grid = make_grid(wanted, columns, size if fig is None else size_of(fig), fixed=fig is not None)
-    figure = new_picture(grid.size, grid.font) if fig is None else fig
+    figure = Picture(figsize=grid.size, dpi=DPI[grid.font < 7]) if fig is None else fig
     titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
         panel = add_axes(figure, box, grid.size)
@@ -137,7 +154,7 @@ def draw_maps(
     bar = add_axes(figure, grid.bar, grid.size)
     length = max(grid.bar[2:])
     add_colorbar(bar, colors, wanted.scale, length, None if grid.flat else grid.size[1] - grid.bar[1], grid.flat)
-    name_axes(figure, grid.size, *panels.axis_names, grid.boxes, grid.bottom)
+    _name_axes(figure, grid)
     if title:
         write_heading(figure, title, grid.boxes[0][0], 0.06, grid.size)
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
@@ -149,15 +166,26 @@ def _draw_into(axes: list[Axes], panels: Panels, colors: Scale, label: str) -> F
     for index, panel in enumerate(axes):
         width, height = size_of_axes(panel)
         _draw_panel(panel, panels, index, colors, width, label, titles)
-        cell = min(width / len(panels.column_labels), height / len(panels.row_labels))
-        x, y = is_outer(panel, axes)
+        cell = min(width / len(panels.columns), height / len(panels.rows))
+        x, y = _is_outer(panel, axes)
         _label_panel(panel, panels, cell, FONT_SIZE, x=x, y=y)
-        across, down = panels.axis_names
-        panel.set_xlabel(across if x else "", fontsize=FONT_SIZE)
-        panel.set_ylabel(down if y else "", fontsize=FONT_SIZE)
+        panel.set_xlabel(_ACROSS if x else "", fontsize=FONT_SIZE)
+        panel.set_ylabel(_DOWN if y else "", fontsize=FONT_SIZE)
     add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     figure: FigureBase | None = axes[-1].figure
     return figure  # type: ignore[return-value]  # as above
+
+
+def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
+    """Whether no other axes are below a panel in its grid, and whether none are at its left."""
+    own = panel.get_subplotspec()
+    if own is None:
+        return True, True
+    places = [place for other in others if (place := other.get_subplotspec()) is not None]
+    grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
+    below = any(one.colspan == own.colspan and one.rowspan.start > own.rowspan.start for one in grid)
+    left = any(one.rowspan == own.rowspan and one.colspan.start < own.colspan.start for one in grid)
+    return not below, not left
 
 
 def _draw_panel(
@@ -179,12 +207,11 @@ def _draw_panel(
         panel.add_artist(Rectangle((-0.5, row - 0.5), wide, 1, **pale))
     for column in panels.dimmed_columns:
         panel.add_artist(Rectangle((column - 0.5, -0.5), 1, high, **pale))
-    if panels.marked is not None:
-        line = min(1.2, 72 * width / wide * 0.2)
-        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": line}
-        look |= {"clip_on": False, "zorder": 2.6}  # above the frame of the panel
+    if panels.marked is not None:  # above the frame of the panel
+        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "clip_on": False, "zorder": 2.6}
+        look["linewidth"] = min(1.2, 72 * width / wide * 0.2)
         panel.add_patch(Rectangle((-0.5, panels.marked - 0.5), wide, 1, **look))
-    set_content(panel, map_content(name, panels, scores, label))
+    set_content(panel, panels.content(name, label))
 
 
 def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
@@ -193,16 +220,176 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
     for index, (name, scores) in enumerate(panels.scores.items()):
         highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
         is_faint = 0 < highest < _FAINT * end and not colors.root
-        has_end = colors.own or index in colors.apart
-        note = f" (to {end:.2g})" if has_end else f" (up to {highest:.2g})" if is_faint else ""
+        note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
         titles.append(f"{name}{note}")
     return fit_titles(titles, width)
 
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
-    hide_labels(panel, x=not x, y=not y)
-    rows, across = panels.shown
+    panel.set(xticks=[], yticks=[])
+    rows, columns = panels.shown
     if y:
         write_labels(panel.yaxis, rows, cell, font, panels.marked, panels.dimmed_rows)
     if x:
-        write_labels(panel.xaxis, across, cell, font, None, panels.dimmed_columns)
+        write_labels(panel.xaxis, columns, cell, font, None, panels.dimmed_columns)
+
+
+def _name_axes(figure: FigureBase, grid: Grid) -> None:
+    """Write what columns and rows are, below and at the left of the middle of the panels."""
+    look: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
+    (width, height), boxes = grid.size, grid.boxes
+    left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
+    middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
+    figure.text(middle / width, 1 - (grid.bottom - 0.05) / height, _ACROSS, va="bottom", ha="center", **look)
+    middle = (boxes[0][1] + boxes[-1][1] + boxes[-1][3]) / 2
+    figure.text(0.05 / width, 1 - middle / height, _DOWN, va="center", rotation=90, **look)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Panels in inches, from the upper left corner of the figure.
+
+    Attributes:
+        size: The figure.
+        boxes: For each panel left, top, width and height.
+        bar: The colour bar, in the same form.
+        flat: Whether the colour bar is horizontal.
+        bottom: The lower end of all labels, from the upper edge of the figure.
+        columns: The number of panels in a row.
+        cell: The side of a cell.
+        font: The size of labels in points.
+    """
+
+    size: tuple[float, float]
+    boxes: list[tuple[float, float, float, float]]
+    bar: tuple[float, float, float, float]
+    flat: bool
+    bottom: float
+    columns: int
+    cell: float
+    font: float
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a grid has to hold: panels of rows by columns of cells, with labels, a title and a colour bar."""
+
+    count: int
+    rows: Sequence[str]
+    columns: Sequence[str]
+    heading: bool
+    scale: str  # the label of the colour bar
+    marked: int | None = None  # the row whose label is bold
+
+
+def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float] = PAGE, fixed: bool = False) -> Grid:
+    """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
+
+    If no page has room for a label of each token, every k-th token has one.
+
+    Args:
+        wanted: What the grid has to hold.
+        columns: The number of panels in a row. None: the number that uses the page best.
+        page: The largest width and height in inches.
+        fixed: Whether the figure has the size of the page, and cannot grow.
+    """
+    pages = [(page[0] * growth, page[1] * growth) for growth in ((1.0,) if fixed else _GROWTH)]
+    every = [(font, levels) for font in (FONT_SIZE, 7, 6, SMALLEST_FONT) for levels in range(1, MOST_LEVELS + 1)]
+    for limits in pages:
+        found = [one for one in _candidates(wanted, columns, limits, fixed, every) if one.fits]
+        if found:
+            return _placed(wanted, max(found, key=lambda one: one.rank), page if fixed else None)
+    for limits in pages:
+        best = max(_candidates(wanted, columns, limits, fixed, [(_SPARSE_FONT, 1)]), key=lambda one: one.cell)
+        if best.cell >= _SMALLEST_CELL:
+            break
+    return _placed(wanted, best, page if fixed else None)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    columns: int
+    font: float
+    cell: float
+    label_width: float
+    label_height: float
+    place: str  # of the colour bar: "cell", an empty cell of the grid; "side" or "below"
+    fits: bool
+    rank: tuple[float, ...]
+
+
+def _candidates(
+    wanted: Wanted,
+    columns: int | None,
+    limits: tuple[float, float],
+    fixed: bool,
+    forms: Sequence[tuple[float, int]],
+) -> Iterator[_Candidate]:
+    """Grids with each of the forms of labels: their font and their levels."""
+    count, high, wide = wanted.count, len(wanted.rows), len(wanted.columns)
+    largest = math.inf if fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
+    best = square(count)
+    for across in [min(columns, count)] if columns else range(1, count + 1):
+        down = math.ceil(count / across)
+        empty = -count % across
+        for font, levels in forms:
+            label_width = level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
+            label_height = level_offsets(wanted.columns, levels, font)[-1] / 72
+            for place in (*(("cell",) if empty else ()), "below" if limits[0] < NARROW_PAGE else "side"):
+                margins = _margins(wanted, place, limits[0])
+                free_width = limits[0] - margins[0] - label_width - (across - 1) * _GAP
+                free_height = limits[1] - margins[1] - label_height - down * (_TITLE + _GAP)
+                cell = min(free_width / (across * wide), free_height / (down * high), largest)
+                bar = empty * (cell * wide + _GAP) - _GAP - 2 * _BAR_SIDE
+                room = cell * high + _TITLE - bar_room(wanted.scale, min(bar, _LONGEST_BAR))
+                if place != "cell" or (bar >= _SHORTEST_BAR and room > _GAP):
+                    break
+            if cell <= 0:
+                continue
+            legible = font - 2.5 * levels
+            nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
+            rank = (legible, cell) if fixed else (legible, *nearly_square, cell)
+            fits = levels_for(cell, font) <= levels
+            yield _Candidate(across, font, cell, label_width, label_height, place, fits, rank)
+
+
+def _margins(wanted: Wanted, place: str, width: float) -> tuple[float, float]:
+    """Width and height of the space outside panels and labels."""
+    right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
+    below = 0.15 + bar_room(wanted.scale, min(width * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
+    return _EDGE + _NAME + right, 2 * _EDGE + _NAME + (0.3 if wanted.heading else 0.0) + below
+
+
+def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None) -> Grid:
+    high, wide = len(wanted.rows) * chosen.cell, len(wanted.columns) * chosen.cell
+    left = _EDGE + _NAME + chosen.label_width
+    top = _EDGE + (0.3 if wanted.heading else 0.0)
+    across = min(chosen.columns, wanted.count)
+    panels = across * wide + (across - 1) * _GAP
+    places = [divmod(index, chosen.columns) for index in range(wanted.count)]
+    boxes = [
+        (left + column * (wide + _GAP), top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
+        for row, column in places
+    ]
+    lower = boxes[-1][1] + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
+    width, height = left + panels, lower
+    if chosen.place == "side":
+        bar_height = min(boxes[-1][1] + high - boxes[0][1], _LONGEST_BAR)
+        bar = (width + _BAR_GAP, boxes[0][1], BAR, bar_height)
+        height = max(height, boxes[0][1] + min(text_width(wanted.scale, FONT_SIZE), _LONGEST_SCALE) + _EDGE)
+        width += _BAR_GAP + BAR + _BAR_TEXT
+    elif chosen.place == "below":
+        length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
+        bar = (max(left + (panels - length) / 2, 2 * _EDGE), lower + 0.08, length, BAR)
+        width += 0.1
+        height = bar[1] + bar_room(wanted.scale, length) + _EDGE
+    else:
+        first = boxes[-1][0] + wide + _GAP
+        room = left + panels - first
+        length = min(room - 2 * _BAR_SIDE, _LONGEST_BAR)
+        lowest = boxes[-1][1] - _TITLE + chosen.label_height  # of the labels of the panel above
+        middle = boxes[-1][1] + (high - bar_room(wanted.scale, length)) / 2
+        bar = (first + (room - length) / 2, max(lowest, middle), length, BAR)
+        width += 0.1
+    flat = chosen.place != "side"
+    return Grid(size or (width, height), boxes, bar, flat, lower, chosen.columns, chosen.cell, chosen.font)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, Final
 
@@ -15,26 +16,31 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
-from captum_vz.visualization._checks import one_example, position_of
-from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import level_offsets, text_width, used_levels, write_labels
-from captum_vz.visualization.pictures.parts.layout import PAGE
-from captum_vz.visualization.pictures.parts.panels import Words, make_axis
-from captum_vz.visualization.pictures.parts.picture import (
+from captum_vz.visualization.pictures.axes import (
+    DPI,
+    FONT_SIZE,
+    LINE,
+    MARK,
+    PAGE,
     add_axes,
-    axes_list,
-    new_picture,
+    given_axes,
+    level_offsets,
+    set_label,
     size_of,
     size_of_axes,
-    target_figure,
+    text_width,
+    used_levels,
+    write_labels,
 )
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, MARK, quoted, short_number, shortened
+from captum_vz.visualization.pictures.files import Content, Picture, set_content
+from captum_vz.visualization.pictures.panels import Words, make_axis
+from captum_vz.visualization.pictures.scales import COLORS, short_number
+from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
 _NUMBER: Final = 6.5  # points
 _PARTS: Final = (0.5, 0.35, 0.65, 0.2, 0.8)  # of a step, where its number may stand
-_LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
+_LEVEL, _COLUMN = 0.5, 0.6  # inches
 _THICKEST: Final = 7.0  # points, of an edge with all of the flow
 _LEGEND: Final = 7  # points
 
@@ -88,21 +94,19 @@ def draw_route(
     >>> figure.axes[0].get_title()
     'Where [MASK] draws from'
     """
-    target_figure(ax, fig)
+    given = given_axes(ax, fig)
     if not 0 < threshold <= 1:
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     if not isinstance(paths, int) or paths < 0:
         raise ArgumentError(f"paths is {paths!r}: pass how many of the strongest paths are marked, at least 0.")
-    axis = make_axis(tokens, words)
-    layers = [axis.rows(axis.columns(one_example(one, tokens, dimensions=2))) for one in maps]
+    axis, count = make_axis(tokens, words), len(tokens)
+    layers = [axis.rows(axis.columns(one_example(one, count, count))) for one in maps]
     steps = _checked([add_residual(one[None], residual)[0] for one in layers])
-    position = position_of(token, tokens)
-    start = int(axis.member[position if position is not None else token])
-    edges = route_edges(steps, start, threshold)
-    strongest = strongest_paths(steps, start, paths)
+    start = int(axis.member[position_of(token, tokens) or 0])
+    route = Route(axis.labels, start, steps, route_edges(steps, start, threshold), strongest_paths(steps, start, paths))
     labels = [shortened(one) for one in axis.labels]
-    if ax is not None:
-        (panel,) = axes_list(ax, 1)
+    if given is not None:
+        (panel,) = given
         width, height = size_of_axes(panel)
     else:
         whole = size if fig is None else size_of(fig)
@@ -110,21 +114,37 @@ def draw_route(
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
         below = level_offsets(labels, used_levels(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
-        below += _LEGEND * LINE * (_legend(threshold, strongest, width).count("\n") + 1) + 0.1
+        below += _LEGEND * LINE * (_legend(threshold, len(route.paths), width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
-        fig = new_picture(total) if fig is None else fig
+        fig = Picture(figsize=total, dpi=DPI[0]) if fig is None else fig
         panel = add_axes(fig, (left, 0.32, width, height), total)
-    _draw(panel, labels, start, steps, edges, strongest, width / len(labels), height / (len(steps) + 1))
-    set_label(
-        panel.set_title(
-            f"Where {quoted(axis.labels[start])} draws from" if title is None else title, fontsize=FONT_SIZE + 2
-        )
-    )
-    panel.set_xlabel(_legend(threshold, strongest, width), fontsize=_LEGEND, color="0.25", labelpad=5)
-    set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
+    _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
+    title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
+    set_label(panel.set_title(title, fontsize=FONT_SIZE + 2))
+    panel.set_xlabel(_legend(threshold, len(route.paths), width), fontsize=_LEGEND, color="0.25", labelpad=5)
+    set_content(panel, _content(route, threshold))
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
+
+
+@dataclass(frozen=True)
+class Route:
+    """What is drawn.
+
+    Attributes:
+        labels: The tokens.
+        start: The token at which all routes end.
+        steps: The map of each layer, with its residual.
+        edges: The drawn edges, see :func:`route_edges`.
+        paths: The strongest paths, see :func:`strongest_paths`.
+    """
+
+    labels: list[str]
+    start: int
+    steps: list[Tensor]
+    edges: list[tuple[int, int, int, float]]
+    paths: list[tuple[float, list[int]]]
 
 
 def route_edges(steps: Sequence[Tensor], start: int, threshold: float) -> list[tuple[int, int, int, float]]:
@@ -178,42 +198,27 @@ def _checked(steps: list[Tensor]) -> list[Tensor]:
     return [step.double() for step in steps]
 
 
-def _draw(
-    panel: Axes,
-    labels: list[str],
-    start: int,
-    steps: list[Tensor],
-    edges: list[tuple[int, int, int, float]],
-    strongest: list[tuple[float, list[int]]],
-    cell: float,
-    level: float,
-) -> None:
-    depth = len(steps)
-    lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in edges]
-    widths = [max(0.4, _THICKEST * share) for *_, share in edges]
-    shades = [COLORS(0.25 + 0.35 * share**0.5) for *_, share in edges]  # thin lines differ by their colours
+def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: float) -> None:
+    depth = len(route.steps)
+    lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in route.edges]
+    widths = [max(0.4, _THICKEST * share) for *_, share in route.edges]
+    shades = [COLORS(0.25 + 0.35 * share**0.5) for *_, share in route.edges]  # thin lines differ by their colours
     panel.add_collection(LineCollection(lines, linewidths=widths, colors=shades, capstyle="round"))
-    places = sorted({(j, layer) for layer, _, j, _ in edges} | {(start, depth)})
+    places = sorted({(j, layer) for layer, _, j, _ in route.edges} | {(route.start, depth)})
     across, up = zip(*places, strict=True)
     panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
-    for rank, (_, path) in enumerate(strongest):
-        look: dict[str, Any] = {
-            "marker": "o",
-            "markersize": 3.5,
-            "linewidth": max(0.8, 1.8 - 0.4 * rank),
-            "zorder": 4 - 0.01 * rank,
-        }
-        panel.plot(path, range(depth + 1), color=MARK, **look)
+    for rank, (_, path) in enumerate(route.paths):
+        look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": max(0.8, 1.8 - 0.4 * rank)}
+        panel.plot(path, range(depth + 1), color=MARK, zorder=4 - 0.01 * rank, **look)
     box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
-    for at, number in _numbers(steps, [path for _, path in strongest], cell, level):
+    for at, number in _numbers(route.steps, [path for _, path in route.paths], cell, level):
         panel.text(*at, number, fontsize=_NUMBER, color=MARK, ha="center", va="center", bbox=box, zorder=5)
-    panel.set_xlim(-0.5, len(labels) - 0.5)
-    panel.set_ylim(-0.5, depth + 0.5)
+    panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
     every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
     panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=FONT_SIZE)
     panel.tick_params(axis="y", length=0)
-    write_labels(panel.xaxis, labels, cell, FONT_SIZE, start)
+    write_labels(panel.xaxis, labels, cell, FONT_SIZE, route.start)
     for place in range(depth + 1):
         panel.axhline(place, color="0.92", linewidth=0.6, zorder=0)
     panel.spines[:].set_visible(False)
@@ -254,30 +259,25 @@ def _numbers(
     return found
 
 
-def _legend(threshold: float, strongest: Sequence[Any], width: float) -> str:
+def _legend(threshold: float, paths: int, width: float) -> str:
     """What lines, colours and numbers mean, in lines that are as wide as the panel."""
     parts = f"Lines carry at least {threshold:g} of the whole. Width and colour are their share."
-    if strongest:
-        paths = "strongest path" if len(strongest) == 1 else f"{len(strongest)} strongest paths"
-        parts += f" Orange: the {paths}, with each step's score."
+    if paths:
+        marked = "strongest path" if paths == 1 else f"{paths} strongest paths"
+        parts += f" Orange: the {marked}, with each step's score."
     return "\n".join(wrap(parts, max(24, int(len(parts) * width / text_width(parts, _LEGEND)))))
 
 
-def _content(
-    labels: list[str],
-    start: int,
-    edges: list[tuple[int, int, int, float]],
-    strongest: list[tuple[float, list[int]]],
-    threshold: float,
-) -> Content:
-    sentence = f"Routes through the layers to {labels[start]}: {len(edges)} steps carry at least {threshold:.0%} of it."
-    if strongest:
-        share, path = strongest[0]
+def _content(route: Route, threshold: float) -> Content:
+    labels, edges = route.labels, route.edges
+    sentence = f"Routes through the layers to {labels[route.start]}: "
+    sentence += f"{len(edges)} steps carry at least {threshold:.0%} of it."
+    if route.paths:
+        share, path = route.paths[0]
         part = f"{share:.0%}" if share >= 0.01 else f"{share:.1g} of the whole"
         sentence += f" The strongest path, from the input up, has {part}: {', '.join(labels[i] for i in path)}."
-    ends = sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True)
     totals: dict[int, float] = {}
-    for share, j in ends:
+    for share, j in sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True):
         totals[j] = totals.get(j, 0.0) + share
     if totals:
         most = sorted(totals, key=totals.__getitem__, reverse=True)[:3]

@@ -1,6 +1,274 @@
-"""One interactive page of maps, for notebooks, sites and files."""
+"""One interactive page of maps, for notebooks, sites and files, and the score of a learner who predicts on it."""
 
-from captum_vz.visualization.view.interactive import View, view
-from captum_vz.visualization.view.page import three_steps
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from captum_vz._files import write_file
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.tokens import position_of
+from captum_vz.visualization.view.data import Labels, Method, PageData, read_labels, read_methods
+from captum_vz.visualization.view.page import fingerprint, frame, page, record, static_table, three_steps
 
 __all__ = ["View", "three_steps", "view"]
+
+THEMES = ("auto", "light", "dark")
+
+
+@dataclass(frozen=True)
+class View(PageData):
+    """A page of maps on which a reader points at tokens. :func:`view` makes it, and a notebook shows it.
+
+    Attributes:
+        methods: The methods and their maps.
+        rows: The tokens of the rows.
+        columns: The source tokens.
+        offset: The column of the first row's own token. None: rows and columns are different tokens.
+        token: The row that is chosen at first. None: none.
+        layer: The map that is shown at first, by its index in the method with the most maps.
+        predict: The rows that a learner is asked about at first, or empty.
+        title: The heading.
+        subtitle: A sentence below the heading; may be empty.
+        about: Where the numbers come from, by field.
+        theme: "auto", "light" or "dark".
+    """
+
+    theme: str
+
+    def html(self) -> str:
+        """The whole page, in ASCII, which loads nothing from elsewhere."""
+        return page(self._record, self, self.theme, static=static_table(self))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page to one file."""
+        write_file(path, self.html())
+
+    def grade(self, result: str) -> Score:
+        """The score of a result string that a learner hands in after "Predict", computed again from the answers.
+
+        Args:
+            result: The string that the page shows at the end.
+
+        Returns:
+            The number of questions, of right answers, and the points, from 0 to 100.
+
+        Raises:
+            ArgumentError: The string is of another page, is not complete, or its score does not follow from its
+                answers.
+        """
+        return score_answers(self, result)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, then a table for viewers that leave out frames."""
+        return frame(page(self._record, self, self.theme), self.title) + static_table(self)
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return record(self)
+
+
+def view(
+    maps: Any,
+    tokens: Sequence[str] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    rollout: Tensor | Mapping[str, Tensor] | None = None,
+    offset: int | None = None,
+    words: Sequence[int | None] | None = None,
+    column_words: Sequence[int | None] | None = None,
+    special: Any = None,
+    token: int | None = None,
+    layer: int = -1,
+    predict: bool | Sequence[int] = False,
+    title: str = "Which token does each token draw on?",
+    subtitle: str = "",
+    about: Mapping[str, str] | None = None,
+    theme: str = "auto",
+) -> View:
+    """An interactive page of maps, for a notebook, a site or a file.
+
+    Pointing at a token colours its sources and underlines the tokens that draw on it. Below the text are the row of
+    the token in each layer, and the whole map of the layer. The page needs no network, no server and no kernel.
+
+    Rows that do not sum to 1 are divided by their sums. The page then shows either the shares or the scores themselves,
+    such as the distances of ``ValueZeroing(..., normalize=False)``. Maps with negative scores are shown as they are.
+
+    Args:
+        maps: A map `(out, in)`; a list of layer maps, or a tensor of them, `(layers, out, in)`; a dict of titles to
+            maps; or a dict of names of methods to such lists, tensors or dicts. A map may be `(1, out, in)`, as
+            `attribute` returns it for one sentence. A layer of a list may have heads, `(1, heads, out, in)`.
+            Or a result that has `tokens`, and `maps` or `scores`, such as :func:`~captum_vz.study.compare` returns it.
+        tokens: The tokens of the rows. Only results have tokens of their own.
+        columns: The source tokens, if they are others than `tokens`. Examples: the source of a cross-attention; a
+            prompt and its continuation, with `offset`.
+        rollout: A further map after the layers' maps, or a dict of names of methods to such maps.
+        offset: The position of the first output token among the source tokens, if output tokens are sources as well.
+        words: The number of each token's word, or None for a token that is a word by itself, such as `word_ids()` of a
+            tokenizer's output. None: words are found by the marks of tokenizers ("##", "Ġ", "▁").
+        column_words: The same for `columns`.
+        special: Whether each source token is a special token, such as a tokenizer's `special_tokens_mask`. None: the
+            usual special tokens are known by their text. Masks are not among them.
+        token: The row that is chosen at first. Negative positions count from the end. None: the mask, else the last
+            token that is not special.
+        layer: The map that is shown at first. Negative ones count from the last layer, without the rollout.
+        predict: Whether the page begins with questions: the learner clicks the token that they expect, then sees. Or
+            the rows to ask about.
+        title: The heading of the page, such as the text.
+        subtitle: A sentence below the heading, such as what the model predicts.
+        about: Where the numbers come from, by field: "model", "weights", "command". The page shows it at its end.
+        theme: "light", "dark", or "auto": the theme of the notebook or site around the page, or of the system.
+
+    Returns:
+        A view. `view.save("page.html")` writes one file, and a notebook shows the view as it is.
+
+    Raises:
+        ArgumentError: There is no map. A map does not fit the tokens, is a batch of several examples, or is not finite.
+            A position is out of range.
+
+    >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> layers = find_layers(model)
+    >>> maps = ValueZeroing(model, layers).attribute(inputs)
+    >>> rollout = ValueZeroingRollout(model, layers).attribute(inputs)
+    >>> page = view(maps, inputs.tokens(), rollout=rollout, words=inputs.word_ids(), token=6)
+    >>> page.html()[:15]
+    '<!DOCTYPE html>'
+    """
+    if tokens is None:
+        maps, tokens, columns, offset, rollout, token = _result(maps, rollout, token)
+    rows = read_labels(tokens, words, special if columns is None else None, "tokens")
+    if columns is None:
+        sources, offset = rows, 0
+    else:
+        sources = read_labels(columns, column_words, special, "columns")
+    count, width = len(rows.tokens), len(sources.tokens)
+    if offset is not None and not 0 <= offset <= width - count:
+        raise ArgumentError(f"offset is {offset}: expected 0 to {width - count}, for {count} of {width} source tokens.")
+    if theme not in THEMES:
+        raise ArgumentError(f"theme is {theme!r}: pass one of {', '.join(THEMES)}.")
+    methods = tuple(read_methods(maps, rollout, (count, width)))
+    chosen = _first_token(rows) if token is None else position_of(token, rows.tokens)
+    asked = _questions(predict, rows, chosen)
+    fields = {str(field): str(value) for field, value in (about or {}).items()}
+    first = _first_map(methods, layer)
+    return View(methods, rows, sources, offset, chosen, first, asked, title, subtitle, fields, theme)
+
+
+def _first_map(methods: Sequence[Method], layer: int) -> int:
+    """The index of the map that is shown at first. Negative layers count from the last one that is no rollout."""
+    labels = [panel.label for panel in max(methods, key=lambda method: len(method.panels)).panels]
+    layers = sum(not label.startswith("rollout") for label in labels) or len(labels)
+    if not -layers <= layer < len(labels):
+        count = len(labels)
+        raise ArgumentError(f"layer {layer} is out of range: there are {count} maps, {-layers} to {count - 1}.")
+    return layer + layers if layer < 0 else layer
+
+
+def _first_token(rows: Labels) -> int:
+    """The mask, else the last token that is not special, else the last one."""
+    masks = [place for place, token in enumerate(rows.tokens) if re.fullmatch(r"\[MASK\]|<mask>|<extra_id_0>", token)]
+    plain = [place for place, kind in enumerate(rows.kinds) if kind not in (1, 3)]
+    return (masks[:1] or plain[-1:] or [len(rows.tokens) - 1])[0]
+
+
+def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, int | None, Any, int | None]:
+    """Maps, tokens, columns, offset, rollout and token of a result that holds its tokens."""
+    tokens = getattr(maps, "tokens", None)
+    if tokens is None:
+        raise ArgumentError(f"tokens is missing: {type(maps).__name__} holds no tokens. Pass the tokens of the rows.")
+    names, explained = list(tokens), maps.token
+    shares = getattr(maps, "shares", None)
+    several = isinstance(shares, Mapping) and len(shares) > 1
+    if not several and getattr(maps, "maps", None):
+        joined = maps.rollout if rollout is None else rollout
+        return list(maps.maps), names, None, None, joined, explained if token is None else token
+    scores = shares if isinstance(shares, Mapping) else maps.scores
+    scores = scores if isinstance(scores, Mapping) else {"scores": scores}
+    layers = {name: {"scores": column[None]} for name, column in scores.items()}
+    return layers, [names[explained]], names, explained, rollout, 0
+
+
+def _questions(predict: Any, rows: Labels, chosen: int | None) -> tuple[int, ...]:
+    """The rows to ask about: the given rows; or at most five, the chosen one first, the others spread over the text."""
+    if not isinstance(predict, bool):
+        listed = [position_of(int(one), rows.tokens) for one in predict]
+        return tuple(one for one in listed if one is not None)
+    if not predict:
+        return ()
+    count = len(rows.tokens)
+    possible = [i for i in range(count) if rows.kinds[i] not in (1, 3)] or list(range(count))
+    spread = [possible[round(i * (len(possible) - 1) / 4)] for i in range(5)] if len(possible) > 5 else possible
+    first = [chosen] if chosen in possible else []
+    return tuple(dict.fromkeys([*first, *spread]))[:5]
+
+
+#: page; method; map; unit; kinds that were left out; row>answer of each question; right answers; points
+_RESULT = re.compile(
+    r"captum-vz-predict 1; page ([0-9a-f]{8}); method (\d+); map (\d+); (pieces|words); without (\d*|-); "
+    r"((?:\d+>\d+)(?:,\d+>\d+)*); (\d+) right; (\d+) points"
+)
+
+
+class Score(NamedTuple):
+    """A learner's score: the number of questions, of right answers, and the mean of the points from 0 to 100."""
+
+    questions: int
+    right: int
+    points: int
+
+
+def score_answers(data: PageData, result: str) -> Score:
+    """Compute the score of a result string again, and compare. See :meth:`View.grade`."""
+    match = _RESULT.fullmatch(result.strip())
+    if match is None:
+        raise ArgumentError(f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end.")
+    page, method, panel, unit, without, answers, right, points = match.groups()
+    if page != fingerprint(data):
+        raise ArgumentError(f"The result is of page {page}, and this page is {fingerprint(data)}: pass the same maps.")
+    words = unit == "words"
+    hidden = set() if without == "-" else {int(kind) for kind in without}
+    try:
+        scores = _units(data, data.encoded.maps[int(method)][int(panel)], words)
+        found = [_points(data, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
+    except IndexError as error:
+        raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
+    score = Score(len(found), sum(one == 100 for one in found), int(sum(found) / len(found) + 0.5))
+    if (score.right, score.points) != (int(right), int(points)):
+        raise ArgumentError(
+            f"The result says {right} right and {points} points, but its answers have {score.right} right and "
+            f"{score.points} points."
+        )
+    return score
+
+
+def _units(data: PageData, scores: Tensor, words: bool) -> Tensor:
+    """Scores of tokens, or scores of words: columns are added, rows are averaged."""
+    if not words:
+        return scores
+    rows, columns = (torch.tensor(one.groups) for one in (data.rows, data.columns))
+    added = scores.new_zeros(len(scores), len(data.columns.words)).index_add(1, columns, scores)
+    total = scores.new_zeros(len(data.rows.words), added.shape[1]).index_add(0, rows, added)
+    return total / rows.bincount()[:, None]
+
+
+def _points(data: PageData, scores: Tensor, words: bool, hidden: set[int], row: int, answer: int) -> int:
+    """100 for the strongest source, less in proportion to the score. The token itself is no answer."""
+    kinds = data.columns.word_kinds if words else data.columns.kinds
+    own = None
+    if data.offset is not None:
+        own = data.columns.groups[data.rows.groups.index(row) + data.offset] if words else row + data.offset
+    allowed = [place for place, kind in enumerate(kinds) if kind not in hidden and place != own]
+    if answer not in allowed:
+        raise IndexError(answer)
+    highest = scores[row, allowed].abs().max().item()
+    return int(100 * scores[row, answer].abs().item() / highest + 0.5) if highest else 0

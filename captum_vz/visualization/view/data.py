@@ -1,9 +1,11 @@
-"""What a page shows: methods with their maps, and their numbers, quantised and compressed."""
+"""What a page shows: tokens, and methods with their maps, whose numbers are quantised and compressed."""
 
 from __future__ import annotations
 
 import base64
 import gzip
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +16,17 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.view.labels import Labels
+from captum_vz.visualization.tokens import (
+    STOP_WORDS,
+    is_special,
+    one_example,
+    short,
+    visible,
+    without_marks,
+    without_piece,
+    word_texts,
+    words_of,
+)
 
 SUM_ERROR = 1e-3  # of rows that are said to sum to 1
 
@@ -26,6 +38,65 @@ LEVELS = (65535, 4095, 1023, 255, 127, 63, 31, 15)
 SIGNED_LEVELS = (32767, 4095, 1023, 127, 63, 31, 15)
 LEAST_BYTES, MOST_BYTES, BYTES_PER_PAIR = 56_000, 1_350_000, 12
 LEAST_RATIO = 4
+
+
+#: The kinds of source tokens, in the order of their codes in the page.
+KINDS = ("", "special", "stop", "punctuation")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The tokens along one side of a map.
+
+    Attributes:
+        tokens: The text of each token.
+        groups: The number of each token's word, from 0 in the order of the text.
+        words: The text of each word.
+        kinds: The kind of each token, its index in :data:`KINDS`.
+        word_kinds: The kind of each word.
+    """
+
+    tokens: list[str]
+    groups: list[int]
+    words: list[str]
+    kinds: list[int]
+    word_kinds: list[int]
+
+
+def read_labels(tokens: Any, words: Any, special: Any, name: str) -> Labels:
+    """The labels of one side. `words` and `special` may be None; `name` is the argument's name, for errors."""
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not all(isinstance(one, str) for one in tokens):
+        raise ArgumentError(f"{name} is {short(tokens)}: pass a list of strings, one for each token.")
+    if not tokens:
+        raise ArgumentError(f"{name} is empty: pass a string for each token of the maps.")
+    shown = [visible(one) for one in without_marks(tokens)]
+    groups = words_of(tokens, words, "words" if name == "tokens" else f"{name[:-1]}_words")
+    named = [visible(one) for one in word_texts(tokens, groups)]
+    members = [[i for i, group in enumerate(groups) if group == word] for word in range(len(named))]
+    marked = _marked(special, shown, name)
+    plain = [_kind(without_piece(text), mark) for text, mark in zip(shown, marked, strict=True)]
+    whole = [_kind(text, all(marked[i] for i in one)) for text, one in zip(named, members, strict=True)]
+    # A piece of a word is no stop word or punctuation by itself.
+    kinds = [kind if len(members[group]) == 1 or kind < 2 else 0 for kind, group in zip(plain, groups, strict=True)]
+    return Labels(shown, groups, named, kinds, whole)
+
+
+def _marked(special: Any, shown: Sequence[str], name: str) -> list[bool]:
+    """Which tokens are special tokens."""
+    flags = [is_special(token) for token in shown] if special is None else torch.as_tensor(special).flatten().tolist()
+    if len(flags) != len(shown) or not all(flag in (0, 1) for flag in flags):
+        raise ArgumentError(
+            f"special is {short(special)} for the {len(shown)} {name}: pass True or False for each token, such as the "
+            "special_tokens_mask of the tokenizer."
+        )
+    return [bool(flag) for flag in flags]
+
+
+def _kind(text: str, special: bool) -> int:
+    """The index in :data:`KINDS`."""
+    text = text.strip().lower()
+    is_word = re.search(r"[^\W_]", text) or any(unicodedata.category(one)[0] not in "PZ" for one in text)
+    return 1 if special else 2 if text in STOP_WORDS else 0 if is_word else 3
 
 
 @dataclass(frozen=True)
@@ -109,27 +180,9 @@ def _heads(label: str, one: Any) -> dict[str, Any]:
 
 def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Method:
     place = f"{name}, " if name else ""
-    checked = {label: _one_example(one, shape, f"{place}{label}") for label, one in panels.items()}
+    checked = {label: one_example(one, *shape, place=f"{place}{label}: ").double() for label, one in panels.items()}
     signed = any(bool((one < 0).any()) for one in checked.values())
     return Method(name, tuple(_panel(label, one, signed) for label, one in checked.items()), signed)
-
-
-def _one_example(scores: Any, shape: tuple[int, int], place: str) -> Tensor:
-    """A map `(out, in)` in float64 on the CPU."""
-    if not isinstance(scores, Tensor):
-        raise ArgumentError(f"{place}: got {type(scores).__name__}, expected a tensor (out, in) or (1, out, in).")
-    found = tuple(scores.shape)
-    if scores.dim() == 3 and len(scores) != 1:
-        raise ArgumentError(f"{place}: got a batch {found}. Pass the maps of one example, such as one[0] of each map.")
-    example = scores[0] if scores.dim() == 3 else scores
-    if tuple(example.shape) != shape:
-        raise ArgumentError(
-            f"{place}: got a map {found}, expected {shape}: {shape[0]} tokens (rows) and {shape[1]} source tokens. "
-            "Pass columns= if sources are other tokens."
-        )
-    if not example.isfinite().all():
-        raise ArgumentError(f"{place}: got NaN or infinity, which cannot be shown. Pass finite scores.")
-    return example.detach().cpu().double()
 
 
 def _panel(label: str, scores: Tensor, signed: bool) -> Panel:
@@ -162,20 +215,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PageData:
-    """The data of a page, without its looks.
-
-    Attributes:
-        methods: The methods and their maps.
-        rows: The tokens of the rows.
-        columns: The source tokens.
-        offset: The column of the first row's own token. None: rows and columns are different tokens.
-        token: The row that is chosen at first. None: none.
-        layer: The map that is shown at first, by its index in the method with the most maps.
-        predict: The rows that a learner is asked about at first, or empty.
-        title: The heading.
-        subtitle: A sentence below the heading; may be empty.
-        about: Where the numbers come from, by field.
-    """
+    """The data of a page, without its looks. :class:`~captum_vz.visualization.View` says what they are."""
 
     methods: tuple[Method, ...]
     rows: Labels

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import asdict
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -16,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from captum_vz.visualization.tokens import visible
 from captum_vz.visualization.view.data import PageData
-from captum_vz.visualization.view.labels import Labels, visible
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 # Shown where the frame's tags are removed and their text stays, as in JupyterLab.
@@ -39,8 +40,8 @@ def record(data: PageData) -> dict[str, Any]:
         for method, scales in zip(data.methods, encoded.scales, strict=True)
     ]
     return {
-        "rows": _side(data.rows),
-        "columns": _side(data.columns),
+        "rows": asdict(data.rows),
+        "columns": asdict(data.columns),
         "offset": data.offset,
         "methods": methods,
         "levels": encoded.levels,
@@ -135,16 +136,6 @@ def _packed(name: str) -> str:
     return base64.b64encode(gzip.compress(_asset(name).encode("ascii"), mtime=0)).decode("ascii")
 
 
-def _side(labels: Labels) -> dict[str, Any]:
-    return {
-        "tokens": labels.tokens,
-        "groups": labels.groups,
-        "words": labels.words,
-        "kinds": labels.kinds,
-        "wordKinds": labels.word_kinds,
-    }
-
-
 def _rounded(totals: Any) -> list[float] | None:
     return None if totals is None else [float(f"{one:.4g}") for one in totals.tolist()]
 
@@ -160,12 +151,10 @@ def static_table(data: PageData) -> str:
     panel = method.panels[min(data.layer, len(method.panels) - 1)]
     name = ", ".join(filter(None, [method.name, panel.label]))
     scores = panel.scores
-    width = len(data.columns.tokens)
-    parts = [_whole(data, scores)] if width <= MOST_WHOLE else [_strongest(data, scores)]
-    what = f"{name}: each row is an output token" + ("" if width <= MOST_WHOLE else f", with its {STRONGEST} strongest")
-    table = (
-        f'<table style="border-collapse:collapse;font-size:12px"><caption>{escape(what)}</caption>{parts[0]}</table>'
-    )
+    is_whole = len(data.columns.tokens) <= MOST_WHOLE
+    body = _whole(data, scores) if is_whole else _strongest(data, scores)
+    what = f"{name}: each row is an output token" + ("" if is_whole else f", with its {STRONGEST} strongest")
+    table = f'<table style="border-collapse:collapse;font-size:12px"><caption>{escape(what)}</caption>{body}</table>'
     text = f'<details><summary style="cursor:pointer">Table: {escape(name)}</summary>{table}</details>'
     return text.encode("ascii", "xmlcharrefreplace").decode()
 

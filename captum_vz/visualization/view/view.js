@@ -87,7 +87,7 @@ function setUnits() {
   columnUnit = units(data.columns);
   columnCount = names(data.columns).length;
   means = {};
-  const kinds = words ? data.columns.wordKinds : data.columns.kinds;
+  const kinds = words ? data.columns.word_kinds : data.columns.kinds;
   sources = names(data.columns).map((label, column) => ({ label, column, kind: kinds[column], block: 0 }));
   items = [...sources];
   names(data.rows).forEach((label, row) => {
@@ -313,13 +313,16 @@ function paintTitle(item) {
 function paintLegend() {
   const { method } = state.map;
   const most = state.raw && method.maps.some((map) => map.totals) ? method.total : method.signed ? method.scale : 1;
-  const top = state.byRow ? 'largest of the row' : `${+most.toPrecision(3)} ${method.signed ? 'score' : state.raw ? 'raw score' : 'share of the row'}`;
+  const top = state.byRow ? 'largest of the row' : `${+most.toPrecision(3)} ${method.signed ? 'score' : state.raw ? 'raw score' : 'share of the row'} (square-root scale)`;
   const stops = (colorsOf, places) => places.map((i) => colorsOf[i][0]);
   const colors = [...(method.signed ? stops(ramps[1], [64, 32, 0]) : []), ...stops(ramps[0], [0, 32, 64])];
   const bar = $('high').previousSibling;
   bar.style.background = `linear-gradient(90deg, ${colors})`;
-  $('low').textContent = method.signed ? `\u2212${top}` : '0';
+  $('low').textContent = method.signed ? `\u2212${state.byRow ? top : +most.toPrecision(3)}` : '0';
   $('high').textContent = `${method.signed ? '+' : ''}${top}`;
+  const single = rowUnits.length === 1;
+  $('looked').textContent = single ? 'is explained' : 'the one you look at: click another';
+  $('drawing').hidden = single;
 }
 
 function paintTokens({ map, buttons }, item) {
@@ -344,6 +347,8 @@ function paintTokens({ map, buttons }, item) {
   }
 }
 
+// A sign such as "." has quotation marks beside a number.
+const quoted = (label) => (/[\p{L}\p{N}]/u.test(label) ? label : `\u201c${label}\u201d`);
 const shortened = (label) => (label.length > 14 ? `${[...label].slice(0, 13).join('')}\u2026` : label);
 
 // A canvas of cells, with the labels of the columns above it where there is room. `left` is the place of a column.
@@ -385,8 +390,8 @@ function paintStrip(view, strip, item) {
     const value = best ? written(rows[p][best.column], map, true) : '';
     const name = ofHeads ? headOf(map) || 'all heads' : layerOf(map);
     const button = names.children[p];
-    button.replaceChildren(name, ...(best && small ? [' ', element('bdi', shortened(best.label)), ` ${value}`] : []));
-    Object.assign(button, { ariaPressed: map === view.map, ariaLabel: best ? `${name} ${best.label} ${value}` : name });
+    button.replaceChildren(name, ...(best && small ? [' ', element('bdi', quoted(shortened(best.label))), ` ${value}`] : []));
+    Object.assign(button, { ariaPressed: map === view.map, ariaLabel: best ? `${name} ${quoted(best.label)} ${value}` : name });
   });
   strip.named ??= names.offsetWidth;
   const wide = Math.max(60, strip.room - strip.named);
@@ -930,7 +935,7 @@ function fillSettings() {
   $('two').hidden = methods.length < 2;
   hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
   hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
-  const kinds = [...data.columns.kinds, ...data.columns.wordKinds].map(String);
+  const kinds = [...data.columns.kinds, ...data.columns.word_kinds].map(String);
   for (const box of $('filter').querySelectorAll('input')) hide(box, !kinds.includes(box.value));
   $('filter').hidden = kinds.every((kind) => kind === '0');
   $('sums').hidden = methods.some(({ signed }) => signed);

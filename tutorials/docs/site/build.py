@@ -162,7 +162,6 @@ def copy_sources(source: Path) -> None:
 
 def write_notebooks(folder: Path) -> None:
     """Writes each lesson and its student's copy, for a download."""
-    sys.path.insert(0, str(ROOT / "tutorials"))
     from captum_vz_lessons.lab import write_student_copy
 
     folder.mkdir(parents=True)
@@ -195,7 +194,7 @@ def main(output: Path = OUTPUT) -> int:
     """Builds the site in `output`, with sources and caches next to it. Returns Sphinx's status, 0 without warnings."""
     from sphinx.cmd.build import main as sphinx
 
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(ROOT / "tutorials")]  # of the views, and of the lessons' package
     from views import write_views
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import captum_vz
-from captum_vz.app.explanation import explanation_view
 from captum_vz.generation import attribute_generation
-from captum_vz.testbed import load_model
+from captum_vz.study import compare
 from captum_vz.visualization import View
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -21,14 +20,12 @@ def agreement() -> View:
 
 def methods() -> View:
     """Two methods on one sentence."""
-    found = [captum_vz.explain("agreement", SENTENCE, method=name) for name in ("value-zeroing", "attention")]
-    return explanation_view("Two methods on one sentence", found)
+    return compare("agreement", SENTENCE, ["value-zeroing", "attention"]).view("Two methods on one sentence")
 
 
 def generation() -> View:
     """The rows of generated tokens, in each layer."""
-    model, tokenizer = load_model("causal")
-    found = attribute_generation(model, tokenizer, "the pictures of some hat", max_new_tokens=4)
+    found = attribute_generation("causal", "the pictures of some hat", max_new_tokens=4)
     return found.view(title="What each new token draws on")
 
 

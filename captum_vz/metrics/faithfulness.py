@@ -1,0 +1,333 @@
+"""Faithfulness: what does the prediction lose without the tokens that an attribution finds?
+
+Here, tokens are removed one at a time, or in the order of their scores. `orders` has the best and the worst order, and
+`sampled` removes at random.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics._rows import scores_of_ids, without_order
+from captum_vz.metrics.orders import EXHAUSTIVE, Bounds, extremes, normalized
+from captum_vz.metrics.prediction import Prediction
+from captum_vz.metrics.sampled import infidelity, soft_comprehensiveness, soft_sufficiency
+
+__all__ = [
+    "EXHAUSTIVE",
+    "FRACTIONS",
+    "Bounds",
+    "blank_out",
+    "comprehensiveness",
+    "comprehensiveness_bounds",
+    "deletion_area",
+    "deletion_bounds",
+    "deletion_curve",
+    "infidelity",
+    "monotonicity",
+    "normalized",
+    "soft_comprehensiveness",
+    "soft_sufficiency",
+    "sufficiency",
+    "sufficiency_bounds",
+]
+
+#: The shares of tokens that ERASER removes or keeps.
+FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+
+# A rise of the probability by less is rounding.
+_ROUNDING = 1e-6
+
+
+def blank_out(prediction: Prediction) -> Tensor:
+    r"""How much the probability of the right form falls when one token is removed, for each content token.
+
+    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
+
+    The blank-out scores of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_ and `Mohebbi et al.
+    2023 <https://aclanthology.org/2023.eacl-main.245>`_. A method is faithful if its scores rank the tokens in the
+    same order: `summarize(spearman(scores, blank_out(prediction), prediction.content))`. For methods whose scores have
+    no sign, take `blank_out(prediction).abs()`.
+
+    Args:
+        prediction: Model, sentences and the way of removal. The right form y is the first one. Without forms, y is the
+            model's prediction.
+
+    Returns:
+        `(batch, tokens)` in float64, the shape of the ids; 0 for tokens that are not content. The model runs once for
+        each token, in batches.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
+    >>> tokenizer.tokenize(text)[blank_out(prediction).argmax() - 1]
+    'pictures'
+    """
+    answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]
+    examples, tokens = prediction.content.nonzero().unbind(1)
+    removed = torch.arange(prediction.ids.shape[1]) == tokens[:, None]
+    whole = prediction.probability(answer)
+    effects = torch.zeros(prediction.content.shape, dtype=torch.float64)
+    effects[examples, tokens] = whole[examples] - prediction.probability(answer, examples, removed)
+    return effects
+
+
+def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...] = FRACTIONS) -> Tensor:
+    r"""How much the probability of the model's prediction falls without the tokens with the highest scores.
+
+    .. math:: p(\hat y \mid x) - p(\hat y \mid x \setminus r_q), \qquad |r_q| = \lceil q n \rceil
+
+    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the
+    whole sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Higher is better. The
+    mean over the fractions, `comprehensiveness(...).mean(-1)`, is the area over the perturbation curve (AOPC).
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`, highest for the most important tokens. Take absolute values if both signs count.
+            If scores are equal, the earlier token comes first.
+        fractions: Shares q of the content tokens, between 0 and 1.
+
+    Returns:
+        `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
+        a NaN, or all equal. :func:`summarize` counts these examples.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    >>> prediction = Prediction(model, sentences, "delete")
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bool(comprehensiveness(prediction, cue).mean() > 0.2)
+    True
+    """
+    return _drop(prediction, scores, fractions, left=False)
+
+
+def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...] = FRACTIONS) -> Tensor:
+    r"""How much the probability of the model's prediction falls if only the tokens with the highest scores are kept.
+
+    .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
+
+    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the whole
+    sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Lower is better. Special
+    tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
+
+    Args:
+        prediction: See :func:`comprehensiveness`, like the two arguments after it.
+        scores: See there.
+        fractions: See there.
+
+    Returns:
+        `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bool(sufficiency(prediction, cue).mean() < 0.2)
+    True
+    """
+    return _drop(prediction, scores, fractions, left=True)
+
+
+def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+    r"""The mean comprehensiveness over the fractions that the best and the worst order of the tokens give.
+
+    .. math:: \max_\pi / \min_\pi \tfrac1{|Q|} \textstyle\sum_{q \in Q}
+        \big[p(\hat y \mid x) - p(\hat y \mid x \setminus \pi_{1..\lceil qn \rceil})\big]
+
+    Exact for up to :data:`EXHAUSTIVE` content tokens, by all their sets. In longer sentences, each step greedily
+    removes the token that changes the prediction most, so a better order may exist.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        fractions: As in :func:`comprehensiveness`.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction, normalized
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bounds = comprehensiveness_bounds(prediction)
+    >>> bool(normalized(comprehensiveness(prediction, cue).mean(-1), bounds) > 0.8), bounds.exact
+    (True, tensor([True]))
+    """
+    return _bounds(prediction, fractions, left=False)
+
+
+def sufficiency_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+    r"""The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
+
+    As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed. The greedy search keeps the
+    token that helps the prediction most.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        fractions: As in :func:`sufficiency`.
+    """
+    return _bounds(prediction, fractions, left=True)
+
+
+def _bounds(prediction: Prediction, fractions: tuple[float, ...], left: bool) -> Bounds:
+    _check_fractions(fractions)
+
+    def weights(count: int) -> Tensor:
+        sizes = _sizes(torch.tensor([count]), fractions)[0]
+        return torch.bincount(sizes, minlength=count + 1).double() / len(fractions)
+
+    lowest, highest, exact = extremes(prediction, weights, kept=left)
+    whole = prediction.probability(prediction.best())
+    best, worst = (whole - highest, whole - lowest) if left else (whole - lowest, whole - highest)
+    return Bounds(best, worst, exact)
+
+
+def _check_fractions(fractions: tuple[float, ...]) -> None:
+    if not fractions or not all(0 < q <= 1 for q in fractions):
+        raise ArgumentError(f"fractions is {fractions!r}: pass shares of the content tokens, above 0 and up to 1.")
+
+
+def _sizes(count: Tensor, fractions: tuple[float, ...]) -> Tensor:
+    """How many of `count` tokens each fraction is, `(batch, fractions)`."""
+    # Rounded first, because 0.07 * 100 is a little more than 7, but must not become 8.
+    return torch.stack([(count.double() * q).round(decimals=9).ceil().long() for q in fractions], dim=1)
+
+
+def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], left: bool) -> Tensor:
+    """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
+    _check_fractions(fractions)
+    after, unknown = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1), fractions), left)
+    fall = prediction.probability(prediction.best())[:, None] - after
+    return fall.masked_fill(unknown[:, None], torch.nan)
+
+
+def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
+    r"""The probability of the model's prediction without the k tokens of the highest scores, for each k.
+
+    .. math:: c_k = p(\hat y \mid x \setminus r_k), \qquad k = 0, \dots, n
+
+    where :math:`\hat y` is the most likely form in the whole sentence and n the number of content tokens (`Petsiuk et
+    al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE).
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`, highest for the most important tokens. If scores are equal, the earlier token comes
+            first.
+
+    Returns:
+        `(batch, 1 + most content tokens)` in float64. Shorter sentences repeat their last value. NaN for an example
+        without content tokens, or with scores that give no order.
+    """
+    counts = prediction.content.sum(-1)
+    steps = torch.arange(int(counts.max()) + 1)
+    curve, unknown = _without_highest(prediction, scores, torch.minimum(steps, counts[:, None]))
+    return curve.masked_fill(unknown[:, None], torch.nan)
+
+
+def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
+    r"""The area under the deletion curve. Lower is better; divide it by its bounds to compare sentences.
+
+    .. math:: \tfrac1n \textstyle\sum_{k=1}^n \tfrac12 (c_{k-1} + c_k)
+
+    See :func:`deletion_curve`, and :func:`normalized` with :func:`deletion_bounds`. It looks at the order of all
+    tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`, highest for the most important tokens.
+
+    Returns:
+        `(batch,)` in float64, from 0 to 1; NaN where the curve is.
+
+    >>> from captum_vz.metrics import MaskedSentences, Prediction
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
+    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    >>> bounds = deletion_bounds(prediction)
+    >>> bool(bounds.best <= deletion_area(prediction, cue) <= bounds.worst)
+    True
+    """
+    curve, counts = deletion_curve(prediction, scores), prediction.content.sum(-1)
+    steps = (curve[:, 1:] + curve[:, :-1]) / 2
+    beyond = torch.arange(steps.shape[1]) >= counts[:, None]
+    area = steps.masked_fill(beyond, 0).sum(-1) / counts.clamp_min(1)
+    return area.masked_fill(curve[:, 0].isnan(), torch.nan)
+
+
+def deletion_bounds(prediction: Prediction) -> Bounds:
+    """The areas under the deletion curve of the best order of the tokens (the lowest) and of the worst.
+
+    Exact for up to :data:`EXHAUSTIVE` content tokens; otherwise each step greedily removes the token that changes the
+    prediction most.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+    """
+
+    def weights(count: int) -> Tensor:
+        inner = torch.full((count + 1,), 1 / max(count, 1), dtype=torch.float64)
+        inner[[0, -1]] /= 2
+        return inner
+
+    return Bounds(*extremes(prediction, weights, kept=False))
+
+
+def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
+    r"""Whether the probability never falls while tokens are added in the order of rising scores.
+
+    .. math:: \big[\,c_n \le c_{n-1} \le \dots \le c_0\,\big]
+
+    with the deletion curve :math:`c_k` read backwards, from the sentence without its content tokens to the whole one
+    (`Arya et al. 2019 <https://arxiv.org/abs/1909.03012>`_, AIX360). The answer is yes or no for the whole order: most
+    sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`, highest for the most important tokens.
+
+    Returns:
+        `(batch,)` in float64: 1 or 0; NaN where the curve is.
+    """
+    curve = deletion_curve(prediction, scores)
+    never = (curve.diff(dim=-1) <= _ROUNDING).all(-1).double()
+    return never.masked_fill(curve[:, 0].isnan(), torch.nan)
+
+
+def _without_highest(
+    prediction: Prediction, scores: Tensor, sizes: Tensor, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The prediction's probability without the tokens of the highest scores.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`. If scores are equal, the earlier token comes first.
+        sizes: How many tokens, `(batch, steps)`.
+        left: Whether they are kept, and the other content tokens removed.
+
+    Returns:
+        `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
+    """
+    content = prediction.content
+    values, kept = scores_of_ids(scores, content)
+    if values.isinf().any():
+        raise ArgumentError("scores holds infinities: pass finite scores.")
+    order = values.masked_fill(~kept, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    rank = order.argsort(dim=-1)  # of each token, from 0
+    high = rank[:, None, :] < sizes[..., None]  # (batch, steps, tokens)
+    removed = (~high if left else high) & content[:, None, :]
+    examples = torch.arange(len(content)).repeat_interleave(sizes.shape[1])
+    after = prediction.probability(prediction.best(), examples, removed.flatten(0, 1)).view(sizes.shape)
+    return after, without_order(values, kept)

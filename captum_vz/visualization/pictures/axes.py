@@ -1,0 +1,321 @@
+"""Axes of pictures: text in any script, labels of tokens, titles, and the axes that pictures draw into.
+
+Where lines of text are higher than cells, labels stand in several columns.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib import font_manager, rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis as MatplotlibAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.font_manager import FontProperties
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.files import root_figure, set_heading
+from captum_vz.visualization.tokens import printable, shortened
+
+FONT_SIZE: Final = 8
+SMALLEST_FONT: Final = 5  # points
+LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of the font
+MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
+QUIET: Final = "0.55"  # the grey of labels that matter less
+DPI: Final = (150, 200)  # of figures, and of figures with small fonts
+_VECTOR_DPI: Final = 1200  # so fine that rounding to pixels does not matter
+MOST_LEVELS: Final = 2  # columns of labels
+#: Width and height in inches of the space on a sheet of A4 or Letter.
+PAGE: Final = (7.6, 10.2)
+NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
+TICK, PAD, GAP = 2.0, 2.0, 5.0  # points
+_LEADER: Final = "0.75"  # the grey of the lines that lead to outer labels
+
+# Of several fonts that have a character, these are taken first. The word is part of the name of the file.
+_PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
+_AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
+
+
+def set_label(text: Text, color: str | None = None, source: str | None = None) -> None:
+    """Make a text plain: no formula, and fonts for all its characters.
+
+    Args:
+        text: The text.
+        color: Its new colour. None: it keeps its own.
+        source: What is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
+    """
+    text.set_parse_math(False)  # a token may be a dollar sign
+    text.set_text(writable(text.get_text() if source is None else source))
+    if not text.get_text().isascii():
+        text.set_fontfamily(_families(text.get_text()))
+    if color is not None:
+        text.set_color(color)
+
+
+def writable(text: str) -> str:
+    """The text with escapes for control characters, and with names or codes for characters that no font has."""
+    text = "\n".join(map(printable, text.split("\n")))
+    return text if text.isascii() else "".join(map(_written, text))
+
+
+def _families(text: str) -> list[str]:
+    """The families of fonts that together have the characters of the text, in matplotlib's own order first."""
+    found = (_family_of(letter) for letter in sorted(set(text)) if not letter.isascii())
+    return list(dict.fromkeys([*rcParams["font.family"], *filter(None, found)]))
+
+
+@cache
+def _written(letter: str) -> str:
+    if letter.isascii() or _family_of(letter) is not None:
+        return letter
+    category, name = unicodedata.category(letter), unicodedata.name(letter, "a character")
+    if category in ("Cf", "Mn", "Me", "Sk"):  # joiners, marks of other letters, and tones of skin
+        return ""
+    code = f":{shortened(name.lower().replace(' ', '-'))}:" if category == "So" else f"U+{ord(letter):04X}"
+    warnings.warn(
+        f"No font of this system has {name}, so pictures write {code}: install a font of its script, such as Noto.",
+        stacklevel=2,
+    )
+    return code
+
+
+@cache
+def _family_of(letter: str) -> str | None:
+    """The family of the first font that has a character, which is added to matplotlib's list. None: no font has it."""
+    for path in _font_files():
+        if ord(letter) in _letters_of(path):
+            if all(path != entry.fname for entry in font_manager.fontManager.ttflist):
+                font_manager.fontManager.addfont(path)
+            return FT2Font(path).family_name
+    return None
+
+
+@cache
+def _font_files() -> list[str]:
+    """Matplotlib's own font, and the scalable fonts of the system, preferred ones first."""
+
+    def rank(path: str) -> tuple[int, int, str]:
+        name = Path(path).stem.lower().replace("-", "").replace("_", "")
+        preferred = next((place for place, part in enumerate(_PREFERRED) if part in name), len(_PREFERRED))
+        return sum(part in name for part in _AVOIDED), preferred, path
+
+    system = (path for path in font_manager.findSystemFonts() if "color" not in path.lower())
+    return [str(font_manager.findfont(FontProperties(family=rcParams["font.family"]))), *sorted(system, key=rank)]
+
+
+@cache
+def _letters_of(path: str) -> frozenset[int]:
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (OSError, RuntimeError):  # a font of bitmaps
+        return frozenset()
+
+
+@cache
+def _renderer(dpi: int) -> Any:
+    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=dpi)).get_renderer()  # type: ignore[no-untyped-call]  # untyped
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, font: float, weight: str = "normal") -> float:
+    """The width of a text in inches, in files of pixels, where letters begin at whole pixels, and in vector files."""
+    text = writable(text)
+    properties = FontProperties(family=_families(text), size=font, weight=weight)
+    widths = (
+        _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)[0] / dpi
+        for dpi in (*DPI, _VECTOR_DPI)
+    )
+    return float(max(widths))
+
+
+def level_offsets(labels: Sequence[str], levels: int, font: float, marked: int | None = None) -> list[float]:
+    """How far the labels of each level are from the axis, and the room of all levels, in points.
+
+    Label i is in level `i % levels`. Level 0 is next to the axis. The label `marked` is bold.
+    """
+    offsets = [TICK + PAD]
+    bold = None if marked is None else text_width(labels[marked], font, "bold")
+    for level in range(levels):
+        longest = max((text_width(label, font) for label in labels[level::levels]), default=0.0)
+        if bold is not None and marked is not None and marked % levels == level:
+            longest = max(longest, bold)
+        offsets.append(offsets[-1] + 72 * longest + GAP)
+    offsets[-1] -= GAP
+    return offsets
+
+
+def levels_for(cell: float, font: float) -> int:
+    """How many levels labels need at cells of this height in inches."""
+    return max(1, math.ceil(font * LINE / cell - 1e-6))
+
+
+def used_levels(cell: float, font: float) -> int:
+    """How many levels `write_labels` uses: if there are too many labels for all levels, one, with every k-th label."""
+    levels = levels_for(cell, font)
+    return levels if levels <= MOST_LEVELS else 1
+
+
+def write_labels(
+    axis: MatplotlibAxis,
+    labels: Sequence[str],
+    cell: float,
+    font: float = FONT_SIZE,
+    marked: int | None = None,
+    dimmed: Sequence[int] = (),
+) -> None:
+    """Label each row or column, in as many levels as needed. If that is not enough: every k-th one, in one level.
+
+    Args:
+        axis: The x-axis or the y-axis of a panel.
+        labels: One for each row or column.
+        cell: The height of a row, or the width of a column, in inches.
+        font: The size of the labels in points.
+        marked: The row or column whose label has the colour of the mark. It always has a label.
+        dimmed: The rows or columns with grey labels.
+    """
+    levels = used_levels(cell, font)
+    every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
+    kept = [i for i in range(0, len(labels), every) if marked is None or abs(i - marked) >= every]
+    kept = sorted({*kept, *([] if marked is None else [marked])}) if every > 1 else list(range(len(labels)))
+    axis.set_ticks(kept, [writable(labels[i]) for i in kept])  # matplotlib writes them again whenever it draws
+    axis.set_tick_params(length=TICK, width=0.4, color="0.3")
+    offsets = level_offsets([labels[i] for i in kept], levels, font, None if marked is None else kept.index(marked))
+    is_x = axis.axis_name == "x"  # type: ignore[attr-defined]  # not in the stubs
+    _add_leaders(axis, [(place, offsets[index % levels] - PAD) for index, place in enumerate(kept) if index % levels])
+    for index, (place, tick) in enumerate(zip(kept, axis.get_major_ticks(len(kept)), strict=True)):
+        tick.set_pad(offsets[index % levels] - TICK)
+        for text in (tick.label1, tick.label2):
+            text.set_fontsize(font)
+            if is_x:
+                text.set_rotation(90)
+            set_label(text, QUIET if place in dimmed else None, labels[place])
+            if place == marked:
+                text.set(color=MARK, fontweight="bold")
+
+
+def _add_leaders(axis: MatplotlibAxis, leaders: Sequence[tuple[int, float]]) -> None:
+    """Lines from places of an axis to outer labels, each with its length in points, below all labels."""
+    panel = axis.axes
+    corner: Any = panel.transAxes
+    inches: Any = panel.figure.dpi_scale_trans
+    points = Affine2D().scale(-1 / 72) + inches + ScaledTranslation(0, 0, corner)
+    look: dict[str, Any] = {"colors": _LEADER, "linewidths": 0.4, "clip_on": False, "zorder": 0.5}
+    if axis.axis_name == "x":  # type: ignore[attr-defined]  # as above
+        look["transform"] = blended_transform_factory(panel.transData, points)
+        lines = [np.array([(place, TICK), (place, end)]) for place, end in leaders]
+    else:
+        look["transform"] = blended_transform_factory(points, panel.transData)
+        lines = [np.array([(TICK, place), (end, place)]) for place, end in leaders]
+    panel.add_collection(LineCollection(lines, **look), autolim=False)
+
+
+def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
+    """Label places of an axis in one level, with options of a text."""
+    axis.set_ticks(places, [writable(label) for label in labels], **options)
+    for tick, label in zip(axis.get_major_ticks(len(places)), labels, strict=True):
+        for text in (tick.label1, tick.label2):
+            set_label(text, None, label)
+
+
+def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
+    """The largest font in which all texts are at most so wide in inches, or the smallest that can be read."""
+    lines = [line for text in texts for line in text.split("\n")]
+    widest, font = max(lines, key=lambda line: text_width(line, FONT_SIZE)), largest
+    while font > SMALLEST_FONT and text_width(widest, font) > width:
+        font -= 0.5
+    return font
+
+
+def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
+    """Titles that are no wider than a panel, and their font. One that does not fit has two lines, or is cut."""
+    font = largest_font(titles, width, FONT_SIZE + 1.5)
+    if max(text_width(title, font) for title in titles) <= width:
+        return list(titles), font
+    broken = [_in_two_lines(title) for title in titles]
+    font = largest_font(broken, width, SMALLEST_FONT + 1)
+    broken = [one if text_width(one, font) <= width else two for one, two in zip(titles, broken, strict=True)]
+    return ["\n".join(_cut(line, width, font) for line in title.split("\n")) for title in broken], font
+
+
+def _in_two_lines(title: str) -> str:
+    """The title with a line break in place of the space that is nearest to its middle."""
+    spaces = [place for place, letter in enumerate(title) if letter == " "]
+    if not spaces:
+        return title
+    middle = min(spaces, key=lambda place: abs(place - len(title) / 2))
+    return f"{title[:middle]}\n{title[middle + 1 :]}"
+
+
+def _cut(line: str, width: float, font: float) -> str:
+    short = line
+    while len(short) > 2 and text_width(short, font) > width:
+        short = f"{short.removesuffix('…')[:-1]}…"
+    return short
+
+
+def write_heading(
+    figure: FigureBase, title: str, left: float, top: float, size: tuple[float, float], **look: Any
+) -> None:
+    """Write the title of a figure at left and top in inches, from its upper left corner."""
+    set_label(figure.suptitle(title, x=left / size[0], y=1 - top / size[1], ha="left", **look))
+    set_heading(figure, title)
+
+
+def write_title(panel: Axes, title: str, font: float) -> None:
+    """Write the title of a panel as plain text."""
+    set_label(panel.set_title(title, fontsize=font, pad=3))
+
+
+def given_axes(ax: Any, fig: Any, count: int = 1) -> list[Axes] | None:
+    """The axes of a user as a list of `count`. None: there are none. `ax` and `fig` cannot both be given."""
+    if ax is not None and fig is not None:
+        raise ArgumentError("ax and fig are both given: pass the axes, or the figure in which to make axes.")
+    if fig is not None and not isinstance(fig, FigureBase):
+        raise ArgumentError(f"fig is of type {type(fig).__name__}: pass a figure or a subfigure of matplotlib.")
+    if ax is None:
+        return None
+    if not isinstance(ax, (Axes, Iterable)) or isinstance(ax, str):
+        raise ArgumentError(f"ax is of type {type(ax).__name__}: pass axes of matplotlib, or a list of axes.")
+    found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
+    if len(found) != count or not all(isinstance(one, Axes) for one in found):
+        raise ArgumentError(f"ax holds {len(found)} axes, but there are {count} panels: pass one for each panel.")
+    return found
+
+
+def size_of(figure: FigureBase) -> tuple[float, float]:
+    """The size of a figure or a subfigure in inches."""
+    dpi = root_figure(figure).dpi
+    box: Any = figure.bbox  # type: ignore[attr-defined]  # not in matplotlib's stubs
+    return float(box.width) / dpi, float(box.height) / dpi
+
+
+def size_of_axes(panel: Axes) -> tuple[float, float]:
+    """The size of axes in inches, as far as it is known before the figure is drawn."""
+    width, height = size_of(panel.figure)
+    box = panel.get_position()
+    return box.width * width, box.height * height
+
+
+def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
+    """Axes at left, top, width and height in inches, from the upper left corner."""
+    left, top, width, height = box
+    place = (left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1])
+    return figure.add_axes(place)
+
+
+def square(count: int) -> int:
+    """The number of columns with which `count` panels are nearly square, with few empty places."""
+    side = math.ceil(math.sqrt(count))
+    return count if count <= 3 else min((side, side + 1), key=lambda across: (-count % across, across))

@@ -1,0 +1,215 @@
+"""Colours, and colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any, Final, Literal
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, largest_font, set_label, text_width
+
+ScaleName = Literal["shared", "panel", "root"] | None
+_NAMES: Final = ("shared", "panel", "root")
+BAR: Final = 0.11  # the width of a colour bar in inches
+_MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
+
+
+def _white_at(name: str, zero: float) -> Colormap:
+    """A colour map of matplotlib, made lighter until the colour of zero is white. Zero is in the middle of a shade."""
+    shades = colormaps[name](np.linspace(0, 1, 257))
+    shades[:, :3] /= colormaps[name](zero)[:3]
+    return ListedColormap(shades.clip(0, 1), f"{name}, white at zero")
+
+
+# One hue from white to dark is also readable in print and without colour vision.
+COLORS: Final = _white_at("Blues", 0.0)
+# Blue above zero as in COLORS, red below. They differ without red or green vision.
+SIGNED_COLORS: Final = _white_at("RdBu", 0.5)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scores become colours.
+
+    Attributes:
+        norms: From scores to 0 to 1, one for each panel. Panels with the same end share one object.
+        signed: Whether the scale has a middle at 0 and a side below it.
+        clipped: Whether some drawn score is beyond the end of its scale.
+        apart: The indices of panels with an own end. The other panels share one.
+        root: Whether colours are by the square root.
+    """
+
+    norms: list[Normalize]
+    signed: bool
+    clipped: bool
+    apart: frozenset[int]
+    root: bool
+
+    @property
+    def colors(self) -> Colormap:
+        """The colour map."""
+        return SIGNED_COLORS if self.signed else COLORS
+
+    @property
+    def own(self) -> bool:
+        """Whether each panel has its own end."""
+        return len(self.apart) == len(self.norms)
+
+    @property
+    def shared(self) -> Normalize:
+        """The norm of the panels that share their end. If each has its own, that of shares of this end."""
+        low = -1 if self.signed else 0
+        return next((norm for place, norm in enumerate(self.norms) if place not in self.apart), Normalize(low, 1))
+
+    def end(self, panel: int) -> float:
+        """The score at which the colour of a panel is darkest."""
+        return float(self.norms[panel].vmax or 1.0)
+
+    def mappable(self) -> ScalarMappable:
+        """What a colour bar is drawn from."""
+        return ScalarMappable(self.shared, self.colors)
+
+    def label(self, label: str, part: str) -> str:
+        """The label of the colour bar, for the scale of parts, such as "panel"."""
+        return f"{label} / largest of the {part}" if self.own else label
+
+
+def make_scale(
+    panels: Sequence[Tensor],
+    scale: str | None,
+    vmax: float | None,
+    counted: Sequence[Tensor] | None = None,
+    apart: Collection[int] = (),
+) -> Scale:
+    """The scale of some panels.
+
+    Args:
+        panels: The scores of each panel. If one is negative, the scale has two sides.
+        scale: One of "shared", "panel" and "root". None: "root" for shares, "shared" for other scores.
+        vmax: The end of the scale. None: the largest of `counted`, without sign.
+        counted: The scores that decide the end, for each panel. None: all.
+        apart: Panels that end at their own largest score, if neither `scale` nor `vmax` is given.
+    """
+    if scale is not None or vmax is not None or len(apart) == len(panels):
+        apart = range(len(panels)) if scale == "panel" else ()
+    if scale is None:
+        scale = "root" if all(map(are_shares, panels)) else "shared"
+    if scale not in _NAMES:
+        raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
+    if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
+        raise ArgumentError(
+            f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because 'panel' "
+            "ends each scale at the largest score of its panel."
+        )
+    counted = panels if counted is None else counted
+    signed = any(bool((one < 0).any()) for one in panels)
+    highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
+    most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
+    ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
+    clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
+    norms = {end: _norm(end, signed, scale) for end in ends}
+    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
+
+
+def are_shares(scores: Tensor) -> bool:
+    """Whether scores `(..., in)` can be shares: not negative, and with rows that sum to at most 1."""
+    return not bool((scores < 0).any()) and float(scores.sum(-1).max() if scores.numel() else 0.0) <= _MOST_SHARES
+
+
+def bar_room(label: str, width: float) -> float:
+    """The height in inches of a horizontal colour bar with its numbers and its label, in lines of this width."""
+    return BAR + 0.18 + FONT_SIZE * LINE * (_in_lines(label, width).count("\n") + 1)
+
+
+def _in_lines(label: str, width: float) -> str:
+    letters = len(label) * width / max(text_width(label, FONT_SIZE), width)
+    return "\n".join(wrap(label, max(12, int(letters)))) or label
+
+
+def add_colorbar(
+    place: Any, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
+) -> None:
+    """Draw the colour bar of a scale into axes of its own.
+
+    Args:
+        place: The axes.
+        scale: The scale.
+        label: The label. If it is longer than the bar, it ends at the upper end of the bar.
+        length: The length of the bar in inches.
+        room: From the upper end of the bar to the lower end of the figure in inches. A label that is longer has a
+            smaller font.
+        flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
+    """
+    extend = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
+    look = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
+    bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
+    set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
+    if flat:
+        bar.set_label(_in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
+    else:
+        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+        bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
+    set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
+    bar.outline.set_linewidth(0.5)
+
+
+def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
+    """Write about `count` round numbers on the colour bar of a scale."""
+    if not isinstance(scale.shared, FuncNorm):
+        bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
+        bar.update_ticks()
+    else:  # nearly evenly spaced on the bar
+        end = float(scale.shared.vmax or 1.0)
+        steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
+        ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        bar.minorticks_off()
+
+
+def _norm(end: float, signed: bool, scale: str) -> Normalize:
+    low = -end if signed else 0.0
+    return FuncNorm((_root, _square), low, end) if scale == "root" else Normalize(low, end)
+
+
+def _round(value: float) -> float:
+    """A positive number with few digits: 1, 1.5, or 2 to 9, times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    first = value / power
+    return float(f"{(round(2 * first) / 2 if first < 2 else round(first)) * power:.2g}")
+
+
+def _root(values: Any) -> Any:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _square(values: Any) -> Any:
+    return np.sign(values) * np.square(values)
+
+
+def luminance(color: Any) -> float:
+    """The relative luminance of a colour, from 0 to 1, as WCAG 2 defines it."""
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def ink_on(color: Any) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2) on a background colour."""
+    light = luminance(color)
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
+
+
+def short_number(value: float) -> str:
+    """Two decimals without the leading zero, as cells of pictures have them: ".25", "1.00", "-.10"."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"

@@ -1,0 +1,392 @@
+"""Scores over other inputs than text: the frames of a sound, and the patches of an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.axes import (
+    DPI,
+    FONT_SIZE,
+    MARK,
+    PAGE,
+    add_axes,
+    given_axes,
+    set_label,
+    size_of,
+    square,
+    write_title,
+)
+from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content, set_heading
+from captum_vz.visualization.pictures.rows import row_of
+from captum_vz.visualization.pictures.scales import Scale, make_scale
+from captum_vz.visualization.tokens import position_of, shortened
+
+Array = npt.NDArray[np.float64]
+
+_SOUND: Final = "0.25"
+_MOST_POINTS: Final = 4000  # of the drawn waveform: more are not seen
+_MIDDLE: Final = 1.65  # the height at which the waveform is drawn, as a multiple of the longest bar
+_MOST_EXTRA = 8  # tokens before the patches: [CLS], one of distillation, registers
+_PALE, _CLEAR = 0.6, 0.9  # how much of the image is white; how much of it the darkest patch hides
+
+
+def draw_audio(
+    waveform: Tensor,
+    scores: Tensor,
+    sampling_rate: int,
+    label: str = "score",
+    *,
+    spans: Sequence[tuple[float, float]] | None = None,
+    names: Sequence[str] | None = None,
+    token: int | None = None,
+    scale: str = "shared",
+    vmax: float | None = None,
+    title: str | None = None,
+    size: tuple[float, float] = (7.6, 2.4),
+    ax: Axes | None = None,
+    fig: Figure | SubFigure | None = None,
+) -> Figure:
+    """Draws a waveform and below it a bar for the score of each frame, or of each span of time.
+
+    Captum's `visualize_timeseries_attr` fails with matplotlib 3.11 and later, which is why this picture is drawn here.
+
+    Args:
+        waveform: The samples, `(samples,)` or `(1, samples)`.
+        scores: A score for each frame of the model, or for each span, `(frames,)` or `(1, frames)`, of either sign.
+        sampling_rate: Samples per second.
+        label: The label of the scores.
+        spans: Start and end of each span in seconds, such as those of words. None: frames of equal length that fill
+            the sound.
+        names: A name for each span or frame, such as words.
+        token: The frame or span that the scores explain. It is marked.
+        scale: "shared", or "root": colours by the square root. Bars are as long as their scores in any case.
+        vmax: The end of the scale. None: the largest score.
+        title: A title.
+        size: The width and height of the figure in inches, such as (3.3, 1.8) for a column of a paper.
+        ax: Axes to draw into.
+        fig: A figure or a subfigure to draw into.
+
+    Returns:
+        A matplotlib figure: a new one, `fig`, or the figure of `ax`.
+
+    Raises:
+        ArgumentError: Shapes do not fit, numbers are not finite, or an option is out of range.
+
+    >>> figure = draw_audio(torch.sin(torch.arange(1600) / 8), torch.tensor([0.1, 0.7, 0.2]), 16000)
+    >>> figure.axes[0].get_xlabel()
+    'seconds'
+    """
+    given = given_axes(ax, fig)
+    sound, values = _line(waveform, "waveform"), _line(scores, "scores")
+    if sampling_rate <= 0:
+        raise ArgumentError(f"sampling_rate is {sampling_rate}: pass samples per second, such as 16000.")
+    if scale not in ("shared", "root"):
+        raise ArgumentError(f"scale is {scale!r}: pass 'shared' or 'root'.")
+    length = len(sound) / sampling_rate
+    edges = torch.linspace(0, length, len(values) + 1).tolist()
+    times = list(pairwise(edges)) if spans is None else [(float(a), float(b)) for a, b in spans]
+    _check(times, values, names, length)
+    place = position_of(token, [""] * len(values))
+    colors = make_scale([values], scale, vmax)
+    if given is not None:
+        (panel,) = given
+    else:
+        size = size if fig is None else size_of(fig)
+        fig = Picture(figsize=size, dpi=DPI[0]) if fig is None else fig
+        top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
+        panel = add_axes(fig, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
+    _draw_sound(panel, sound, values, times, colors, place, label, length)
+    if names is not None:
+        for (start, end), name in zip(times, names, strict=True):
+            text = shortened(name)
+            set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, text, ha="center", va="bottom", fontsize=FONT_SIZE))
+    if title:
+        set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if names is not None else 4))
+    set_content(panel, _sound_content(values, times, names, label))
+    return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
+
+
+def _draw_sound(
+    panel: Axes,
+    sound: Tensor,
+    values: Tensor,
+    times: list[tuple[float, float]],
+    colors: Scale,
+    place: int | None,
+    label: str,
+    length: float,
+) -> None:
+    shades = colors.mappable().get_cmap()
+    norm, end = colors.norms[0], colors.end(0)
+    for (start, stop), value in zip(times, values.tolist(), strict=True):
+        shade = shades(float(norm(value)))
+        height = max(-1.0, min(1.0, value / end))
+        panel.bar(start, height, stop - start, align="edge", color=shade, edgecolor="0.5", linewidth=0.3)
+        below, above = _MIDDLE - 0.5, _MIDDLE + 0.5
+        panel.fill_between([start, stop], below, above, color=shade, alpha=0.4, linewidth=0, zorder=0.5)
+    step = max(1, len(sound) // _MOST_POINTS)
+    blocks = sound[: len(sound) // step * step].view(-1, step) / (2.1 * (float(sound.abs().max()) or 1.0)) + _MIDDLE
+    seconds = np.arange(len(blocks)) * step / len(sound) * length
+    if step == 1:
+        panel.plot(seconds, blocks[:, 0].numpy(), color=_SOUND, linewidth=0.6)
+    else:
+        panel.fill_between(seconds, blocks.amin(1).numpy(), blocks.amax(1).numpy(), color=_SOUND, linewidth=0.2)
+    bottom = -1.05 if colors.signed else 0.0
+    if place is not None:
+        start, stop = times[place]
+        panel.fill_between([start, stop], bottom, _MIDDLE + 0.5, facecolor="none", edgecolor=MARK, linewidth=1.2)
+    panel.axhline(0, color="0.4", linewidth=0.6)
+    panel.set(xlim=(0, length), ylim=(bottom, _MIDDLE + 0.52))
+    ticks = [-1.0, 0.0, 1.0] if colors.signed else [0.0, 0.5, 1.0]
+    panel.set_yticks([*ticks, _MIDDLE], [*(f"{tick * end:.2g}" for tick in ticks), "sound"], fontsize=FONT_SIZE)
+    set_label(panel.set_ylabel(label, fontsize=FONT_SIZE, loc="bottom"))
+    panel.set_xlabel("seconds", fontsize=FONT_SIZE)
+    panel.tick_params(labelsize=FONT_SIZE, length=2)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _line(values: Any, name: str) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise ArgumentError(f"{name} is of type {type(values).__name__}: pass a tensor.")
+    one = values[0] if values.dim() == 2 and len(values) == 1 else values
+    if one.dim() != 1 or not len(one):
+        raise ArgumentError(f"{name} is {tuple(values.shape)}: pass one line of numbers, (n,) or (1, n).")
+    if not one.isfinite().all():
+        raise ArgumentError(f"{name} holds NaN or infinity, which cannot be drawn.")
+    return one.detach().double().cpu()
+
+
+def _check(times: list[tuple[float, float]], values: Tensor, names: Sequence[str] | None, length: float) -> None:
+    if len(times) != len(values):
+        raise ArgumentError(f"There are {len(values)} scores and {len(times)} spans: pass a span for each score.")
+    if names is not None and len(names) != len(values):
+        raise ArgumentError(f"There are {len(values)} scores and {len(names)} names: pass a name for each score.")
+    wrong = [one for one in times if not 0 <= one[0] < one[1] <= length * 1.01]
+    if wrong:
+        raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
+
+
+def _sound_content(
+    values: Tensor, times: list[tuple[float, float]], names: Sequence[str] | None, label: str
+) -> Content:
+    called = [""] * len(values) if names is None else list(names)
+    most = largest(values, lambda i: f"{called[i]} {times[i][0]:.2f} to {times[i][1]:.2f} s".strip())
+    sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
+
+    def table() -> list[tuple[Any, ...]]:
+        lines = zip(times, called, values.tolist(), strict=True)
+        return [(i, start, stop, name, value) for i, ((start, stop), name, value) in enumerate(lines)]
+
+    return Content(sentence, ("place", "start", "end", "name", label), table)
+
+
+def draw_image(
+    rows: Mapping[str, Tensor] | Sequence[Tensor] | Tensor,
+    image: Any,
+    token: int | None = None,
+    label: str = "share of the row",
+    *,
+    grid: tuple[int, int] | None = None,
+    extra: int | None = None,
+    scale: str | None = None,
+    vmax: float | None = None,
+    columns: int | None = None,
+    size: tuple[float, float] = PAGE,
+    title: str | None = None,
+    fig: Figure | SubFigure | None = None,
+) -> Figure:
+    """Draws the scores of patches over an image: a panel for each layer, after a panel of the image alone.
+
+    The image is grey and pale. A patch is the bluer, the larger its score, and clear at zero.
+
+    Args:
+        rows: A dict from names to scores, or a list with scores for each layer, or a tensor `(layers, in)`. Scores are
+            `(in,)` or `(1, in)`, as `attribute` returns them for one token. Or they are whole maps `(out, in)` or
+            `(1, out, in)`, from which the row of `token` is taken. Tokens before the patches are left out.
+        image: The image, see :func:`image_grid`.
+        token: The position of the token that is explained. A patch is framed.
+        label: The label of the colour scale.
+        grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
+        extra: The number of tokens before the patches. None: what the grid leaves.
+        scale: "shared"; "panel", where each panel ends at its own largest score; or "root", shared, with colours by
+            the square root. None: "root" for shares, with a scale of its own for a rollout; else "shared".
+        vmax: The end of the scale, with "shared" or "root". None: the largest score of a patch.
+        columns: The number of panels in a row. None: nearly a square.
+        size: The width and height of the page in inches. The figure is no larger.
+        title: A title above the panels.
+        fig: A figure or a subfigure to draw into.
+
+    Returns:
+        A matplotlib figure: a new one, or `fig`.
+
+    Raises:
+        ArgumentError: There is no row, scores or image have another shape, the patches do not make a grid, or an option
+            has an unknown value.
+
+    >>> layers = torch.rand(3, 17).softmax(-1)  # [CLS] and sixteen patches, in three layers
+    >>> figure = draw_image(layers, torch.rand(3, 32, 32), token=0)
+    >>> [panel.get_title() for panel in figure.axes[:4]]
+    ['image', 'layer 0', 'layer 1', 'layer 2']
+    """
+    given_axes(None, fig)
+    if columns is not None and columns < 1:
+        raise ArgumentError(f"columns is {columns}: pass the number of panels in a row, at least 1.")
+    if not isinstance(rows, Mapping):
+        rows = {f"layer {index}": scores for index, scores in enumerate(rows)}
+    if not rows:
+        raise ArgumentError("draw_image needs the scores of at least one layer, got none.")
+    first = next(iter(rows.values()))
+    tokens = [str(place) for place in range(first.shape[-1] if isinstance(first, Tensor) and first.dim() else 0)]
+    position = position_of(token, tokens)
+    lines = {name: row_of(scores, tokens, position).double() for name, scores in rows.items()}
+    pixels = _pixels(image)
+    height, width = pixels.shape[:2]
+    down, across = _checked_grid(len(tokens), height, width, grid, extra)
+    before = len(tokens) - down * across
+    patches = {name: line[before:].view(down, across) for name, line in lines.items()}
+    apart = [place for place, name in enumerate(patches) if "rollout" in name.lower()]
+    colors = make_scale(list(patches.values()), scale, vmax, apart=apart)
+    count = len(patches) + 1
+    wide = min(columns or square(count), count)
+    high = math.ceil(count / wide)
+    if fig is None:
+        side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
+        full = side * wide + 0.8, min(size[1], side * high * (height / width + 0.15) + 0.4)
+        fig = Picture(figsize=full, dpi=DPI[0])
+        fig.set_layout_engine("constrained")
+    panels: list[Axes] = list(fig.subplots(high, wide, squeeze=False).flat)
+    grey = pixels.mean(-1) if pixels.shape[2] == 3 else pixels[..., 0]
+    marked = None if position is None or position < before else divmod(position - before, across)
+    sides = ListedColormap([colors.colors(0.1 if colors.signed else 0.9), colors.colors(0.9)])  # below and above zero
+    for index, panel in enumerate(panels):
+        panel.set_axis_off()
+        if index == 0:
+            panel.imshow(pixels if pixels.shape[2] == 3 else grey, cmap="gray", vmin=0, vmax=1)
+            write_title(panel, "image", FONT_SIZE)
+        if not 0 < index < count:
+            continue
+        name = list(patches)[index - 1]
+        panel.imshow(_PALE + (1 - _PALE) * grey, cmap="gray", vmin=0, vmax=1)
+        norm, place = colors.norms[index - 1], (-0.5, width - 0.5, height - 0.5, -0.5)
+        strength = np.clip(np.asarray(norm(patches[name].numpy())), 0, 1)
+        strength = np.abs(2 * strength - 1) if colors.signed else strength
+        panel.imshow(patches[name].numpy(), cmap=sides, norm=norm, extent=place, alpha=_CLEAR * strength)
+        end = f" (to {colors.end(index - 1):.2g})" if index - 1 in colors.apart else ""
+        write_title(panel, f"{name}{end}", FONT_SIZE)
+        if marked is not None:
+            corner = (marked[1] * width / across - 0.5, marked[0] * height / down - 0.5)
+            panel.add_patch(Rectangle(corner, width / across, height / down, fill=False, edgecolor=MARK, linewidth=1))
+        set_content(panel, _image_content(name, patches[name], label))
+    bar = fig.colorbar(colors.mappable(), ax=panels, shrink=0.6, aspect=30, pad=0.02)
+    bar.set_label(colors.label(label, "panel"), fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
+    if title:
+        set_label(fig.suptitle(title, fontsize=FONT_SIZE + 2))
+        set_heading(fig, title)
+    return fig  # type: ignore[return-value]  # a subfigure has the same methods
+
+
+def _image_content(name: str, patches: Tensor, label: str) -> Content:
+    down, across = patches.shape
+    most = largest(patches, lambda i: f"row {i // across} column {i % across}", form=".2g")
+    sentence = f"{name}, scores of {down} by {across} patches: the largest are {most}."
+
+    def table() -> list[tuple[Any, ...]]:
+        return [(name, i, j, value) for i, line in enumerate(patches.tolist()) for j, value in enumerate(line)]
+
+    return Content(sentence, ("panel", "row", "column", label), table)
+
+
+def image_grid(
+    row: Tensor, image: Any, *, grid: tuple[int, int] | None = None, extra: int | None = None
+) -> tuple[Array, Array]:
+    """The scores of patches as an image, and the image: the first two arguments of Captum's `visualize_image_attr`.
+
+    Args:
+        row: Scores of one output token, `(tokens,)` or `(1, tokens)`. Tokens that are not patches come first, such as
+            [CLS] and registers. They are left out. The patches follow line by line.
+        image: The image, `(channels, height, width)`, `(1, channels, height, width)` or `(height, width, channels)`, as
+            a tensor or an array, with 1 or 3 channels. Other ranges, such as normalized pixels for a model, are moved
+            to 0 to 1. Integers are divided by 255.
+        grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
+        extra: The number of tokens before the patches. None: what the grid leaves.
+
+    Returns:
+        `(height, width, 1)` and `(height, width, channels)`. Each pixel has the score of its patch.
+
+    Raises:
+        ArgumentError: Scores or image have another shape, or the patches do not make a grid.
+
+    >>> row = torch.tensor([0.5, 0.1, 0.2, 0.3, 0.4])  # [CLS] and four patches
+    >>> scores, pixels = image_grid(row, torch.rand(3, 8, 8))
+    >>> scores.shape, pixels.shape, scores[0, 0, 0].round(1), scores[7, 7, 0].round(1)
+    ((8, 8, 1), (8, 8, 3), np.float64(0.1), np.float64(0.4))
+    """
+    scores, pixels = _line(row, "row"), _pixels(image)
+    height, width = pixels.shape[:2]
+    down, across = _checked_grid(len(scores), height, width, grid, extra)
+    left = len(scores) - down * across
+    rows = torch.arange(height) * down // height
+    columns = torch.arange(width) * across // width
+    patches = scores[left:].view(down, across)
+    return patches[rows][:, columns][..., None].numpy(), pixels
+
+
+def _checked_grid(
+    count: int, height: int, width: int, grid: tuple[int, int] | None, extra: int | None
+) -> tuple[int, int]:
+    down, across = _grid(count, height, width, extra) if grid is None else grid
+    left = count - down * across
+    if left < 0 or (extra is not None and left != extra):
+        raise ArgumentError(
+            f"row has {count} scores, but the grid of {down} by {across} patches and {extra or 0} tokens before them "
+            "need another number: pass grid=(rows, columns) and extra= of the model."
+        )
+    return down, across
+
+
+def _grid(count: int, height: int, width: int, extra: int | None) -> tuple[int, int]:
+    """The largest grid in the proportions of the image that leaves few tokens."""
+    part = math.gcd(height, width)
+    tall, wide = height // part, width // part
+    for size in range(math.isqrt(count // (tall * wide)), 0, -1):
+        left = count - tall * wide * size * size
+        if left > _MOST_EXTRA:
+            break
+        if extra is None or left == extra:
+            return tall * size, wide * size
+    raise ArgumentError(
+        f"row has {count} scores, which make no grid for an image of {height} by {width} pixels with at most "
+        f"{_MOST_EXTRA} tokens before it: pass grid=(rows, columns)."
+    )
+
+
+def _pixels(image: Any) -> Array:
+    given = torch.as_tensor(np.asarray(image)) if not isinstance(image, Tensor) else image.detach().cpu()
+    one = given[0] if given.dim() == 4 and len(given) == 1 else given
+    if one.dim() != 3 or (one.shape[0] not in (1, 3) and one.shape[2] not in (1, 3)):
+        raise ArgumentError(
+            f"image is {tuple(given.shape)}: pass (channels, height, width) or (height, width, channels), with 1 or 3 "
+            "channels."
+        )
+    # If both ends could be channels, they come first, as in torch.
+    last = (one.permute(1, 2, 0) if one.shape[0] in (1, 3) else one).double()
+    if not one.is_floating_point():
+        return (last / 255).numpy()
+    low, high = float(last.min()), float(last.max())
+    if low < 0 or high > 1:
+        last = (last - low) / ((high - low) or 1.0)
+    return last.numpy()

@@ -1,0 +1,269 @@
+"""The paper's evaluations together: their tables equal those of the parts, and a second start repeats nothing."""
+
+import ast
+import re
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertModel
+
+from captum_vz.metrics import description_length, linear_probe, probing_correlation
+from captum_vz.study import METHODS as ALL_METHODS
+from captum_vz.study import Example, Study, encode, safe_name
+from captum_vz.study.examples.encoding import pad
+from captum_vz.testbed import agreement_sentences, load_model
+from captum_vz.visualization import read_provenance
+from paper import Reproduction, reproduce
+from paper.evaluations import FEWEST
+from paper.report import TABLE_3
+from tests.study.conftest import Shipped, parts_of
+
+METHODS = ["value-zeroing", "alti", "random"]
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(FEWEST, seed=8)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper") / "out"
+
+
+@pytest.fixture(scope="module")
+def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduction:
+    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
+
+
+def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
+    study = Study(folder / "agreement")
+    pd.testing.assert_frame_equal(found.tables["summary"], study.summary)
+    assert list(study.settings["metrics"]) == ["cue_dot", "cue_ap", "blank_out"]
+    whole = found.tables["summary"].query("group == 'all'").set_index(["method", "layer", "metric"])
+    # The embedded model was trained on such sentences: in its last layer, scores lie on the cue.
+    assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]
+
+
+def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, sentences: list[Example]) -> None:
+    model, tokenizer = shipped
+    encoded = [encode(tokenizer, example) for example in sentences]
+    labels = torch.tensor([example.label == "singular" for example in sentences]).long()
+    with torch.no_grad():
+        hidden = model(**pad(tokenizer, encoded), output_hidden_states=True).hidden_states
+    targets = torch.tensor([one.target for one in encoded])
+    for layer in (0, 3):
+        states = hidden[layer + 1][torch.arange(len(targets)), targets]
+        expected = description_length(states, labels)
+        row = found.tables["probing"].set_index("layer").loc[layer]
+        each = [expected, *(description_length(states, labels, seed=seed) for seed in range(1, 5))]
+        # In batches of other sizes, the last digits of float32 differ, and training amplifies the difference.
+        assert row["bits"] == pytest.approx(sum(one.total for one in each) / 5, rel=0.02)
+        assert row["compression"] == pytest.approx(FEWEST / row["bits"])
+        ends = [one.compression for one in each]
+        assert (row["lowest"], row["highest"]) == pytest.approx((min(ends), max(ends)), rel=0.02)
+        assert row["seeds"] == 5
+        assert row["low"] < row["compression"] < row["high"]
+        assert row["control_lowest"] <= row["control"] <= row["control_highest"] < 1.1
+        assert row["accuracy"] == pytest.approx(linear_probe(states, labels).mean().item(), abs=0.01)
+        assert row["examples"] == FEWEST
+    assert found.tables["probing"]["compression"].iloc[3] > 2 > found.tables["probing"]["compression"].iloc[0]
+
+
+def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Path) -> None:
+    rows = Study(folder / "agreement").rows(["example", "method", "layer", "cue_dot"])
+    assert found.tables["correlation"]["method"].tolist() == METHODS[:2]  # random has no layers
+    for line in found.tables["correlation"].itertuples():
+        layers = [rows[(rows["method"] == line.method) & (rows["layer"] == layer)] for layer in range(4)]
+        alignment = torch.tensor([one.sort_values("example")["cue_dot"].tolist() for one in layers]).double().T
+        expected = probing_correlation(alignment, found.tables["probing"]["compression"].tolist(), resamples=50)
+        assert line.statistic == pytest.approx(expected.statistic)
+        assert (line.examples, line.undefined, line.layers) == (FEWEST, 0, 4)
+        assert line.p == pytest.approx(expected.p)
+
+
+@pytest.mark.slow
+def test_second_start_computes_missing_parts(
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
+) -> None:
+    parts = [*folder.glob("agreement/shards/*"), folder / "agreement" / "probing.parquet"]
+    before = {path: path.stat().st_mtime_ns for path in parts}
+    parts[0].unlink()
+    again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
+    assert str(again) == str(found)
+    changed = [path for path in parts if path.stat().st_mtime_ns != before[path]]
+    assert changed == parts[:1]
+
+
+@pytest.mark.slow
+def test_results_of_other_weights_refused(
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path, tmp_path: Path
+) -> None:
+    model, tokenizer = shipped
+    other = type(model)(model.config).eval()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for file in (r"000000-\w+", "probing"):
+        with pytest.raises(ValueError, match=rf"{file}\.parquet was made with other weights"):
+            reproduce({"agreement": (other, tokenizer)}, sentences, copy, METHODS, resamples=50, quiet=True, controls=0)
+        shutil.rmtree(copy / "agreement" / "shards")
+
+
+def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> None:
+    report = (folder / "report.md").read_text("utf-8")
+    assert report == f"{found}\n"
+    assert f"## agreement: {FEWEST} sentences, 0 skipped" in report
+    last = found.tables["summary"].query("group == 'all' and layer == 3").set_index(["method", "metric"])
+    cells = [last.loc[("alti", metric)] for metric in ("cue_dot", "cue_ap", "blank_out")]
+    dot, precision, blank = (f"{cell['mean']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]" for cell in cells)
+    line = next(line for line in report.splitlines() if line.startswith("| alti "))
+    assert re.sub(" +", " ", line).startswith(f"| alti | {dot} | {precision} |")
+    assert f"| {blank} " in line
+    assert line.endswith("| 0.17              |")
+    for name in ("summary", "probing", "correlation"):
+        written = pd.read_csv(folder / f"{name}.csv", dtype={"layer": "Int64"} if name == "summary" else None)
+        pd.testing.assert_frame_equal(written, found.tables[name])
+    for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing", "faithfulness"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "page.pdf").read_bytes()
+    assert page.startswith(b"%PDF")
+    assert b"/Subtype /CIDFontType2" in page  # TrueType
+    (digest,) = {line.split()[7].rstrip(",") for line in found.repeat if line.startswith("Model agreement")}
+    for name in ("page", "faithfulness", "probing"):
+        assert digest in read_provenance(folder / f"{name}.png")["model agreement"]
+
+
+def points(panel: Any) -> list[float]:
+    """Where the methods' points stand."""
+    return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
+
+
+def test_figures_show_the_numbers(found: Reproduction) -> None:
+    (panel,) = found.plot("faithfulness").axes
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    last = found.tables["summary"].query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
+    means = last.set_index("method")["mean"]
+    assert points(panel) == pytest.approx(means[names].tolist())
+    quoted = {names[round(place)]: value for value, place in panel.collections[-1].get_offsets().tolist()}
+    assert quoted == {"alti": TABLE_3["alti"]}
+    above, below = found.plot("probing").axes
+    assert list(above.lines[0].get_ydata()) == pytest.approx(found.tables["probing"]["compression"].tolist())
+    assert sorted(points(below)) == sorted(found.tables["correlation"]["statistic"])
+    named = replace(found, title="a name of the data")
+    for what in ("faithfulness", "probing", "variants", "page"):
+        titles = " ".join(part.get_suptitle() for part in parts_of(named.plot(what)))
+        assert "a name of the data" in titles.replace("\n", " "), what
+    by_layer, _ = found.plot("cue_ap").axes
+    assert by_layer.get_ylabel() == "cue alignment, average precision"
+
+
+def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    model, tokenizer = shipped
+    bare = BertModel(model.config).eval()
+    methods = ["value-zeroing", "saliency", "value-zeroing-effect"]
+    found = reproduce({"bare": (bare, tokenizer)}, sentences[:6], tmp_path / "out", methods, resamples=50, quiet=True)
+    assert set(found.tables["summary"]["metric"]) == {"cue_dot", "cue_ap"}
+    assert set(found.tables["summary"]["method"]) == {"value-zeroing"}
+    assert found.tables["omitted"]["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
+    report = str(found)
+    assert "Without blank-out: BertModel has no head that predicts words" in report
+    assert "Without saliency: BertModel gives no logits" in report
+    assert f"Without probing: 6 sentences have a label, of 2 kinds. Pass at least {FEWEST}, of 2 kinds" in report
+    assert not (tmp_path / "out" / "faithfulness.png").exists()
+    for what in ("faithfulness", "probing"):
+        with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):
+            found.plot(what)
+
+
+def test_report_shows_all_methods(found: Reproduction) -> None:
+    first, second, *_ = re.findall(r"\| method .*\n(?:\|.*\n)+", str(found))
+    assert re.findall(r"^\| (\w[\w-]*) +\|", first, re.M) == ["method", *METHODS]
+    layered = [name for name in METHODS if ALL_METHODS[name].layered]
+    assert re.findall(r"^\| (\w[\w-]*) +\|", second, re.M) == ["method", *layered]
+
+
+def test_report_says_what_limits_claims(found: Reproduction) -> None:
+    report = str(found)
+    assert "not ranked" in report
+    highest = int((found.tables["correlation"]["statistic"].round(2) == 1).sum())
+    assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
+    assert "quoted second-hand. That its rows are the same methods is assumed" in report
+    assert "Probes of 5 seeds" in report
+    assert "the smallest that 4 layers can have is 1/24" in report
+    assert "given these two forms" not in report  # no method of this study gets them
+
+
+def test_report_begins_with_its_source(found: Reproduction) -> None:
+    assert str(replace(found, about="3 of 4 pairs.")).startswith("3 of 4 pairs.\n\n## agreement")
+    assert str(found).startswith("## agreement")
+    ties = found.tables["differences"].query("metric == 'cue_dot'")["tied"].sum()
+    assert f"- cue_dot: {ties} of 3 pairs are not shown to differ ({FEWEST} sentences)" in str(found)
+    report = str(found)
+    assert report.index("## agreement") < report.index("## To repeat this")
+    assert all(report.count(line) for line in found.repeat)
+
+
+def test_undefined_sentences_are_counted(found: Reproduction) -> None:
+    assert "sentences have no" not in str(found)
+    summary = found.tables["summary"]
+    place = summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
+    counted = summary.assign(undefined=summary["undefined"].where(~summary.index.isin(place), 7))
+    assert "alti: 7 sentences have no blank_out." in str(replace(found, tables={**found.tables, "summary": counted}))
+
+
+def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    cueless = [Example("1", ("it", "[MASK]"), 1, (), "is", "are")]
+    with pytest.raises(ValueError, match="'agreement' can use none of the 1 examples: there is no cue"):
+        reproduce({"agreement": shipped}, cueless, tmp_path / "out", quiet=True)
+    model, tokenizer = shipped
+    bare = BertModel(model.config).eval()
+    with pytest.raises(ValueError, match="no method can explain 'bare': BertModel gives no logits"):
+        reproduce({"bare": (bare, tokenizer)}, sentences, tmp_path / "out", ["saliency"], quiet=True)
+    with pytest.raises(ValueError, match="controls is -1: pass a number of sentences, 0 or more"):
+        reproduce({"agreement": shipped}, sentences, tmp_path / "out", quiet=True, controls=-1)
+    for what in ("group", "label"):
+        named = [replace(one, **{what: str(place)}) for place, one in enumerate(sentences[:3])]
+        named.append(replace(sentences[3], **{what: "macro"}))
+        with pytest.raises(ValueError, match=f"a {what} is called 'macro', which names a mean in the report"):
+            reproduce({"agreement": shipped}, named, tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rare_label_costs_probing_only(
+    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None
+) -> None:
+    rare = [replace(sentences[0], label="rare"), *sentences[1:]]
+    found = reproduce({"agreement": shipped}, rare, tmp_path / "out", ["random"], resamples=50, quiet=True)
+    reasons = dict(zip(found.tables["omitted"]["what"], found.tables["omitted"]["reason"], strict=True))
+    assert reasons == {"probing": "1 sentences have the label 'rare'. Pass at least 5 of each."}
+
+
+def test_evaluations_use_public_names_only() -> None:
+    """What they do, a user can do with another study: they have no way around the public interface."""
+    named = set()
+    for path in Path(str(find_spec("paper").origin)).parent.glob("*.py"):  # type: ignore[union-attr]  # it is there
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("captum_vz"):
+                named |= {(str(node.module), alias.name) for alias in node.names}
+    assert ("captum_vz.study", "run_study") in named
+    assert not {module for module, _ in named if any(part.startswith("_") for part in module.split("."))}
+    listed = {(module, name) for module, name in named if hasattr(import_module(module), "__all__")}
+    assert not {(module, name) for module, name in listed if name not in import_module(module).__all__}
+
+
+@pytest.mark.slow
+def test_models_are_kept_apart(sentences: list[Example], tmp_path: Path, undrawn: None) -> None:
+    models = dict.fromkeys(["..", "a/b", "a-b"], load_model)
+    found = reproduce(models, sentences[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
+    assert sorted(folders) == sorted(map(safe_name, models))
+    assert set(found.tables["summary"]["model"]) == set(models)
+    with pytest.raises(ValueError, match="pass names that differ in more than case"):
+        reproduce(dict.fromkeys(["bert", "BERT"], load_model), sentences, tmp_path / "out", ["random"])

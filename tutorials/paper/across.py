@@ -1,0 +1,178 @@
+"""What the report says of the controls, and of all models side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pandas as pd
+
+from captum_vz.study import with_interval
+from captum_vz.study.figures import last_layers, metric_title
+from paper.tables import failed_lines, markdown_table, number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: The truths that methods are compared with, and the heads of their columns.
+TRUTHS: Final = {
+    "value_patching": "values, overlap",
+    "value_patching_top": "values, largest",
+    "activation_patching": "states, overlap",
+    "activation_patching_top": "states, largest",
+}
+#: The size of a mean correlation below which a method passes, with the whole interval.
+NEAR_ZERO: Final = 0.2
+
+
+def across_sections(tables: Mapping[str, DataFrame]) -> list[str]:
+    """The report's sections on the controls, and on all models side by side, in Markdown."""
+    summary, sanity, truth = (tables.get(name, pd.DataFrame()) for name in ("summary", "sanity", "truth"))
+    return [
+        *(_sanity(sanity) if len(sanity) else []),
+        *(_truth(truth, tables["truth_differences"], tables.get("truth_skipped")) if len(truth) else []),
+        *(_models(summary, truth, tables.get("findings")) if summary["model"].nunique() > 1 else []),
+    ]
+
+
+def _sanity(sanity: DataFrame) -> Iterator[str]:
+    yield "## Sanity checks"
+    yield (
+        "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
+        f"{int(sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at once. "
+        f"Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} when all "
+        "layers are random, *no* if none of it is, else *open*. Figures show all copies, last layer first."
+    )
+    models = sanity["model"].unique()
+    heads = [f"{model}, {what}" for model in models for what in ("last layer", "all layers", "passes")]
+    rows = []
+    for method, of_method in sanity.groupby("method", sort=False):
+        cells = [str(method)]
+        for model in models:
+            copies = of_method[of_method["model"] == model].sort_values("random")
+            if copies.empty or copies["mean"].isna().iloc[-1]:
+                cells += ["-", "-", "-"]
+                continue
+            first, last = copies.iloc[0], copies.iloc[-1]
+            cells += [number(first["mean"]), with_interval(last["mean"], last["low"], last["high"])]
+            cells.append(passes(last["low"], last["high"]))
+        rows.append(cells)
+    yield markdown_table(["method", *heads], rows)
+
+
+def passes(low: float, high: float) -> str:
+    """Whether a correlation is near 0, by its interval. An interval on both sides of :data:`NEAR_ZERO` leaves it open.
+
+    >>> passes(-0.1, 0.1), passes(0.1, 0.3), passes(0.3, 0.5), passes(float("nan"), float("nan"))
+    ('yes', 'open', 'no', 'open')
+    """
+    if max(-low, high) < NEAR_ZERO:
+        return "yes"
+    return "no" if max(low, -high) > NEAR_ZERO else "open"
+
+
+def _truth(truth: DataFrame, differences: DataFrame, skipped: DataFrame | None) -> Iterator[str]:
+    whole = truth[truth["group"] == "all"]
+    yield "## A controlled truth: patching from the sentence whose cue has the other number"
+    yield (
+        "Value patching: a token's truth is the share of the difference of the two forms' logits that is lost if its "
+        "value in a layer comes from the other sentence, in all layers up to this one for methods that join layers. "
+        "Activation patching: if its state before the layer does, before the first layer for methods that join "
+        "layers, where the cue has all of it. Falls below 0 count as 0. *overlap*: the sum of the smaller of truth "
+        "and score, which favours rows on few tokens. *largest*: how often the largest score is on the token with "
+        "the largest truth. Last layer of methods with layers; `truth.csv` has all layers."
+    )
+    for model, of_model in whole.groupby("model", sort=False):
+        last = {metric: last_layers(of_model[of_model["metric"] == metric]).set_index("method") for metric in TRUTHS}
+        rows = []
+        for method in of_model["method"].unique():
+            known = [one.loc[method] if method in one.index else None for one in last.values()]
+            cells = ["-" if one is None else with_interval(one["mean"], one["low"], one["high"]) for one in known]
+            rows.append([str(method), *cells])
+        yield f"{model}:"
+        yield markdown_table(["method", *TRUTHS.values()], rows)
+        pairs = differences[differences["model"] == model]
+        ties = pairs.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
+        told = "; ".join(f"{TRUTHS[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
+        if told:
+            few = f"{int(pairs['examples'].max()):,} sentences"
+            yield f"Pairs that are not shown to differ ({few}): {told}. `truth_differences.csv` has all of them."
+    usable = whole.groupby("model", sort=False)["examples"].max()
+    counts = ", ".join(f"{model} {int(count)}" for model, count in usable.items())
+    yield (
+        f"Sentences with a truth: {counts}. All are of the package's grammar, where each cue has its other number. "
+        "Other data may differ."
+    )
+    if skipped is not None:  # of one method, the reason is the same for all truths
+        yield from failed_lines(skipped.assign(metric=None))
+
+
+def _models(summary: DataFrame, truth: DataFrame, found: DataFrame | None) -> Iterator[str]:
+    """For each metric a table: the mean of each method in each model, in the last layer; and what holds in all models.
+
+    Heads have the number of sentences, because the truths are known for fewer than the other metrics.
+    """
+    yield "## All models side by side"
+    both = pd.concat([summary, truth], ignore_index=True)
+    models = list(summary["model"].unique())
+    for metric, rows in both[both["group"] == "all"].groupby("metric", sort=False):
+        means = pd.concat([last_layers(of_model) for _, of_model in rows.groupby("model", sort=False)])
+        table = means.pivot(index="method", columns="model", values="mean").reindex(columns=models)
+        table = table.loc[rows["method"].unique()]
+        counts = rows.groupby("model")["examples"].max()
+        heads = [f"{model} ({int(counts.get(model, 0)):,} sentences)" for model in models]
+        cells = [[str(method), *(number(one) or "-" for one in table.loc[method])] for method in table.index]
+        yield f"{metric_title(str(metric))}:"
+        yield markdown_table(["method", *heads], cells)
+    yield from told_findings(found if found is not None else pd.DataFrame(), len(models))
+
+
+def findings(differences: DataFrame) -> DataFrame:
+    """For each metric and pair of methods, in how many models one is above the other.
+
+    A pair differs in a model by the rule of :attr:`Study.differences <captum_vz.study.Study.differences>`.
+
+    Args:
+        differences: The paired differences of all models.
+
+    Returns:
+        ``metric``, ``above`` and ``below`` (methods), ``models`` (that have both), ``holds_in`` (where `above` is above
+        `below`), ``ties`` and ``turns_in`` (where it is below). `above` is the method that is above in more models;
+        pairs without any difference are left out.
+    """
+    turned = differences["one"] > differences["other"]  # models may have the methods in another order
+    differences = differences.copy()
+    differences.loc[turned, ["one", "other"]] = differences.loc[turned, ["other", "one"]].to_numpy()
+    differences.loc[turned, "mean"] *= -1
+    rows = []
+    for (metric, one, other), pair in differences.groupby(["metric", "one", "other"], sort=False):
+        differing = pair[~pair["tied"].astype(bool)]
+        up, down = int((differing["mean"] > 0).sum()), int((differing["mean"] < 0).sum())
+        if up + down:
+            above, below = (one, other) if up >= down else (other, one)
+            counts = {"models": len(pair), "holds_in": max(up, down), "ties": len(pair) - up - down}
+            rows.append({"metric": metric, "above": above, "below": below, **counts, "turns_in": min(up, down)})
+    return pd.DataFrame(rows, columns=["metric", "above", "below", "models", "holds_in", "ties", "turns_in"])
+
+
+def told_findings(found: DataFrame, models: int) -> Iterator[str]:
+    """What holds in all models, in Markdown: for each metric the methods that each method is above, and the turns.
+
+    Args:
+        found: As :func:`findings` gives it.
+        models: How many models there are.
+    """
+    yield f"## Findings that hold in all {models} models"
+    yield (
+        "A method is listed before those that it is above in every model, each time by the rule of the paired "
+        "comparisons. `findings.csv` has all pairs."
+    )
+    lines = [] if len(found) else ["No pair of methods is shown to differ in any model."]
+    for metric, of_metric in found.groupby("metric", sort=False) if len(found) else ():
+        compared = of_metric[of_metric["models"] == models]
+        whole = compared[compared["holds_in"] == models]
+        turned = compared[compared["turns_in"] > 0]
+        counts = f"{len(whole)} pairs hold in all models, {len(turned)} turn over between models."
+        lines.append(f"- {metric_title(str(metric))}: {counts}")
+        lines += [f"    - {above} > {', '.join(pairs['below'])}" for above, pairs in whole.groupby("above", sort=False)]
+    yield "\n".join(lines)

@@ -1,0 +1,383 @@
+"""What the paper's evaluations have found, as tables, a report and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import factorial
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from captum_vz.study import METRICS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
+from captum_vz.study.figures import draw_sanity, draw_summary, write_figure
+from paper.across import NEAR_ZERO, TRUTHS, across_sections
+from paper.drawings import draw_agreement, draw_groups, draw_variants, group_columns, group_title
+from paper.figures import draw_faithfulness, draw_page, draw_probing
+from paper.further import REMOVING, VARIANTS
+from paper.tables import failed_lines, markdown_table, number
+
+REPORT: Final = "report.md"
+#: The name of the data of the controls in figures.
+GRAMMAR: Final = "the grammar"
+#: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
+#: of this package's methods a row of that table stands for is assumed.
+TABLE_3: Final = {
+    "attention-rollout": -0.10,
+    "attention-norm-rollout": 0.19,
+    "alti": 0.17,
+    "value-zeroing-rollout-paper": 0.26,
+}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What the evaluations of all models have found. Its string is a report in Markdown.
+
+    Attributes:
+        tables: Tables by the names of their files, each with a column ``model``. ``summary`` (cue alignment and
+            faithfulness), ``differences`` and ``skipped`` are as :class:`~captum_vz.study.Study` has them. ``omitted``
+            says what could not be done. ``probing`` has the compression of each layer, ``correlation`` that of cue
+            alignment with it. ``variants``, ``removing``, ``groups`` and ``agreement``: see
+            :func:`~paper.further.further_tables`. Of the controls: ``sanity``, ``truth``, ``truth_differences``,
+            ``truth_skipped``. ``findings``: see :func:`~paper.across.findings`. Tables without rows are missing.
+        about: How the examples were selected. The report begins with it.
+        title: The name of the data, for the titles of figures.
+        repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
+        settings: The settings of each model's study, for the foot of each figure.
+        controls: The settings of the studies of the controls.
+    """
+
+    tables: Mapping[str, DataFrame]
+    about: str = ""
+    title: str = ""
+    repeat: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A report in Markdown: for each model its tables; the controls and a comparison of the models follow."""
+        reports = (self._report(model) for model in self.tables["summary"]["model"].unique())
+        repeat = ["## To repeat this\n\n" + "\n".join(f"- {line}" for line in self.repeat)] if self.repeat else []
+        about = [self.about] if self.about else []
+        return "\n\n".join([*about, *reports, *across_sections(self.tables), *repeat])
+
+    def plot(self, what: str) -> Figure:
+        """One evaluation as a figure.
+
+        Args:
+            what: One of :attr:`figures`. "page" has all evaluations on one page, "cue_dot" and "cue_ap" cue alignment,
+                "probing" its correlation, too, and "faithfulness" the paper's numbers next to these. "variants" has
+                ranks in the variants of blank-out, "agreement" that of the methods.
+
+        Raises:
+            ValueError: Another word, or an evaluation that was omitted for all models.
+        """
+        figures = self._figures()
+        if what not in figures:
+            raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
+        if what.startswith("sanity-"):
+            return sign_figure(figures[what](), self.controls[what.removeprefix("sanity-")])
+        own, controls = list(self.settings.values()), list(self.controls.values())
+        signed = {"truth": controls, "page": [*own, *controls]}
+        return sign_figure(figures[what](), *signed.get(what, own))
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What :meth:`plot` can draw."""
+        return tuple(self._figures())
+
+    def write(self, folder: Path) -> None:
+        """Write the tables, the report and the figures (PNG and PDF), each file whole or not at all.
+
+        Cue alignment is drawn in the folder of each model's study.
+        """
+        for name, table in self.tables.items():
+            write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
+        write_whole(folder / REPORT, f"{self}\n".encode())
+        for name in self.figures:
+            if name not in ("cue_dot", "cue_ap"):
+                write_figure(self.plot(name), folder / safe_name(name), ("png", "pdf"))
+
+    def _figures(self) -> dict[str, Callable[[], Figure]]:
+        tables, title = self.tables, self.title
+        summary, sanity, truth = tables["summary"], tables.get("sanity"), tables.get("truth")
+        known = {
+            name: tables[name].dropna(subset="mean") for name in ("variants", "groups", "agreement") if name in tables
+        }
+        levels = [one["provenance"]["confidence"] for one in self.settings.values()]
+        figures: dict[str, Callable[[], Figure]] = {
+            metric: partial(draw_summary, summary, metric, title) for metric in ("cue_dot", "cue_ap")
+        }
+        figures["page"] = partial(draw_page, tables, NEAR_ZERO, levels[0] if levels else None, title)
+        if "probing" in tables:
+            correlation = tables.get("correlation", _NO_CORRELATION)
+            figures["probing"] = partial(draw_probing, tables["probing"], correlation, title)
+        if "blank_out" in set(summary["metric"]):
+            figures["faithfulness"] = partial(draw_faithfulness, summary, TABLE_3, title)
+        if len(known.get("variants", ())):
+            titles = {name: variant_title(name) for name in VARIANTS}
+            figures["variants"] = partial(draw_variants, known["variants"], titles, title)
+        for metric in known["groups"]["metric"].unique() if "groups" in known else ():
+            figures[f"groups-{metric}"] = partial(draw_groups, known["groups"], metric, title)
+        if len(known.get("agreement", ())):
+            figures["agreement"] = partial(draw_agreement, known["agreement"], title)
+        for model, checks in sanity.groupby("model", sort=False) if sanity is not None else ():
+            figures[f"sanity-{model}"] = partial(draw_sanity, checks, str(model), GRAMMAR, NEAR_ZERO)
+        if truth is not None:
+            figures["truth"] = partial(draw_summary, truth, next(iter(TRUTHS)), GRAMMAR)
+        return figures
+
+    def _report(self, model: str) -> str:
+        of = {name: one[one["model"] == model] for name, one in self.tables.items() if "model" in one}
+        of = {name: table for name, table in of.items() if len(table)}
+        summary = of["summary"][of["summary"]["group"] == "all"]
+        skipped = of.get("skipped", _NO_SKIPS)
+        useless = skipped[skipped["method"].isna() & skipped["metric"].isna()]["example"].nunique()
+        parts = [
+            f"## {model}: {summary['examples'].max()} sentences, {useless} skipped",
+            "Scores of the last layer; rollouts go through all layers. Brackets hold intervals over sentences. Rows "
+            "are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table.",
+            _overview(summary, of.get("correlation", _NO_CORRELATION)),
+            "\n".join(f"- {note}" for note in _notes(summary, of)),
+            *(_ties(of["differences"]) if "differences" in of else []),
+            *_by_layer(summary, of.get("probing")),
+            *(section for name, told in _SECTIONS.items() if name in of for section in told(of[name], of)),
+            *(
+                f"{method}: {count} sentences have no {metric}."
+                for (method, metric), count in summary.groupby(["method", "metric"], sort=False)["undefined"]
+                .max()
+                .items()
+                if count  # constant scores order nothing
+            ),
+            *failed_lines(skipped),
+            *(f"Without {row.what}: {row.reason}" for row in of.get("omitted", _NO_SKIPS).itertuples()),
+        ]
+        return "\n\n".join(filter(None, parts))
+
+
+_NO_SKIPS: Final = DataFrame(columns=["model", "example", "method", "metric", "skipped"])
+_NO_CORRELATION: Final = DataFrame(columns=["model", "method", "statistic", "low", "high", "p", "layers"])
+
+
+def variant_title(name: str) -> str:
+    """A way to blank out tokens in words.
+
+    >>> variant_title("blank_out"), variant_title("blank_out:delete:vocabulary:size")
+    ('UNK, forms', 'deletion, vocabulary, size')
+    """
+    words = name.split(":")[1:]
+    removal = "deletion" if "delete" in words else "MASK" if "mask" in words else "UNK"
+    over = "vocabulary" if "vocabulary" in words else "forms"
+    return ", ".join([removal, over, *(["size"] if "size" in words else [])])
+
+
+def _overview(summary: DataFrame, correlation: DataFrame) -> str:
+    """All methods of the study, one row each, with their scores in the last layer."""
+
+    def cell(rows: DataFrame, name: str, value: str) -> str:
+        return with_interval(*rows.loc[name, [value, "low", "high"]]) if name in rows.index else ""
+
+    rows = []
+    for method, of_method in summary.groupby("method", sort=False):
+        last = of_method.groupby("metric").tail(1).set_index("metric")
+        dot, precision, blank = (cell(last, metric, "mean") for metric in ("cue_dot", "cue_ap", "blank_out"))
+        probing = cell(correlation.set_index("method"), str(method), "statistic")
+        rows.append([str(method), dot, precision, probing, blank, number(TABLE_3.get(str(method), float("nan")))])
+    heads = ["method", "cue, dot product", "cue, average precision", "probing", "blank-out", "paper's blank-out"]
+    return markdown_table(heads, rows)
+
+
+def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
+    """What the columns of the table are, and what a reader must know before comparing its rows."""
+    if (correlation := of.get("correlation")) is not None:
+        layers = correlation["layers"].max()
+        highest = int((correlation["statistic"].round(2) == 1).sum())
+        yield (
+            f"*probing*: Spearman's correlation of dot product and compression over {layers} layers (0 to "
+            f"{layers - 1}). {highest} of {len(correlation)} methods reach 1.00."
+        )
+    if "blank_out" not in set(summary["metric"]):
+        return
+    yield "*blank-out*: Spearman's correlation with the effect of blanking out each token."
+    told = []
+    for which, one, many in (
+        ("yes", "is given these two forms", "are given these two forms"),
+        ("can", "is your own code, and can read them", "are your own code, and can read them"),
+        ("unknown", "comes from an earlier start, and may", "come from earlier starts, and may"),
+    ):
+        variants = of["variants"]
+        names = variants[variants["sees_forms"] == which]["method"].unique()
+        if len(names):
+            told.append(f"{', '.join(map(str, names))} {one if len(names) == 1 else many}")
+    if told:
+        yield (
+            f"Blank-out compares the two forms of the target word. {'; '.join(told)}; the other methods are not given "
+            "them."
+        )
+    if set(TABLE_3) & set(summary["method"]):
+        yield (
+            "*paper's blank-out*: its Table 3, for pre-trained models of the BERT family, quoted second-hand. That its "
+            "rows are the same methods is assumed."
+        )
+
+
+def _ties(differences: DataFrame) -> list[str]:
+    """What the paired comparisons say: their rule, and for each metric the pairs that are not shown to differ."""
+    rule = (
+        "Paired comparisons: two methods differ if the bootstrap interval of their mean difference excludes 0, and "
+        "Wilcoxon's signed-rank test rejects after Holm's correction for all pairs of the metric. `differences.csv` "
+        "has all of them."
+    )
+    lines = []
+    for metric, rows in differences.groupby("metric", sort=False):
+        ties, sentences = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
+        told = f": {', '.join(ties)}" if 0 < len(ties) < len(rows) else ""
+        lines.append(f"- {metric}: {len(ties)} of {len(rows)} pairs are not shown to differ ({sentences}){told}.")
+    return [rule, "\n".join(lines)]
+
+
+def _by_layer(summary: DataFrame, probing: DataFrame | None) -> list[str]:
+    """What the table of the layers shows, and the table; nothing if no method has layers."""
+    layered = summary[(summary["metric"] == "cue_dot") & summary["layer"].notna()]
+    rows = [
+        [str(method), *(number(mean) for mean in of_method.sort_values("layer")["mean"])]
+        for method, of_method in layered.groupby("method", sort=False)
+    ]
+    also = ""
+    if probing is not None:
+        rows.append(["*compression*", *map(number, probing.sort_values("layer")["compression"])])
+        also = "; and the compression of the labels given the layer's state at the target"
+    title = f"Cue alignment (dot product) in each layer, of rollouts up to this layer{also}."
+    heads = ["method", *map(str, sorted(layered["layer"].unique()))]
+    return [title, markdown_table(heads, rows)] if len(layered) else []
+
+
+def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
+    """Compression with its range over seeds, the control, the linear probe, and what the correlation can show."""
+    lines = [
+        [
+            str(row.layer),
+            with_interval(row.compression, row.low, row.high),
+            f"{row.lowest:.2f} to {row.highest:.2f}",
+            f"{row.control:.2f} ({row.control_lowest:.2f} to {row.control_highest:.2f})",
+            with_interval(row.accuracy, row.accuracy_low, row.accuracy_high),
+        ]
+        for row in probing.sort_values("layer").itertuples()
+    ]
+    heads = ["layer", "compression", "over seeds", "shuffled labels", "linear probe, accuracy"]
+    text = (
+        f"Probes of {probing['seeds'].max()} seeds, {probing['examples'].max()} sentences. Brackets hold intervals "
+        "over sentences, the ranges are over seeds. Shuffled labels are the control: what a probe compresses without "
+        "any information."
+    )
+    found = ["### Probing", text, markdown_table(heads, lines)]
+    if (correlation := of.get("correlation")) is not None:
+        layers, smallest, many = int(correlation["layers"].max()), correlation["p"].min(), len(correlation)
+        found.append(
+            f"The correlation of cue alignment with compression is over {layers} layers. Its one-sided p counts the "
+            f"orders of the layers, so the smallest that {layers} layers can have is 1/{factorial(layers)}. The "
+            f"smallest here is {smallest:.3f}, and {min(1.0, many * smallest):.3f} after Holm's correction for {many} "
+            "methods."
+        )
+    return found
+
+
+def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
+    """The means of all variants, and what decides which method has the highest."""
+    means = rows.pivot(index="method", columns="variant", values="mean")
+    shown = [name for name in VARIANTS if name in means]
+    sees = rows.set_index("method")["sees_forms"].replace("no", "").to_dict()
+    cells = [[one, sees[one], *map(number, means.loc[one, shown])] for one in rows["method"].unique()]
+    table = markdown_table(["method", "sees the forms", *map(variant_title, shown)], cells)
+    title = "### Faithfulness in its variants: Spearman with blank-out"
+    winners = sorted(set(rows[rows["rank"] == 1]["method"]))
+    if not winners:
+        return [title, table, "No method is shown to be higher than another, so there are no ranks."]
+    ranks = rows.pivot(index="method", columns="variant", values="rank")
+    widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
+    text = (
+        f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
+        "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
+        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. A rank is one more than the number of "
+        "methods that are higher, sentence by sentence, as in the paired comparisons. Methods that see the forms are "
+        "given what the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
+    )
+    result = (
+        f"No method is higher, in one variant or more: {', '.join(winners)}. {widest} has the ranks "
+        f"{int(ranks.loc[widest].min())} to {int(ranks.loc[widest].max())}."
+    )
+    return [title, text, table, result]
+
+
+def _removing(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
+    """Metrics that remove many tokens, with the best and the worst order."""
+    means = rows.pivot(index="method", columns="metric", values="mean")[list(REMOVING)]
+    intervals = (rows.assign(width=(rows["high"] - rows["low"]) / 2).groupby("metric")["width"].max()).dropna()
+    methods = rows["method"].unique()
+    table = markdown_table(
+        ["method", *REMOVING.values()], [[one, *(number(cell, 3) for cell in means.loc[one])] for one in methods]
+    )
+    widest = ", ".join(f"{title} ±{intervals[name]:.3f}" for name, title in REMOVING.items() if name in intervals)
+    text = (
+        f"{int(rows['examples'].max())} sentences, evenly spaced; tokens are deleted. Sufficiency and infidelity are "
+        "better if lower, all other columns if higher. On the scale from 0 to 1, 0 is the worst order of the tokens "
+        "and 1 the best: exact for up to 8 content tokens, by greedy search beyond. Monotonicity is 1 for an order "
+        "without a single exception. Infidelity asks for additive scores, the others for their order only."
+        + (f" The widest intervals: {widest}." if widest else "")
+    )
+    return ["### Removing the best tokens", text, table]
+
+
+def _groups(rows: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
+    """For each metric the means by paradigm and label, with ranks."""
+    yield "### By paradigm and by label"
+    yield (
+        "Means, and in parentheses the rank: one more than the number of methods that are higher, sentence by "
+        "sentence, as in the paired comparisons. *mean of N paradigms* counts each the same, and has no ranks. A "
+        "method without values in one of them has none. Paradigms that no method could explain have no column and do "
+        "not count. Intervals are in `groups.csv`."
+    )
+    for metric, some in rows.groupby("metric", sort=False):
+        columns = group_columns(some)
+        means, ranks = (
+            some.pivot(index="method", columns=["by", "group"], values=one)[columns] for one in ("mean", "rank")
+        )
+        sizes = some.groupby(["by", "group"])["examples"].max()
+        heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
+        lines = []
+        for method in some["method"].unique():
+            pairs = zip(means.loc[method], ranks.loc[method], strict=True)
+            cells = (f"{number(mean) or '-'}{'' if rank != rank else f' ({int(rank)})'}" for mean, rank in pairs)
+            lines.append([str(method), *cells])
+        yield f"{METRICS[str(metric)].title}:"
+        yield markdown_table(["method", *heads], lines)
+
+
+def _agreement(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
+    """The pairs of methods that agree most and least."""
+    ordered = rows.dropna(subset="mean").sort_values("mean", ascending=False)
+    if ordered.empty:
+        return []
+    told = []
+    for name, some in (("most", ordered.head(3)), ("least", ordered.tail(3))):
+        pairs = (f"{row.one} and {row.other} {with_interval(row.mean, row.low, row.high)}" for row in some.itertuples())
+        told.append(f"- {name}: {', '.join(pairs)}")
+    text = (
+        f"Spearman's correlation of two methods' rows over content tokens, {int(rows['examples'].max())} sentences. "
+        "All pairs are in `agreement.csv` and `agreement.png`. That methods agree does not say that they are right."
+    )
+    return ["### Do the methods agree?", text, "\n".join(told)]
+
+
+#: The sections of one model's report by the names of their tables.
+_SECTIONS: Final[dict[str, Any]] = {
+    "probing": _probing,
+    "variants": _variants,
+    "removing": _removing,
+    "groups": _groups,
+    "agreement": _agreement,
+}
