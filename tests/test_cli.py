@@ -535,6 +535,21 @@ sys.meta_path.insert(0, Interrupt())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
 
 
+def test_names_fix_the_residual(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of a rollout, and the rollout next to maps, have the residual of the name, and name it."""
+    inputs = load_model()[1](SENTENCE, return_tensors="pt")
+    for name, residual, named in (
+        ("value-zeroing-rollout", 0.5, "residual 0.5"),
+        ("value-zeroing-rollout-paper", None, "no residual"),
+    ):
+        rollout = ValueZeroingRollout(load_model()[0], residual=residual).attribute(inputs)[0]
+        found = explain_json(capsys, SENTENCE, "--method", name)
+        torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.tensor(found["scores"]), rollout[MASK], rtol=1e-5, atol=1e-6)
+        title = explain(capsys, SENTENCE, "--method", name).splitlines()[0]
+        assert title.startswith(f"{name}, layers 0 to 3, {named}")
+
+
 def test_all_layers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(capsys, SENTENCE).splitlines()[-1] == "all 4 layers: --html FILE"
     assert "--html" not in explain(capsys, SENTENCE, "--html", "page.html")

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from captum_vz.cli import main, parser
-from captum_vz.cli.output import print_table
 from tests.command import alone_in, forget
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -150,23 +149,6 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
 
 
-@pytest.mark.parametrize("colors", [True, False])
-@pytest.mark.parametrize("columns", [40, 60, 200])
-def test_narrow_terminal_has_all_columns(
-    columns: int, colors: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if not colors:
-        monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    heads = ["check", "passed", "worst layer", "difference"]
-    rows = [[f"replay, number {i}", str(i), str(10 + i), f"{i}e-07"] for i in range(3)]
-    print_table(heads, rows, right=(1, 2))
-    lines = shown(capsys)
-    assert max(map(len, lines)) <= columns
-    for word in [*heads, *(cell for row in rows for cell in row)]:
-        assert any(word in line for line in lines), word
-    assert (sum("check" in line for line in lines) > 1) == (columns == 40)  # each part names its rows
 
 
 # Progress

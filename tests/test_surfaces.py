@@ -23,9 +23,9 @@ from captum_vz.cli import main
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation
-from captum_vz.methods import METHODS, Parts, Question, shares
+from captum_vz.methods import METHODS, Question, shares
 from captum_vz.study import Example, Scorer, compare
-from captum_vz.subjects import subject_of
+from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
 
@@ -88,14 +88,14 @@ def explained(case: Case, method: str) -> Tensor:
 
 
 def by_verb(case: Case, method: str, raw: bool = False) -> Tensor:
-    subject = Parts(case.model, case.model, find_layers(case.model), case.tokenizer)
+    subject = Subject(case.model, case.model, find_layers(case.model), case.tokenizer)
     inputs = dict(case.tokenizer(case.text.replace("[MASK]", case.tokenizer.mask_token or ""), return_tensors="pt"))
     scores = METHODS[method].scores(subject, Question(inputs, case.place), layer=-1)[-1].double()
     return scores if raw else shares(scores)
 
 
 def compared(case: Case, method: str) -> Tensor:
-    return compare((case.model, case.tokenizer), case.text, method).scores[method]
+    return compare((case.model, case.tokenizer), case.text, method).shares[method]
 
 
 def scored(case: Case, method: str) -> Tensor:

@@ -18,6 +18,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.methods import Method, rollout_of, shares
 from captum_vz.methods import Question as Asked
 from captum_vz.methods.maps import LayerMethod
+from captum_vz.methods.method import WrongScoresError
 from captum_vz.result import Maps, Part, Row
 from captum_vz.subjects import Subject
 
@@ -52,11 +53,6 @@ class Computing:
         """Whether the input is read at once."""
         return len(self.read) == 1
 
-    def sources(self) -> int:
-        """The number of sources of an image or a sound, which only the maps show."""
-        first = self.read[0]
-        return len(LayerMethod("maps", ValueZeroing).layer_maps(self.subject, first.question)[0][0])
-
     def part(self, name: str, method: Method, layer: int, questions: Sequence[Question]) -> Part:
         """What one method computes for some questions.
 
@@ -73,7 +69,10 @@ class Computing:
             places = range(len(self.read)) if of_all else [self.text.owner(question.token)]
             found = []
             for one in (self.read[number] for number in places):
-                scores = method.scores(self.subject, one.about(question), one.features, layer=alone)
+                try:
+                    scores = method.scores(self.subject, one.about(question), one.features, layer=alone)
+                except WrongScoresError as error:
+                    raise ArgumentError(f"method {name!r}: {error}") from error
                 found.append(scores if self.is_whole else one.piece.spread(scores, self.count))
             token = question.token if question.of_token or not method.explains_output else None
             windows: list[Any] = [None] if self.is_whole else [self.text.windows[number] for number in places]
@@ -84,6 +83,8 @@ class Computing:
                 rows.append(Row(question.name, token, shown, window, question.value))
                 raw.append(scores)
         scores = torch.stack(raw)
+        if scores.isinf().any():
+            raise ArgumentError(f"method {name!r} returned infinite numbers; expected finite ones, or NaN.")
         depth = scores.shape[1] if method.layered and alone is None else self.subject.depth
         names = (method.scope(layer % depth),) if alone is not None else method.layer_names(scores.shape[1])
         if self.words is not None:

@@ -40,6 +40,8 @@ from captum_vz.subjects.texts import PreparedText, content_specials, encode, pre
 
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD = "*"
+#: What is wrong with a model that reads more tokens than the text has.
+ADDED = "it adds its own, as prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
 #: The tensors of an output that tasks read.
 FIELDS = ("logits", "start_logits", "end_logits")
 
@@ -115,6 +117,9 @@ class Reading:
 
     def asked(self, wish: Wish) -> Asked:
         """What is known about the text when rows are chosen."""
+        kind, logits = type(self.subject.model).__name__, self.numbers.get("logits")
+        if logits is not None and self.subject.task in (TOKENS, MASKED, CAUSAL) and len(logits) != len(self.ids):
+            raise UnsupportedLayerError(f"{kind} reads {len(logits)} tokens, but the text has {len(self.ids)}: {ADDED}")
         return Asked(
             self.subject.model,
             self.subject.tokenizer,
@@ -180,10 +185,8 @@ class Input:
         part = self.computing.part(name, method, -1 if wish.layer is None else wish.layer, rows)
         sources, known = part.scores.shape[-1], len(self.tokens)
         if known and sources != known:
-            raise UnsupportedLayerError(
-                f"{type(subject.model).__name__} reads {sources} tokens, but the text has {known}: it adds its own, as "
-                "prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
-            )
+            kind = type(subject.model).__name__
+            raise UnsupportedLayerError(f"{kind} reads {sources} tokens, but the text has {known}: {ADDED}")
         if not known:  # an image or a sound: only now the number of sources is known
             self.tokens = source_names(subject, sources, self.computing.text.pieces[0].inputs)
             self.special, self.raw, self.words = [False] * sources, self.tokens, list(range(sources))

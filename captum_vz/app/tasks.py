@@ -155,7 +155,7 @@ class Asked:
         """
         if target == foil:
             raise ArgumentError(
-                f"foil is {self.foil!r}, which is what is explained: all scores would be 0. Pass another one, or "
+                f"foil is {self.foil!r}, which is what is explained: all scores would be 0. Pass another foil, or "
                 "another target=.",
                 "foil",
             )

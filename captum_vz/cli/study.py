@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from captum_vz.cli import parsed
 from captum_vz.cli.output import check_files, check_folder
-from captum_vz.cli.reports import print_study, show, study_json, study_page
+from captum_vz.cli.reports import show
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
@@ -25,7 +23,6 @@ from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.model import EMBEDDED
 
 _PATHS = ("blimp", "jsonl", "csv", "folder", "html", "plugin")
@@ -56,16 +53,9 @@ def study(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             content_only=options.content_only,
             engine=options.engine,
-            command=shlex.join(options.command_line),
-            data=[
-                *options.jsonl,
-                *options.csv,
-                *(options.blimp / f"{one}.jsonl" for one in HELD_OUT_PARADIGMS if options.blimp),
-            ],
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, found, notes), partial(study_json, found), partial(study_page, found, notes, metrics)
-    show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {found.folder}")
+    show(options, found, notes, metrics)
     with _study_errors():
         found.check_used()
 

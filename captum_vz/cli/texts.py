@@ -21,11 +21,9 @@ from captum_vz.cli.output import (
     check_text,
     name_files,
     page_origin,
-    print_table,
     room,
     save_page,
     save_picture,
-    shaded,
     working,
 )
 from captum_vz.errors import ArgumentError, renamed
@@ -38,7 +36,7 @@ from captum_vz.study.comparison import blanked_out, choose_foil
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
-from captum_vz.tables import frame, html_table, page, paragraph
+from captum_vz.tables import frame, html_table, page, paragraph, text_table
 from captum_vz.visualization.terminal import bar, columns_of, terminal_text
 from captum_vz.visualization.tokens import printable
 
@@ -70,7 +68,7 @@ def explain(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
-    print(found.text(is_terminal(sys.stdout), room()))
+    print(found.printed(is_terminal(sys.stdout), room()))
     if len(found.maps) > 1 and options.html is None:
         print(f"all {len(found.maps)} layers: --html FILE")
     name_files(options.output, options.html)
@@ -82,7 +80,7 @@ def _write(options: argparse.Namespace, found: Explanation, subject: Subject, sa
         say(f"drawing {options.output}")
         save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
     if options.html is not None:
-        save_page(found.view(options.text, page_origin(options, subject.model)).html(), options.html)
+        save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -126,7 +124,7 @@ def compare(options: argparse.Namespace) -> None:
     where = "" if found.layer is None else f"layer {found.layer}: "
     if options.full:
         print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
-        print(found.text(is_terminal(sys.stdout), room()))
+        print(found.printed(is_terminal(sys.stdout), room()))
     else:
         print(f"{where}the tokens on which {found.tokens[found.token or 0]} draws most")
         _print(found)
@@ -153,7 +151,7 @@ def _print(found: Explanation) -> None:
     for name, column in found.shares.items():
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         rows.append([name, *(_strong(found.tokens[place], column[place].item(), words, cell) for place in best)])
-    print_table(["method", *("strongest", "second", "third")[:count]], rows)
+    print(text_table(["method", *("strongest", "second", "third")[:count]], rows))
     scopes: dict[str, list[str]] = {}
     for name, scope in found.scopes.items():
         scopes.setdefault(scope, []).append(name)
@@ -187,7 +185,7 @@ def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lin
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
     rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
     caption = f"How much {token} draws on each token. Each column sums to 1."
-    view = frame(found.view(options.text, page_origin(options, subject.model)))
+    view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])
     return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
 
@@ -273,9 +271,9 @@ def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None
     kept, rows = (~mask).nonzero()[:, 0], []
     for step, label in enumerate(found.generated.labels):
         best = kept[scores[step, kept].abs().argsort(descending=True, stable=True)][:STRONGEST].tolist()
-        strongest = [shaded(f"{found.prompt.labels[i]} {scores[step, i]:.2f}", scores[step, i].item()) for i in best]
+        strongest = [f"{found.prompt.labels[i]} {scores[step, i]:.2f}" for i in best]
         rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(strongest)))
-    print_table([""] * 4, rows, right=(0,))
+    print(text_table([""] * 4, rows, right=(0,)))
 
 
 def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:

@@ -197,12 +197,12 @@ class Answers:
             told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
         told += [f"{_sentence(line)}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
-        view = found.view(text, files.about)
+        view = found.view(title=text, about=files.about)
         shown = frame(view)
         if against:
             self._check_text(subject, against)
             other = explained_by(subject, against, second, replace(wish, token=None), chosen, skip=True)
-            shown += frame(other.view(against, files.about))
+            shown += frame(other.view(title=against, about=files.about))
         shares = _table(found, subject.reads_text)
         yield Answer(note([*told, *_told(remarks)]), shown, shares=shares)
         files.save_page(view)

@@ -16,9 +16,9 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
-from captum_vz.methods import METHODS, Method, Parts, Question, Subject, as_method, name_of
+from captum_vz.methods import METHODS, Method, Question, as_method, name_of
 from captum_vz.result.words import Section, TokenText
-from captum_vz.subjects import check_order, parts_of
+from captum_vz.subjects import Subject, check_order, parts_of
 
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
@@ -104,7 +104,7 @@ def attribute_generation(
     if isinstance(method, str):
         known_name("method", method, METHODS)
     both = bool(getattr(model.config, "is_encoder_decoder", False))
-    subject = Parts(model, model, find_layers(model, "decoder" if both else None), tokenizer)
+    subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
     made = as_method(method).of(subject)
     made = replace(made, options={**made.options, **(method_options or {})})
     found = [_attributed(made, name_of(method), subject, text) for text in texts]
@@ -113,14 +113,13 @@ def attribute_generation(
 
 def _attributed(method: Method, name: str, subject: Subject, text: FinishedText) -> GenerationAttribution:
     scores, tokenizer = scores_of(method, subject, text), subject.tokenizer
-    given = len(text.conditions)
-    return GenerationAttribution(
-        scores[:, :given],
-        scores[:, given:],
+    return GenerationAttribution.of(
+        name,
+        method,
+        scores,
+        method.layer_names(scores.shape[-1]),
         TokenText.of(tokenizer, text.conditions, _sections(text)),
         TokenText.of(tokenizer, text.generated),
-        method.layer_names(scores.shape[-1]),
-        name,
         tokenizer.decode(list(text.generated), skip_special_tokens=True),
         partial(_joint, method, subject, text),
     )

@@ -3,67 +3,118 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
 from captum.attr import LLMAttributionResult
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captum_vz._files import write_file
+from captum_vz._files import write_file, written
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
+from captum_vz.generation.drawing import draw_steps
 from captum_vz.generation.inseq_form import as_inseq
-from captum_vz.result.words import TokenText
+from captum_vz.methods import Method
+from captum_vz.result import Explanation, Part, Row, TokenText
+from captum_vz.tables import text_table
 from captum_vz.visualization import View, view
-from captum_vz.visualization.pictures.axes import FONT_SIZE, write_plain_labels
-from captum_vz.visualization.pictures.files import Content, Picture, set_content
-from captum_vz.visualization.pictures.scales import make_scale, set_ticks
-from captum_vz.visualization.tokens import shortened
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMAT = "captum_vz generation 1"
 
-# In inches. A cell is as high as a line of text.
-CELL, LETTER, MARGIN = 0.17, 0.075, 0.9
-MOST_COLUMNS = 64  # of a panel, about ten inches
+
+@dataclass(frozen=True, eq=False)
+class StoredMethod(Method):
+    """The method of a result that was read from a file. `signed`: whether its scores are amounts of an output."""
+
+    signed: bool = False
+
+    @property
+    def is_signed(self) -> bool:
+        """As the scores are."""
+        return self.signed
+
+    def rows(self, subject: Any, question: Any, features: Any) -> Sequence[Tensor]:
+        """Refused."""
+        raise ArgumentError(f"{self.title} was read from a file, without its model: explain the text again.")
 
 
-@dataclass(frozen=True)
-class GenerationAttribution:
+@dataclass(repr=False)
+class GenerationAttribution(Explanation):
     """How much each generated token depends on each token of the prompt, and on each generated token before it.
 
-    m is the number of prompt tokens and n the number of generated tokens. For methods whose rows sum to 1, row t of
-    `scores` and row t of `prefix` together sum to 1. In a model with an encoder, the prompt tokens are the tokens of
-    the encoder, then the tokens with which the decoder starts.
+    It is an :class:`~captum_vz.result.Explanation` with a row for each generated token. Its tokens are those of the
+    prompt, m, and the generated ones, n. For methods whose rows sum to 1, row t of `scores` and row t of `prefix`
+    together sum to 1. In a model with an encoder, the prompt tokens are the tokens of the encoder, then the tokens with
+    which the decoder starts.
 
     Attributes:
-        scores: The scores of the prompt tokens, `(n, m, layers)`.
-        prefix: The scores of the generated tokens, `(n, n, layers)`. Only entries before the diagonal differ from 0.
         prompt: The prompt tokens.
         generated: The generated tokens.
-        layers: The names of the layers.
-        method: The name of the method.
         text: The generated text.
     """
 
-    scores: Tensor
-    prefix: Tensor
-    prompt: TokenText
-    generated: TokenText
-    layers: tuple[str, ...]
-    method: str
-    text: str
-    _again: Callable[[list[int]], Tensor | None] | None = field(default=None, repr=False, compare=False)
+    prompt: TokenText = field(kw_only=True)
+    generated: TokenText = field(kw_only=True)
+    text: str = field(kw_only=True)
+    _again: Callable[[list[int]], Tensor | None] | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        method: Method,
+        scores: Tensor,
+        layers: tuple[str, ...],
+        prompt: TokenText,
+        generated: TokenText,
+        text: str,
+        again: Callable[[list[int]], Tensor | None] | None = None,
+    ) -> GenerationAttribution:
+        """The result of scores `(n, m + n, layers)`."""
+        raw = scores.permute(0, 2, 1)
+        rows = [Row(f"{step} {label}", None, raw[step, -1]) for step, label in enumerate(generated.labels)]
+        depth = len(layers)
+        part = Part(name, method, rows, raw, layers, depth - 1 if method.layered else None, depth)
+        before = max(prompt.words, default=-1) + 1
+        return cls(
+            [*prompt.labels, *generated.labels],
+            {name: part},
+            words=[*prompt.words, *(before + word for word in generated.words)],
+            special=[*prompt.special, *generated.special],
+            prompt=prompt,
+            generated=generated,
+            text=text,
+            _again=again,
+        )
+
+    @property
+    def all_scores(self) -> Tensor:
+        """The scores of all tokens, `(n, m + n, layers)`."""
+        return self.first.scores.permute(0, 2, 1)
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of the prompt tokens, `(n, m, layers)`."""
+        return self.all_scores[:, : len(self.prompt.ids)]
+
+    @property
+    def prefix(self) -> Tensor:
+        """The scores of the generated tokens, `(n, n, layers)`. Only entries before the diagonal differ from 0."""
+        return self.all_scores[:, len(self.prompt.ids) :]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers."""
+        return self.first.layers
 
     @property
     def prompt_share(self) -> Tensor:
@@ -110,9 +161,9 @@ class GenerationAttribution:
         found = self._again(member) if joint and self._again is not None else None
         if found is None:
             found = torch.cat([summed(self.scores, member), self.prefix], dim=1)
-        count = max(member) + 1
         prompt = self.prompt.grouped(member, names)
-        return replace(self, scores=found[:, :count], prefix=found[:, count:], prompt=prompt, _again=None)
+        own = self.method, self.first.method
+        return self.of(*own, found, self.layers, prompt, self.generated, self.text)
 
     def to_pandas(self, *, mask: Tensor | None = None, layer: int | None = None) -> DataFrame:
         """A table with one row for each generated token, source token and layer. Needs pandas.
@@ -138,15 +189,14 @@ class GenerationAttribution:
                     rows += [(name, step, token, part, i, text.labels[i], scores[i]) for i in sources]
         return pd.DataFrame(rows, columns=["layer", "step", "token", "part", "source", "source_token", "score"])
 
-    def to_json(self, path: str | PathLike[str] | None = None, *, mask: Tensor | None = None) -> str:
-        """The tokens and all scores as JSON. Scores are lists of layers, of generated tokens, of sources.
+    def to_dict(self, mask: Tensor | None = None) -> dict[str, Any]:
+        """The tokens and all scores, as lists of layers, of generated tokens, of sources.
 
         Args:
-            path: A file to which the text is written as well.
-            mask: Prompt tokens that are of no interest, `(m,)`. It is written, and no score is left out.
+            mask: Prompt tokens of no interest, `(m,)`. It is written, and no score is left out.
         """
         hidden = self.check_mask(mask)
-        record = {
+        return {
             "method": self.method,
             "text": self.text,
             "prompt": list(self.prompt.labels),
@@ -159,10 +209,25 @@ class GenerationAttribution:
             "prefix": self.prefix.permute(2, 0, 1).tolist(),
             "prompt_share": self.prompt_share.T.tolist(),
         }
-        text = json.dumps(record, ensure_ascii=False)
-        if path is not None:
-            write_file(path, text)
-        return text
+
+    def to_json(self, path: Any = None, *, mask: Tensor | None = None) -> str:
+        """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
+        return written(json.dumps(self.to_dict(mask), ensure_ascii=False), path)
+
+    def printed(self, color: bool = False, columns: int | None = None) -> str:
+        """A line for each generated token: the share of the prompt, and the tokens that it draws on most."""
+        rows = []
+        for step, (label, row) in enumerate(zip(self.generated.labels, self.rows, strict=True)):
+            best = row.scores.abs().argsort(descending=True, stable=True)[:3].tolist()
+            share = "" if self.is_signed else f"{self.prompt_share[step, -1]:.2f}"
+            rows.append([step, label, share, *(f"{self.tokens[i]} {row.scores[i]:.2f}" for i in best)])
+        heads = [
+            "",
+            "new token",
+            "" if self.is_signed else "prompt share",
+            *("strongest", "second", "third")[: len(best)],
+        ]
+        return f"{self.method}, {self.layers[-1]}\n{text_table(heads, rows, right=[0, 2])}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
@@ -172,6 +237,7 @@ class GenerationAttribution:
             "layers": self.layers,
             "method": self.method,
             "text": self.text,
+            "signed": self.is_signed,
         }
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
         write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
@@ -189,9 +255,11 @@ class GenerationAttribution:
             raise ArgumentError(f"{path} cannot be read: {error}. Pass a file that save wrote.") from error
         about = json.loads(metadata["about"])
         prompt, generated = (_tokens(about[name]) for name in ("prompt", "generated"))
-        return cls(scores, prefix, prompt, generated, tuple(about["layers"]), about["method"], about["text"])
+        method = StoredMethod(about["method"], about.get("signed", False))
+        both = torch.cat([scores, prefix], dim=1)
+        return cls.of(about["method"], method, both, tuple(about["layers"]), prompt, generated, about["text"])
 
-    def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False) -> Figure:
+    def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False, **options: Any) -> Figure:
         """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
 
         Colours of shares are by the square root. Long prompts are drawn in several rows of panels. The share of the
@@ -201,11 +269,14 @@ class GenerationAttribution:
             layer: The layer, negative ones from the end.
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
+            options: None is known.
         """
+        if options:
+            raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
         index, kept = self.layer_index(layer), self._kept(mask)
         given = [self.prompt.labels[i] for i in kept]
         scores, before = self.scores[:, kept, index], self.prefix[:, :-1, index]
-        return _draw(
+        return draw_steps(
             torch.cat([scores, before], dim=1) if prefix else scores,
             self.generated.labels,
             [*given, *self.generated.labels[:-1]] if prefix else given,
@@ -220,8 +291,9 @@ class GenerationAttribution:
         *,
         step: int | None = 0,
         mask: Tensor | None = None,
-        title: str | None = None,
+        title: str = "",
         theme: str = "auto",
+        about: Mapping[str, str] | None = None,
     ) -> View:
         """An interactive page: pointing at a generated token colors the tokens that it draws on.
 
@@ -230,26 +302,25 @@ class GenerationAttribution:
             step: The generated token that is chosen at first, negative ones from the end. None: none.
             mask: Prompt tokens that are left out, `(m,)`. The other scores do not change.
             title: The heading of the page.
+            about: Where the numbers come from, by field.
             theme: "light", "dark", or "auto", see :func:`captum_vz.visualization.view`.
-
-        Returns:
-            A view. A notebook shows it, and `save(path)` writes it to one file.
         """
         kept = self._kept(mask)
-        maps = torch.cat([self.scores[:, kept], self.prefix], dim=1)
-        words = max(self.prompt.words, default=-1) + 1
+        shown = [*kept, *range(len(self.prompt.ids), len(self.tokens))]
+        maps = self.all_scores[:, shown]
         return view(
             {self.method: {name: maps[..., index] for index, name in enumerate(self.layers)}},
             self.generated.labels,
-            columns=[*(self.prompt.labels[i] for i in kept), *self.generated.labels],
+            columns=[self.tokens[i] for i in shown],
             offset=len(kept),
             words=self.generated.words,
-            column_words=[*(self.prompt.words[i] for i in kept), *(words + word for word in self.generated.words)],
-            special=[*(self.prompt.special[i] for i in kept), *self.generated.special],
+            column_words=[self.words[i] for i in shown],
+            special=[self.special[i] for i in shown],
             token=step,
             layer=self.layer_index(layer),
-            title="Which tokens does each new token draw on?" if title is None else title,
+            title=title or "Which tokens does each new token draw on?",
             theme=theme,
+            about=about,
         )
 
     def to_llm_attribution_result(
@@ -283,7 +354,11 @@ class GenerationAttribution:
             layer: The layer, negative ones from the end.
         """
         index = self.layer_index(layer)
-        about = {"attribution_method": self.method, "layer": self.layers[index], "generated_texts": [self.text]}
+        about = {
+            "attribution_method": self.method,
+            "layer": self.layers[index],
+            "generated_texts": [self.text],
+        }
         return as_inseq(self.scores[..., index], self.prefix[..., index], self.prompt, self.generated, about)
 
     def layer_index(self, layer: int) -> int:
@@ -320,76 +395,3 @@ def summed(scores: Tensor, member: list[int]) -> Tensor:
 def _tokens(fields: dict[str, Any]) -> TokenText:
     sections = tuple((str(name), int(start), int(stop)) for name, start, stop in fields.pop("sections"))
     return TokenText(**{name: tuple(values) for name, values in fields.items()}, sections=sections)
-
-
-def _draw(
-    columns: Tensor, generated: Sequence[str], sources: Sequence[str], *, split: int, share: Tensor, title: str
-) -> Figure:
-    """Draw scores, generated tokens from top to bottom. See :meth:`GenerationAttribution.plot`.
-
-    Args:
-        columns: The scores, `(n, columns)`.
-        generated: The labels of the rows.
-        sources: The labels of the columns.
-        split: How many first columns are prompt tokens. A line stands after them.
-        share: The share of the prompt in each row, `(n,)`. It is left out if scores are signed.
-        title: The title.
-    """
-    if not sources:
-        raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
-    labels, steps = [shortened(label) for label in sources], [shortened(label) for label in generated]
-    scale = make_scale([columns], None, None)
-    signed = scale.signed
-    panels = math.ceil(len(labels) / MOST_COLUMNS)
-    width = math.ceil(len(labels) / panels)
-    shares = None if signed else [f"{value:.2f}" for value in share.tolist()]
-    top = LETTER * max(map(len, labels)) + 0.25
-    side = LETTER * max(map(len, steps)) + (0.0 if shares is None else 0.9)
-    inches = (max(width * CELL, 2.2) + side + MARGIN, panels * (len(steps) * CELL + top) + 0.9)
-    figure = Picture(figsize=inches, dpi=150, layout="constrained")
-    axes: list[Axes] = figure.subplots(panels, 1, squeeze=False).flatten().tolist()
-    for index, panel in enumerate(axes):
-        start = index * width
-        shown = torch.full((len(steps), width), float("nan"), dtype=torch.float64)
-        part = columns[:, start : start + width]
-        shown[:, : part.shape[1]] = part
-        image = panel.imshow(shown.numpy(), cmap=scale.colors, norm=scale.shared, aspect="auto")
-        _label(panel, labels[start : start + width], steps, shares if index == 0 else None)
-        if start < split < start + part.shape[1]:
-            panel.axvline(split - start - 0.5, color="black", linewidth=0.8)
-    bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / inches[1]), anchor=(0, 1), aspect=15, pad=0.02)
-    bar.set_label("score" if signed else "share of the row", fontsize=FONT_SIZE)
-    set_ticks(bar, scale, 5 if inches[1] > 1.8 else 3)
-    bar.ax.tick_params(labelsize=FONT_SIZE - 1)
-    figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
-    figure.suptitle(title, fontsize=FONT_SIZE + 2)
-    set_content(axes[0], _content(columns, steps, labels, "score" if signed else "share of the row"))
-    return figure
-
-
-def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None) -> None:
-    panel.xaxis.tick_top()
-    write_plain_labels(panel.xaxis, range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
-    write_plain_labels(panel.yaxis, range(len(steps)), steps, fontsize=FONT_SIZE)
-    panel.tick_params(length=0)
-    if share is not None:
-        right = panel.secondary_yaxis("right")
-        right.set_yticks(range(len(steps)), share, fontsize=FONT_SIZE - 1, color="#555555")
-        right.set_ylabel("prompt share", fontsize=FONT_SIZE - 1, color="#555555")
-        right.tick_params(length=0)
-        right.spines[:].set_visible(False)
-
-
-def _content(scores: Tensor, steps: list[str], labels: list[str], name: str) -> Content:
-    """Steps by sources in words and as a table."""
-
-    def table() -> list[tuple[Any, ...]]:
-        return [
-            (i, steps[i], j, labels[j], value) for i, row in enumerate(scores.tolist()) for j, value in enumerate(row)
-        ]
-
-    best = scores.abs().max(1).indices.tolist()
-    each = zip(steps, best, scores, strict=True)
-    most = ", ".join(f"{step} on {labels[j]} {float(row[j]):.2f}" for step, j, row in each)
-    sentence = f"{len(steps)} generated tokens by {len(labels)} sources. Each depends most: {most}."
-    return Content(sentence, ("step", "generated token", "in", "source token", name), table)

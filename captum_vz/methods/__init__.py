@@ -4,7 +4,7 @@
 shares of them.
 
     Method             the scores of tokens, by one method
-    Question, Subject  what is asked about some inputs, and of which model
+    Question           what is asked about some inputs of a model
     METHODS            the methods of this package by their names
     as_method          a method of a class, an object or a function
     checked_shares     shares of a method's scores, with a check of what a user's code returned
@@ -13,7 +13,7 @@ shares of them.
 from captum_vz.methods.given import as_method, given_methods, load_plugin, name_of, register_method
 from captum_vz.methods.method import Method, check_layer, checked_shares, residual_text, shares
 from captum_vz.methods.own import Batch
-from captum_vz.methods.question import Decision, Parts, Question, Subject
+from captum_vz.methods.question import Decision, Question
 from captum_vz.methods.registry import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
@@ -30,9 +30,7 @@ __all__ = [
     "Batch",
     "Decision",
     "Method",
-    "Parts",
     "Question",
-    "Subject",
     "as_method",
     "check_layer",
     "check_methods",

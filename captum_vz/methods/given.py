@@ -73,15 +73,16 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
             found: Method = made(name, method, **own)
             return found
     if isclass(inner) and is_captums(inner):
-        return GradientMethod(name, method, **own)
+        registered = (one for one in METHODS.values() if isinstance(one, GradientMethod) and one.kind is inner)
+        return GradientMethod(name, method, next((one.reduce for one in registered), "sum"), **own)
     if callable(getattr(inner, "attribute", None)):
-        return ObjectMethod(name, method, layered, **own)
+        return ObjectMethod(name, method, in_layers=layered, **own)
     if callable(method):
         of_model = len(required(method)) >= 2
         check_function(method, "one argument, a Batch, or of two, the model and its layers", 1 + of_model)
         if of_model:
             return BuiltMethod(name, method, partial(as_method, layered=layered), **own)
-        return FunctionMethod(name, method, layered, **own)
+        return FunctionMethod(name, method, in_layers=layered, **own)
     raise ArgumentError(
         f"method is of type {type(method).__name__}: pass a name, a class or object with 'attribute', a Method, or a "
         "function of a Batch."

@@ -14,7 +14,8 @@ from captum_vz.attr import LayerMaps, MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods.method import INSIDE, Method, is_object, made_of
-from captum_vz.methods.question import Question, Subject
+from captum_vz.methods.question import Question
+from captum_vz.subjects import Subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +26,10 @@ class LayerMethod(Method):
         kind: A class of layer maps, a function of the model and its layers, or an object of the user.
     """
 
-    kind: Callable[..., LayerMaps] | LayerMaps
+    layered = True
+    takes_features = True
 
-    @property
-    def layered(self) -> bool:
-        """Each layer has a map."""
-        return True
+    kind: Callable[..., LayerMaps] | LayerMaps
 
     @property
     def maps(self) -> Any:
@@ -41,11 +40,6 @@ class LayerMethod(Method):
     def explains_output(self) -> bool:
         """Whether the maps are those of a number of the output, such as attention times its gradient."""
         return bool(getattr(unwrapped(self.kind), "explains_output", False))
-
-    @property
-    def takes_features(self) -> bool:
-        """Maps are those of features."""
-        return True
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
         """Rows of a map are computed together. Each row explains another number of the output, if it explains one."""
@@ -90,6 +84,8 @@ class JoinedMethod(Method):
         each_layer: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
     """
 
+    joins = True
+
     kind: Callable[..., MapAggregation] | MapAggregation
     shared: Callable[..., LayerMaps] | None = None
     each_layer: bool = True
@@ -98,11 +94,6 @@ class JoinedMethod(Method):
     def layered(self) -> bool:
         """Whether maps are joined up to each layer."""
         return self.each_layer
-
-    @property
-    def joins(self) -> bool:
-        """It joins maps."""
-        return True
 
     @property
     def maps(self) -> Any:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isclass, signature
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from captum_vz.attr import MapAggregation
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
-from captum_vz.methods.question import Question, Subject
+from captum_vz.methods.question import Question
+from captum_vz.subjects import Subject
 
 #: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
 INSIDE: Final = "inside"
@@ -40,7 +41,12 @@ class Method(ABC):
         version: Names the code of a method of your own. None: a digest of its source does.
         own: Whether it is a method of your own, not of this package.
         source: The class, object or function that it was made of. None: it is of the registry.
+        joins: Whether it joins the maps of layers.
+        is_foreign: Whether it is code of a user that knows no features, and may read all that is asked.
     """
+
+    joins: ClassVar[bool] = False
+    is_foreign: ClassVar[bool] = False
 
     title: str
     extra: bool = field(default=False, kw_only=True)
@@ -55,11 +61,6 @@ class Method(ABC):
         return False
 
     @property
-    def joins(self) -> bool:
-        """Whether it joins the maps of layers."""
-        return False
-
-    @property
     def maps(self) -> Any:
         """The class of the layer maps that it shows or joins. None: it has no such maps."""
         return None
@@ -70,18 +71,13 @@ class Method(ABC):
         return INSIDE
 
     @property
-    def explains_output(self) -> bool:
-        """Whether it explains a number of the model's output. The others explain a token's state."""
-        return False
-
-    @property
     def is_signed(self) -> bool:
         """Whether its scores are amounts of an output, with signs, and no shares."""
         return False
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it is code of a user that knows no features, and may read all that is asked."""
+    def explains_output(self) -> bool:
+        """Whether it explains a number of the model's output. The others explain a token's state."""
         return False
 
     @property

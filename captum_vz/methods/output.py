@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isclass
 from typing import Any
 
@@ -16,22 +16,16 @@ from captum_vz.attr import ModelFreeAttribution
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.methods.method import Method, added, check_layer, check_model, check_text, is_object, made_of
-from captum_vz.methods.question import Parts, Question, Subject
+from captum_vz.methods.question import Question
+from captum_vz.subjects import Subject
 
 
 @dataclass(frozen=True, eq=False)
 class OutputMethod(Method):
     """The base of methods whose scores are amounts of a number of the output."""
 
-    @property
-    def explains_output(self) -> bool:
-        """It does."""
-        return True
-
-    @property
-    def is_signed(self) -> bool:
-        """Amounts have signs."""
-        return True
+    explains_output = True
+    is_signed = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +36,9 @@ class EffectMethod(OutputMethod):
         kind: The class, a function of the model and its layers, or an object of the user.
     """
 
-    kind: Callable[..., ValueZeroingEffect] | ValueZeroingEffect
+    takes_features = True
 
-    @property
-    def takes_features(self) -> bool:
-        """The tokens of a feature are zeroed together."""
-        return True
+    kind: Callable[..., ValueZeroingEffect] | ValueZeroingEffect
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example."""
@@ -65,10 +56,7 @@ class EffectMethod(OutputMethod):
 class LayerEffectMethod(EffectMethod):
     """The effect of the values of each layer alone."""
 
-    @property
-    def layered(self) -> bool:
-        """Each layer has an effect."""
-        return True
+    layered = True
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example, of each layer."""
@@ -77,7 +65,7 @@ class LayerEffectMethod(EffectMethod):
     def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
         """One row for each example, of this layer alone."""
         check_layer(layer, len(subject.layers))
-        alone = Parts(subject.model, subject.forward, [subject.layers[layer]], subject.tokenizer)
+        alone = replace(subject, layers=[subject.layers[layer]])
         return self._effect(made_of(self.kind, alone, question), subject, question, features)
 
 
@@ -155,12 +143,9 @@ class GateMethod(OutputMethod):
         kind: The class of Captum.
     """
 
-    kind: Any
+    takes_features = True
 
-    @property
-    def takes_features(self) -> bool:
-        """The tokens of a feature share a gate."""
-        return True
+    kind: Any
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example."""

@@ -15,7 +15,8 @@ from captum_vz import TokenAttribution
 from captum_vz.attr._call.layers import is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods.method import Method, WrongScoresError, added, check_model
-from captum_vz.methods.question import Question, Subject
+from captum_vz.methods.question import Question
+from captum_vz.subjects import Subject
 
 
 @dataclass
@@ -63,12 +64,20 @@ def _classes(decided: Any) -> list[int] | None:
 
 @dataclass(frozen=True, eq=False)
 class ForeignMethod(Method):
-    """The base of methods whose scores come from code of a user. They may have any form, which is checked."""
+    """The base of methods whose scores come from code of a user. They may have any form, which is checked.
+
+    Attributes:
+        in_layers: Whether there is a tensor for each layer.
+    """
+
+    is_foreign = True
+
+    in_layers: bool = field(default=False, kw_only=True)
 
     @property
-    def is_foreign(self) -> bool:
-        """It is."""
-        return True
+    def layered(self) -> bool:
+        """As the user says."""
+        return self.in_layers
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The scores, those of a feature added up."""
@@ -116,16 +125,9 @@ class FunctionMethod(ForeignMethod):
 
     Attributes:
         function: Returns scores `(batch, tokens)`, as a tensor, an array or lists.
-        in_layers: Whether it returns a tensor for each layer.
     """
 
     function: Callable[..., Any]
-    in_layers: bool = False
-
-    @property
-    def layered(self) -> bool:
-        """As the user says."""
-        return self.in_layers
 
     def found(self, subject: Subject, question: Question) -> Any:
         """What the function returns."""
@@ -138,16 +140,9 @@ class ObjectMethod(ForeignMethod):
 
     Attributes:
         kind: The object, or its class.
-        in_layers: Whether it returns a tensor for each layer.
     """
 
     kind: Any
-    in_layers: bool = False
-
-    @property
-    def layered(self) -> bool:
-        """As the user says."""
-        return self.in_layers
 
     @property
     def explains_output(self) -> bool:

@@ -5,48 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.subjects import Subject
 
 #: An index of the output of one example: `(class,)`, or `(token, class)`.
 Index = tuple[int, ...]
 #: Reads the explained number of each example from an output, `(batch,)`.
 Reader = Callable[[Any], Tensor]
-
-
-class Subject(Protocol):
-    """What a method needs of a model."""
-
-    @property
-    def model(self) -> Any:
-        """The model of transformers."""
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """What is run on the inputs by keyword: the model, or a function around it."""
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        """The layers that are explained, in the order in which they run."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer. None: the model reads no text."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a model that a method needs, see :class:`Subject`."""
-
-    model: Any
-    forward: Callable[..., Any]
-    layers: Sequence[nn.Module]
-    tokenizer: Any
 
 
 @dataclass(frozen=True)

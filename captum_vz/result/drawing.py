@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 from captum_vz.methods import METHODS
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
-
-if TYPE_CHECKING:
-    from captum_vz.result.explanation import Explanation
 
 
 def family_of(name: str) -> str:
@@ -27,8 +24,8 @@ def family_of(name: str) -> str:
     return "a layer" if method.maps is not None else "without a model"
 
 
-def draw_explanation(found: Explanation, **options: Any) -> Figure:
-    """The maps of all layers and their rollout, or rows. See :meth:`Explanation.plot`."""
+def draw_explanation(found: Any, **options: Any) -> Figure:
+    """The maps of all layers and their rollout, or rows. See :meth:`captum_vz.result.Explanation.plot`."""
     part, tokens = found.first, found.tokens
     if len(found.parts) > 1 or found.truth is not None:
         families = {name: family_of(name) for name in found.parts}
@@ -52,7 +49,7 @@ def draw_explanation(found: Explanation, **options: Any) -> Figure:
     return draw_comparison({part.name: found.scores.double().cpu()}, tokens, found.token or 0, **(look | options))
 
 
-def explanation_view(title: str, found: Explanation, about: Mapping[str, str] | None = None) -> View:
+def explanation_view(title: str, found: Any, about: Mapping[str, str] | None = None) -> View:
     """The maps of one text by one or several methods, with their rollouts.
 
     Value Zeroing has its distances, so that the page shows how much there was to divide. Methods without layer maps

@@ -169,7 +169,7 @@ class Explanation:
         """
         return draw_explanation(self, **options)
 
-    def view(self, title: str = "", about: Mapping[str, str] | None = None) -> View:
+    def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
         """The interactive view of the maps of all methods, or of the rows.
 
         Args:
@@ -267,7 +267,7 @@ class Explanation:
         """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
         return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
 
-    def text(self, color: bool = False, columns: int | None = None) -> str:
+    def printed(self, color: bool = False, columns: int | None = None) -> str:
         """What is printed: of one method its rows with bars, of several a table of shares.
 
         Args:
@@ -285,8 +285,8 @@ class Explanation:
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
-        """As :meth:`text` without colours."""
-        return self.text()
+        """As :meth:`printed`, without colours."""
+        return self.printed()
 
     __repr__ = __str__
 

@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.copies import randomized_copies
-    from captum_vz.study.scoring.measuring import EvaluationBatch
+    from captum_vz.study.scoring.measuring import EvaluationBatch, Metric
     from captum_vz.study.scoring.metrics import (
         DEFAULT_METRICS,
         METRICS,
-        Metric,
         lacks,
         metric_named,
         register_metric,
@@ -110,7 +109,7 @@ _NEED_EXTRA = {
     "DEFAULT_METRICS": "scoring.metrics",
     "EvaluationBatch": "scoring.measuring",
     "METRICS": "scoring.metrics",
-    "Metric": "scoring.metrics",
+    "Metric": "scoring.measuring",
     "Patched": "examples.patching",
     "Scorer": "scoring.scorer",
     "Source": "folder",

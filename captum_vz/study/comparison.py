@@ -14,8 +14,8 @@ from captum_vz.app.wish import Wish
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
-from captum_vz.subjects import Subject, check_order, subject_of
-from captum_vz.subjects.heads import CHOICE, TOKENS, class_labels, class_number
+from captum_vz.subjects import Subject, check_order, text_subject_of
+from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.model import EMBEDDED
@@ -90,9 +90,9 @@ def compare(
     check_order("compare", text)
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
-    subject = subject_of(model, tokenizer).encoder
-    if not subject.reads_text or subject.task == CHOICE:
-        raise ArgumentError(f"model is a {type(subject.model).__name__}, which reads no text: use captum_vz.explain.")
+    subject = text_subject_of(model, tokenizer)
+    if subject.task not in (ANSWER, SENTENCE):
+        _numbers(subject.model, subject.tokenizer, target, foil)  # also if no method explains the output
     subject = subject if layers is None else replace(subject, layers=layers)
     if subject.task == TOKENS and token is None:  # a table has one row
         token = prepare_text(subject.model, subject.tokenizer, text).token

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
@@ -17,21 +16,21 @@ from captum_vz.study.folder import (
     ALL,
     MANIFEST,
     Loaded,
-    Stamp,
     blocks_of,
+    changing,
     check_weights,
     digest,
     fingerprint,
+    lock_of,
     on_device,
     read_examples,
     read_settings,
-    read_stamp,
-    read_table,
-    to_parquet,
 )
-from captum_vz.study.folder.engines import Processes
-from captum_vz.study.folder.provenance import data_title, keep_provenance, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import collect, paired_differences, read_blocks, skipped_rows, summarise
+from captum_vz.study.folder.engines import own_device
+from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
+from captum_vz.study.folder.reading import read_rows
+from captum_vz.study.folder.summaries import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.tables import read_table, remove_unlisted, write_table
 from captum_vz.study.scoring.rows import COLUMNS
 
 with needs_extra("captum_vz.study", "study"):
@@ -78,10 +77,8 @@ class Study:
             The rows in the order of models and examples, without skipped examples. ``layer`` is NA for methods
             without layers.
         """
-        wanted = None if columns is None else [*dict.fromkeys([*columns, "skipped"])]
-        rows = self._read(wanted)
-        rows = rows[rows["skipped"].isna()].reset_index(drop=True)
-        return rows.drop(columns="skipped") if columns is None or "skipped" not in columns else rows
+        rows = self.to_arrow(columns).to_pandas()
+        return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a table of pyarrow, which many libraries take.
@@ -89,16 +86,8 @@ class Study:
         Args:
             columns: See :meth:`rows`.
         """
-        wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else list(columns)
-        wanted = [name for name in wanted if columns is not None or name != "skipped"]
-        kinds = COLUMNS | {"model": pa.string()}
-        schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in wanted])
-        tables = []
-        for model, _, table in self._blocks([*dict.fromkeys([*wanted, "skipped"])]):
-            used = table.filter(table["skipped"].is_null())
-            used = used.append_column("model", pa.repeat(pa.scalar(model), len(used)))
-            tables.append(used.select(wanted).cast(schema))
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+        every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
+        return read_rows(self.folder, read_settings(self.folder), every if columns is None else list(columns))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
@@ -113,8 +102,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        rows = self._read(["model", "example", "group", "method", "metric", "skipped"])
-        return rows[rows["skipped"].notna()].reset_index(drop=True)
+        return skipped_rows(collect(self.folder, read_settings(self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -165,18 +153,20 @@ class Study:
 
     def lines(self) -> list[str]:
         """Lines on the pairs of methods that are not shown to differ, and on skipped examples, with their numbers."""
-        skipped = self.skipped
-        by = skipped.groupby(["model", skipped["method"].fillna(""), skipped["metric"].fillna("")], sort=False).size()
-        omitted = [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
-        return [*told_differences(self.differences), *omitted]
+        skipped, lines = self.skipped, told_differences(self.differences)
+        by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
+        for who, rows in skipped.groupby(by, sort=False):
+            why = f" ({rows['skipped'].iloc[0]})" if rows["skipped"].nunique() == 1 else ""
+            lines.append(f"{', '.join(filter(None, who))}: {len(rows)} examples skipped{why}")
+        return lines
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
-        return sign_figure(draw_summary(self.summary, metric, data_title(self.settings)), self.settings)
+        return sign_figure(draw_summary(self.summary, metric), self.settings)
 
     def plot_differences(self, metric: str) -> Figure:
         """The paired differences of the methods in one metric as a figure."""
-        return sign_figure(draw_differences(self.differences, metric, data_title(self.settings)), self.settings)
+        return sign_figure(draw_differences(self.differences, metric), self.settings)
 
     @property
     def repeat(self) -> list[str]:
@@ -194,15 +184,14 @@ class Study:
         Raises:
             ValueError: There is such a model.
         """
-        rows, skipped, metrics = self.rows(["model", "example"]), self.skipped, list(self.settings["metrics"])
-        for model in self.settings["models"]:
-            useless = skipped[(skipped["model"] == model) & skipped["method"].isna() & skipped["metric"].notna()]
-            counts = useless.groupby("example")["metric"].nunique()
-            if not set(rows[rows["model"] == model]["example"]) - set(counts[counts == len(metrics)].index):
-                reasons = skipped[skipped["model"] == model]["skipped"]
+        whole = self.summary.query(f"group == {ALL!r}")
+        for model, lines in whole.groupby("model", sort=False):
+            if not (lines["examples"] + lines["undefined"]).any():
+                skipped = self.skipped
                 raise ValueError(
                     f"{model!r} could use none of the {self.settings['examples']['count']} examples, most often "
-                    f"because: {reasons.mode()[0]}. {self.folder / SKIPPED} lists the reasons."
+                    f"because: {skipped[skipped['model'] == model]['skipped'].mode()[0]}. "
+                    f"{self.folder / SKIPPED} lists the reasons."
                 )
 
     def keep(self, name: str, source: Loaded, made_of: Any, make: Callable[[Any, Any], DataFrame]) -> DataFrame:
@@ -219,20 +208,17 @@ class Study:
         Raises:
             ValueError: The file is broken, or other weights have made it.
         """
-        path, weights = self.folder / f"{safe_name(name)}.parquet", fingerprint(*source)
-        of, processes = digest(self.settings["captum_vz"], made_of), Processes()
-
-        def write() -> None:
-            if path.exists() and read_stamp(path).made_of == of:
-                return
-            with on_device(source, processes.device) as loaded:
-                table = pa.Table.from_pandas(make(*loaded), preserve_index=False)
-            write_whole(path, to_parquet(table, Stamp(weights, of)))
-
-        processes.once(write)
-        found, stamp = read_table(path, of)
-        check_weights(path, name, stamp, weights)
-        return found
+        weights, of = fingerprint(*source), digest(self.settings["captum_vz"], made_of)
+        with lock_of(self.folder, safe_name(name)):
+            entry = read_settings(self.folder).get("tables", {}).get(name)
+            if entry is None or entry["made_of"] != of or not (self.folder / entry["file"][0]).is_file():
+                with on_device(source, own_device()) as loaded:
+                    table = pa.Table.from_pandas(make(*loaded), preserve_index=False)
+                entry = {"weights": weights, "made_of": of, "file": write_table(self.folder, safe_name(name), table)}
+                with changing(self.folder) as settings:
+                    settings["tables"] = settings.get("tables", {}) | {name: entry}
+        check_weights(self.folder / entry["file"][0], name, entry["weights"], weights)
+        return read_table(self.folder, entry["file"]).to_pandas()
 
     def _finished(self, name: str) -> Path:
         """The path of a table that a finished study has."""
@@ -241,48 +227,37 @@ class Study:
             raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
         return path
 
-    def _read(self, columns: list[str] | None) -> DataFrame:
-        tables = [table.to_pandas().assign(model=model) for model, _, table in self._blocks(columns)]
-        wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else columns
-        rows = pd.concat(tables, ignore_index=True)[wanted] if tables else pd.DataFrame(columns=wanted)
-        return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
-    def _blocks(self, columns: list[str] | None) -> Iterator[tuple[str, Any, Any]]:
-        return read_blocks(self.folder, self.settings, columns)
-
-
-def write_results(
-    folder: Path,
-    confidence: float,
-    resamples: int,
-    command: str | None = None,
-    data: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Write the summary, the skipped examples, the figures and the provenance of a finished study.
+def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:
+    """Write the summary, the skipped examples, the figures and the provenance, unless they are there.
 
     Args:
-        folder: Its folder.
+        folder: The folder of the study.
+        metrics: The metrics that are drawn.
         confidence: The confidence level of the intervals.
         resamples: The number of bootstrap resamples.
-        command: The command that runs the study.
-        data: The names of the data files by their digests.
     """
-    study = Study(folder)
-    found, methods = collect(folder, study.settings), list(study.settings["methods"])
-    summary = summarise(found, methods, confidence, resamples)
-    write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
-    differences = paired_differences(found, methods, confidence, resamples)
-    makers = {one.name: one.made_by for one in found}
-    settings = keep_provenance(folder, makers, confidence, resamples, command, data)
-    data_name = data_title(settings)
-    for metric in study.settings["metrics"]:
-        drawn = {metric: draw_summary(summary, metric, data_name)}
-        if metric in set(differences["metric"]):
-            drawn[f"{metric}-differences"] = draw_differences(differences, metric, data_name)
-        for name, figure in drawn.items():
-            write_figure(sign_figure(figure, settings), folder / FIGURES / safe_name(name))
-    write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
-    write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
+    with lock_of(folder, SUMMARY):
+        settings = read_settings(folder)
+        provenance = provenance_of(settings, confidence, resamples)
+        if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
+            return
+        found = collect(folder, settings)
+        summary = summarise(found, settings, confidence, resamples)
+        differences = paired_differences(found, settings, confidence, resamples)
+        settings[PROVENANCE] = provenance
+        for metric in metrics:
+            drawn = {metric: draw_summary(summary, metric)}
+            if metric in set(differences["metric"]):
+                drawn[f"{metric}-differences"] = draw_differences(differences, metric)
+            for name, figure in drawn.items():
+                write_figure(sign_figure(figure, settings), folder / FIGURES / safe_name(name))
+        write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
+        write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
+        write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
+        with changing(folder) as now:
+            now[PROVENANCE] = provenance
+            remove_unlisted(folder, now)
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:

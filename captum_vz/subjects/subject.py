@@ -51,8 +51,8 @@ class Subject:
     forward: Callable[..., Any]
     layers: list[nn.Module]
     tokenizer: Any
-    processor: Any
-    task: str
+    processor: Any = None
+    task: str = ENCODER
     name: str = ""
 
     @property
@@ -144,7 +144,7 @@ def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
 
 def check_order(call: str, text: Any) -> None:
     """Refuse a tokenizer in the place of a text, where earlier versions took it."""
-    if text is None or all(callable(getattr(text, name, None)) for name in ("encode", "decode")):
+    if all(callable(getattr(text, name, None)) for name in ("encode", "decode")):
         raise ArgumentError(
             f"{call} was given a {type(text).__name__} in the place of its text: pass the model and its tokenizer as a "
             f"pair, {call}((model, tokenizer), text), or pass tokenizer=."

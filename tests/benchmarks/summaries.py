@@ -19,13 +19,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from captum_vz._files import write_whole
 from captum_vz.study import METHODS, METRICS, Example, Study
-from captum_vz.study.folder import Stamp, blocks_of, claim, made_of, part_path, read_examples, to_parquet
-from captum_vz.study.folder.reading import collect, paired_differences, summarise
+from captum_vz.study.folder import blocks_of, changing, claim, read_examples, stem_of
+from captum_vz.study.folder.summaries import collect, paired_differences, summarise
+from captum_vz.study.folder.tables import TABLES, write_table
 from captum_vz.study.results import write_results
 from captum_vz.study.scoring.identity import code_identity
-from captum_vz.study.scoring.rows import COLUMNS
 
 FIXED = {"captum_vz": "0", "content_only": False}
 TOKENS = 12
@@ -38,29 +37,49 @@ def write_study(folder: Path, models: int, methods: int, layers: int, sentences:
     words = tuple(f"word{place}" for place in range(TOKENS))
     examples = [Example(f"sentence {n}", words, 3, (1,), group=f"paradigm {n % 5}") for n in range(sentences)]
     names = list(METHODS)[:methods]
-    codes = {name: code_identity(METHODS[name].rows) for name in names}
+    codes = {name: code_identity(METHODS[name]) for name in names}
     measures = {name: code_identity(METRICS[name].values) for name in CHOSEN}
-    settings, blocks = claim(folder, FIXED, [f"model {n}" for n in range(models)], codes, measures, examples, 64)
-    rows = 0
-    for block in blocks_of(settings):
-        some = read_examples(folder, block)
-        for model in settings["models"]:
-            count = len(some) * len(names) * layers
-            each = len(names) * layers
-            columns: dict[str, pa.Array] = {name: pa.nulls(count, kind) for name, kind in COLUMNS.items()}
-            columns["example"] = pa.array(np.repeat([one.id for one in some], each))
-            columns["group"] = pa.array(np.repeat([one.group for one in some], each))
-            columns["method"] = pa.array(np.tile(np.repeat(names, layers), len(some)))
-            columns["layer"] = pa.array(np.tile(np.arange(layers), len(some) * len(names)).astype(np.int32))
+    blocks, rows = claim(folder, FIXED, [f"model {n}" for n in range(models)], codes, measures, examples, 64), 0
+    with changing(folder) as settings:
+        metrics = dict.fromkeys(names, measures)
+        settings["holds"]["all"] = {"weights": "", "methods": codes, "metrics": metrics, "made_by": {"model": "random"}}
+        for block in blocks_of(settings):
+            some, each = read_examples(folder, block), len(names) * layers
+            count = len(some) * each
+            keys = {
+                "example": np.repeat([one.id for one in some], each),
+                "method": np.tile(np.repeat(names, layers), len(some)),
+                "layer": np.tile(np.arange(layers, dtype=np.int32), len(some) * len(names)),
+            }
             ends = pa.array(np.arange(count + 1) * TOKENS, pa.int32())
-            columns["tokens"] = pa.ListArray.from_arrays(ends, pa.array(words * count))
-            columns["scores"] = pa.ListArray.from_arrays(ends, pa.array(rng.random(count * TOKENS)))
-            columns |= {name: pa.array(rng.random(count)) for name in CHOSEN}
-            stamp = Stamp("weights", made_of(settings, model, block), False, codes, measures, True)
-            write_whole(part_path(folder, settings, model, block), to_parquet(pa.table(columns), stamp))
-            rows += count
-    assert len(blocks) == len(blocks_of(settings))
+            scores = {name: pa.nulls(count, kind) for name, kind in zip(*_columns("scores"), strict=True)}
+            scores |= {name: pa.array(column) for name, column in keys.items()}
+            scores["tokens"] = pa.ListArray.from_arrays(ends, pa.array(words * count))
+            values = {name: pa.array(np.tile(column, len(CHOSEN))) for name, column in keys.items()}
+            values |= {
+                "metric": pa.array(np.repeat(CHOSEN, count)),
+                "skipped": pa.nulls(count * len(CHOSEN), pa.string()),
+            }
+            for model in settings["models"]:
+                scores["scores"] = pa.ListArray.from_arrays(ends, pa.array(rng.random(count * TOKENS)))
+                values["value"] = pa.array(rng.random(count * len(CHOSEN)))
+                stem = stem_of(settings, model, block)
+                files = {
+                    name: write_table(folder, f"{name}/{stem}", pa.table(table, TABLES[name]))
+                    for name, table in (("scores", scores), ("values", values))
+                }
+                settings["parts"].setdefault(model, {})[str(block.number)] = {
+                    "holds": "all",
+                    "again": [],
+                    "files": files,
+                }
+                rows += count
+    assert len(blocks) == len(blocks_of(Study(folder).settings))
     return rows
+
+
+def _columns(table: str) -> tuple[list[str], list[pa.DataType]]:
+    return TABLES[table].names, TABLES[table].types
 
 
 def tell(what: str, before: float) -> None:
@@ -81,13 +100,12 @@ def main() -> None:
         study = Study(options.folder)
         found = collect(study.folder, study.settings)
         tell("read", before)
-        methods = list(study.settings["methods"])
-        lines = len(summarise(found, methods, 0.95, options.resamples))
+        lines = len(summarise(found, study.settings, 0.95, options.resamples))
         tell(f"read and summarised in {lines:,} lines", before)
-        lines = len(paired_differences(found, methods, 0.95, options.resamples))
+        lines = len(paired_differences(found, study.settings, 0.95, options.resamples))
         tell(f"with {lines:,} paired differences", before)
         before = time.process_time()
-        write_results(options.folder, 0.95, options.resamples)
+        write_results(options.folder, CHOSEN, 0.95, options.resamples)
         tell("once more, with all files and figures", before)
         return
     with tempfile.TemporaryDirectory() as folder:

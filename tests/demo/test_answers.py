@@ -112,7 +112,7 @@ def test_generated_text_must_fit() -> None:
 def test_view_comes_before_pictures(answers: Answers) -> None:
     first, last = answers.steps("a hat [MASK]", "agreement", ["value-zeroing"], "", -1)
     assert first[:2] == last[:2]
-    assert (first[2], first[4], first[5]) == (None, None, [])
+    assert (first.layers, first.methods, first.files) == (None, None, ())
     assert Path(last[2]).is_file()
 
 
@@ -152,7 +152,8 @@ def test_empty_layer_is_the_last(answers: Answers) -> None:
 
 
 def test_text_is_continued(answers: Answers) -> None:
-    told, _, steps, _ = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, ["special"])
+    found = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, ["special"])
+    told, steps = found.told, found.methods
     assert "the pictures of some hat" in told
     assert Path(steps).is_file()
 

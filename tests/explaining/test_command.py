@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import captum_vz
 from captum_vz.cli import main
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from tests.command import alone_in, refused
@@ -111,7 +112,7 @@ def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], caps
         assert "reads no text by itself" in refused(capsys, "verify", "--model", name)
     for more in ([], ["--truth"]):
         told = refused(capsys, "compare", "the hat [MASK] small.", "--target", "is", "--foil", "is", *more)
-        assert "--foil is 'is', which is the target: pass another" in told
+        assert "--foil is 'is', which is" in told
     with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
         compare(load_model(), "the hat [MASK] small.", target="is", foil="is")
 
@@ -150,11 +151,14 @@ def test_compare_takes_labels(
         assert "the probability of THING rather than O falls" in capsys.readouterr().out
 
 
-def test_compare_of_a_reader_takes_no_label(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ArgumentError, match="target names a label or a word, but BertForQuestionAnswering predicts"):
-        compare((reader(), tokenizer()), SENTENCE, target="hat")
-    with pytest.raises(RefusedError, match=r"explain, which takes answers"):
-        compare((reader(), tokenizer()), SENTENCE, "value-zeroing-effect")
+def test_compare_takes_answers() -> None:
+    """As `explain` does: the first row is the start of the answer. A question alone has none."""
+    model = reader(), tokenizer()
+    found = compare(model, QUESTION, ["value-zeroing-effect", "attention"], text_pair=TEXT)
+    effect = captum_vz.explain(model, QUESTION, TEXT).scores.double().abs()
+    torch.testing.assert_close(found.shares["value-zeroing-effect"], effect / effect.sum())
+    with pytest.raises(ArgumentError, match=r"answers a question from a text: pass the text as text_pair=\."):
+        compare(model, QUESTION)
 
 
 @pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])

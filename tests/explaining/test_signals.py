@@ -11,6 +11,7 @@ from PIL import Image
 
 import captum_vz
 from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.methods import METHODS
 from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, tokenizer
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -70,7 +71,8 @@ def test_patches_are_counted() -> None:
 @pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
 def test_methods_of_words_say_that_there_are_none(method: str) -> None:
     model, processor = image_classifier()
-    with pytest.raises(RefusedError, match=f"{method} scores the tokens of a text, .* such as value-zeroing-effect"):
+    told = f"{METHODS[method].title} scores the tokens of a text, .* such as value-zeroing-effect"
+    with pytest.raises(RefusedError, match=told):
         captum_vz.explain(model, PIXELS, tokenizer=processor, method=method)
 
 

@@ -9,6 +9,7 @@ from transformers import BatchEncoding
 import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
+from captum_vz.result import TokenText
 from captum_vz.testbed import agreement_sentences, load_model
 from tests.explaining.models import classifier, reader, tagger, tokenizer
 
@@ -32,11 +33,36 @@ def inputs_of(encoding: BatchEncoding, window: tuple[int, int]) -> tuple[dict[st
     return {name: one[:, places] for name, one in encoding.items()}, places
 
 
-def test_long_text_names_the_window() -> None:
+def test_long_text_names_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its length is compared before anything is computed that takes longer for a longer text."""
+    monkeypatch.setattr("captum_vz.result.TokenText.of", None)
+    monkeypatch.setattr("captum_vz.app.inputs.prepare_text", None)
     with pytest.raises(
         ArgumentError, match=r"is 202 tokens long, but the model takes at most 128: pass window= to read"
     ):
         captum_vz.explain("agreement", "hat " * 200)
+
+
+def decoded_for_each_token(many: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How many ids are decoded for each token of a text of `many` sentences."""
+    _, words = load_model()
+    ids, plain, counts = words("hat. " * many)["input_ids"], words.decode, list[int]()
+
+    def decode(given: list[int], **options: Any) -> Any:
+        counts.append(len(given))
+        return plain(given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(words, "decode", decode)
+        read = TokenText.of(words, ids)
+    assert len(set(read.sentences)) == many + 1  # and [SEP]
+    return sum(counts) / len(ids)
+
+
+def test_reading_tokens_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token is decoded with the few before it, however long the text is."""
+    short, long = (decoded_for_each_token(many, monkeypatch) for many in (50, 100))
+    assert long < 1.1 * short < 22
 
 
 @pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout"])

@@ -39,8 +39,8 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.methods.output import GateMethod
 from captum_vz.study import METHODS as REGISTRY
-from captum_vz.study.scoring import GateScores
 from captum_vz.testbed import load_model
 from tests.generation.models import (
     CAUSAL,
@@ -83,7 +83,7 @@ def test_maps_equal_growing_texts(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_rollout_equals_growing_texts(name: str) -> None:
     found = found_by(ValueZeroingRollout, name)
-    assert found.layers == ("layer 0", "layers 0 to 1", "layers 0 to 2")
+    assert found.layers == ("layer 0, no residual", "layers 0 to 1, no residual", "layers 0 to 2, no residual")
     for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
         torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
 
@@ -152,7 +152,7 @@ def test_effect_equals_the_class() -> None:
 @pytest.mark.parametrize("name", ["gpt2", next(iter(ENCODER_DECODER))])
 def test_gates(name: str) -> None:
     """Ablation of gates is the effect, also of joint words. Shapley values sum to what all values change."""
-    found, effect = found_by(partial(GateScores, kind=FeatureAblation), name), found_by(ValueZeroingEffect, name)
+    found, effect = found_by(GateMethod("gates", FeatureAblation), name), found_by(ValueZeroingEffect, name)
     torch.testing.assert_close(rows(found), rows(effect), **CLOSE)
     groups = [(0, 2), (2, 3)]
     torch.testing.assert_close(found.grouped(groups).scores, effect.grouped(groups).scores, **CLOSE)
@@ -292,7 +292,7 @@ def test_model_that_is_not_causal_is_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [
-        (3, "gpt2", "method is of type int: pass a name such as 'value-zeroing'"),
+        (3, "gpt2", "method is of type int: pass a name, a class or object"),
         (
             "value-zeroin",
             "gpt2",
@@ -302,7 +302,6 @@ def test_model_that_is_not_causal_is_refused() -> None:
         (ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
         (GlobEnc, "gpt2", "pre-norm"),
         (partial(ValueZeroing, reduce_heads=None), "gpt2", "reduce_heads of ValueZeroing is None"),
-        (PositionAttribution(), "gpt2", "is not causal"),
     ],
 )
 def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
@@ -312,11 +311,9 @@ def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["value-zeroing", "alti-logit", "integrated-gradients", "random"])
 def test_method_by_its_name(name: str) -> None:
-    row = REGISTRY[name]
-    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
-    by_class = attribute_generation(
-        (model, tokenizer), PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
-    )
+    row: Any = REGISTRY[name]
+    model, options = (case_of("gpt2").model, tokenizer_of_words()), dict(row.options)
+    by_class = attribute_generation(model, PROMPT, row.kind, generated=NEW, method_options=options)
     torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
 
 

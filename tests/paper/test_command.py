@@ -52,7 +52,7 @@ def test_held_out_blimp(capsys: Output, folder: Path) -> None:
 def test_errors_are_one_line(capsys: Output, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     run = ("--grammar", "2", "--folder", "out")
     assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "--blimp", "nowhere", "--folder", "out")
-    assert "there is no method 'magic'" in refused(capsys, *run, "--methods", "magic")
+    assert "methods is ['magic']: pass some of" in refused(capsys, *run, "--methods", "magic")
     assert "there are 0 examples: pass at least 1" in refused(capsys, "--grammar", "0", "--folder", "out")
     (folder / "taken").write_text("", encoding="utf-8")
     assert "taken" in refused(capsys, "--grammar", "2", "--folder", "taken", "--methods", "random")

@@ -19,7 +19,7 @@ from captum_vz.subjects import loading as app_models
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, forget, refused
-from tests.study.test_run import assert_same_study, shards
+from tests.study.test_run import assert_same_study, parts
 
 METHODS = ["value-zeroing", "random"]
 
@@ -241,7 +241,7 @@ def test_second_start_with_a_plugin_computes_nothing(
     (folder / "mine.py").write_text(PLUGIN)
     own = ["--methods", "ids", "fails", "captums", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
     assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
-    found, before = Study("s"), shards(Path("s"))
+    found, before = Study("s"), parts(Path("s"))
     assert found.rows().groupby("method")["example"].nunique().to_dict() == {"captums": 500, "ids": 500}
     assert found.skipped.groupby("method")["example"].nunique().to_dict() == {"fails": 500}
     summary = found.summary
@@ -251,7 +251,7 @@ def test_second_start_with_a_plugin_computes_nothing(
 
     monkeypatch.setattr(app_models, "load_model", never)
     assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
-    assert shards(Path("s")) == before
+    assert parts(Path("s")) == before
     pd.testing.assert_frame_equal(Study("s").summary, summary)
 
 

@@ -94,7 +94,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     expected["attention-gradient"] = by_gradient.attribute(inputs, (MASK, right), foil=(MASK, wrong), token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
         expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
-    assert table.tokens == tuple(inputs.tokens())
+    assert table.tokens == inputs.tokens()
     assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
@@ -286,7 +286,7 @@ def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     assert frame["alti"].tolist() == [0.5, 0.25, 0.25]
     assert frame["token"][frame["explained"]].tolist() == ["[MASK]"]
     page = table._repr_html_()
-    assert page.count("<tr>") == 4
+    assert page.count("<tr") == 4
     assert "it is pre-norm" in page
 
 

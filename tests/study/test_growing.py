@@ -1,5 +1,7 @@
 """A study that grows: only what is new is computed, and the result is that of one start."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,31 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method, run_study
+from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method
+from captum_vz.study.folder import work
 from tests.study.conftest import Shipped
+from tests.study.test_run import in_a_process, parts
+from tests.study.test_run import study as any_study
 
 METHODS = ["value-zeroing", "random"]
 
 
 def study(folder: Path, examples: list[Example], shipped: Shipped, **changed: Any) -> Study:
-    options: dict[str, Any] = {"models": {"agreement": shipped}, "methods": METHODS, "metrics": ["cue_dot"]}
-    options |= {"shard_size": 4, "resamples": 50, "quiet": True}
-    options |= changed
-    return run_study(options.pop("models"), examples, folder, **options)
-
-
-def files(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "shards").iterdir()}
-
-
-def by_key(found: Study) -> pd.DataFrame:
-    """The rows in an order that does not depend on how the study grew."""
-    rows = found.rows().sort_values(["model", "example", "method", "layer"]).reset_index(drop=True)
-    return rows[sorted(rows.columns)]
+    options = {"models": {"agreement": shipped}, "methods": METHODS, "metrics": ["cue_dot"], "block": 4} | changed
+    return any_study(folder, examples, **options)
 
 
 def assert_same_rows(found: Study, expected: Study) -> None:
-    pd.testing.assert_frame_equal(by_key(found), by_key(expected), rtol=1e-4, atol=1e-6)
+    keys = ["model", "example", "method", "layer"]
+    rows = [one.rows().sort_values(keys).reset_index(drop=True) for one in (found, expected)]
+    pd.testing.assert_frame_equal(*(one[sorted(one.columns)] for one in rows), rtol=1e-4, atol=1e-6)
     keys = ["example", "method", "metric", "skipped"]
     skipped = [one.skipped[keys].fillna("").sort_values(keys).reset_index(drop=True) for one in (found, expected)]
     pd.testing.assert_frame_equal(*skipped)
@@ -43,6 +38,23 @@ def assert_same_rows(found: Study, expected: Study) -> None:
 def some(examples: list[Example]) -> list[Example]:
     """Ten examples: one without a cue, and one that is no example of this model."""
     return [*examples[:2], replace(examples[2], cue=()), *examples[3:9], replace(examples[9], target=99)]
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
+    """How often each method, and each metric of a method, was computed for each part."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    add_rows = work.add_rows
+
+    def noted(folder: Path, codes: Any, model: str, block: Any, added: Any, *rest: Any) -> None:
+        for one in added:
+            for method in one.methods:
+                found.update([(model, block.number, method)] if one.has_scores else [])
+                found.update((model, block.number, method, metric) for metric in one.metrics)
+        add_rows(folder, codes, model, block, added, *rest)
+
+    monkeypatch.setattr(work, "add_rows", noted)
+    return found
 
 
 ALL_METRICS = ["cue_dot", "blank_out", "cue_ap"]
@@ -62,24 +74,25 @@ STEPS: dict[str, list[dict[str, Any]]] = {
     "mixed": [
         {"metrics": ["cue_dot"], "methods": ["random"], "count": 6},
         {"metrics": ["blank_out"], "methods": ["random", "position"], "batch_size": 3},
-        {"metrics": ALL_METRICS, "methods": ALL_METHODS, "shard_size": 3},
+        {"metrics": ALL_METRICS, "methods": ALL_METHODS, "block": 3},
     ],
 }
 
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_grown_study_equals_one_start(
-    kind: str, some: list[Example], shipped: Shipped, whole: Study, tmp_path: Path
+    kind: str, some: list[Example], shipped: Shipped, whole: Study, tmp_path: Path, computed: Counter[Any]
 ) -> None:
     for step in STEPS[kind]:
-        before = files(tmp_path / "s") if (tmp_path / "s").exists() else {}
         options = {name: value for name, value in step.items() if name != "count"}
         found = study(tmp_path / "s", some[: step.get("count", 10)], shipped, **options)
-        assert before.items() <= files(tmp_path / "s").items()  # nothing is computed again
+    assert set(computed.values()) == {1}  # nothing is computed again
     assert_same_rows(found, whole)
-    after = files(tmp_path / "s")
+    # Rows are added to the files of a part, so there are two files for each.
+    assert len(list((tmp_path / "s").rglob("*.parquet"))) == 2 * len({key[:2] for key in computed})
+    after = parts(tmp_path / "s")
     study(tmp_path / "s", some, shipped, **options | {"batch_size": 7, "confidence": 0.5})
-    assert files(tmp_path / "s") == after
+    assert parts(tmp_path / "s") == after
 
 
 def test_models_are_added(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
@@ -101,6 +114,11 @@ def smallest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
     return rows.min(-1).values
 
 
+def hides(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    """It runs the model, and was registered without saying so."""
+    return rows.sum(-1) * len(batch.tokenizer)
+
+
 def test_metrics_of_scores_need_no_model(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     def never() -> Any:
         raise AssertionError("loaded")
@@ -111,15 +129,10 @@ def test_metrics_of_scores_need_no_model(some: list[Example], shipped: Shipped, 
     assert [max(scores) for scores in found.rows()["scores"]] == found.rows()["largest"].tolist()
     expected = study(tmp_path / "t", some, shipped, metrics={"cue_dot": METRICS["cue_dot"]} | metrics)
     assert_same_rows(found, expected)
-
-
-def test_metric_that_hides_its_model_is_told(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    def hides(batch: EvaluationBatch, rows: Tensor) -> Tensor:
-        return rows.sum(-1) * len(batch.tokenizer)
-
-    study(tmp_path / "s", some[:2], shipped)
-    found = study(tmp_path / "s", some[:2], shipped, metrics={"hides": hides})
-    assert found.skipped["skipped"].str.contains("register it with runs_model=True").all()
+    found = study(tmp_path / "s", some, shipped, models={"agreement": never}, metrics={"hides": hides})
+    told = found.skipped.query("metric == 'hides'")["skipped"]
+    assert len(told)
+    assert told.str.contains("register it with runs_model=True").all()
 
 
 def flat(batch: Batch) -> Tensor:
@@ -143,49 +156,51 @@ def test_changed_code_is_computed_again(some: list[Example], shipped: Shipped, t
     assert [max(scores) for scores in mine["scores"]] == mine["own"].tolist()
 
 
-def test_version_stands_for_the_source(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    one, other = (replace(as_method(METHODS_OF[name]), version=version) for name, version in (("a", "1"), ("a", "2")))
-    before = study(tmp_path / "s", some[:4], shipped, methods={"mine": one}).folder
-    known = files(before)
-    study(tmp_path / "s", some[:4], shipped, methods={"mine": one})
-    assert files(before) == known
-    study(tmp_path / "s", some[:4], shipped, methods={"mine": other})
-    assert len(files(before)) == 2 * len(known)
+def versioned(function: Callable[[Batch], Any], version: str = "1") -> Any:
+    return replace(as_method(function), version=version)
 
 
-def _place_shares(batch: Batch) -> list[Tensor]:
-    mask = batch.inputs["attention_mask"].double()
-    return [mask / mask.sum(-1, keepdim=True)]
+def powers(exponent: int) -> Callable[[Batch], Tensor]:
+    return lambda batch: by_place(batch) ** exponent
 
 
-METHODS_OF = {"a": _place_shares}
+def test_version_stands_for_the_source(
+    some: list[Example], shipped: Shipped, tmp_path: Path, computed: Counter[Any]
+) -> None:
+    for exponent in (1, 2):
+        study(tmp_path / "s", some[:4], shipped, methods={"mine": versioned(powers(exponent))})
+    assert set(computed.values()) == {1}
+    study(tmp_path / "s", some[:4], shipped, methods={"mine": versioned(powers(2), "2")})
+    assert set(computed.values()) == {2}
 
 
-def test_other_contents_of_an_example_refused(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+def test_contents_of_an_example_are_compared(
+    some: list[Example], shipped: Shipped, tmp_path: Path, computed: Counter[Any]
+) -> None:
     study(tmp_path / "s", some[:4], shipped)
     with pytest.raises(ValueError, match=r"with other contents: pass another id, or another folder"):
         study(tmp_path / "s", [replace(some[0], cue=(0,)), *some[1:4]], shipped)
-
-
-def test_example_of_lists_is_known(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    study(tmp_path / "s", some[:2], shipped)
-    lists: Any = [replace(one, words=[*one.words], cue=[*one.cue], other_cue=[*one.other_cue]) for one in some[:2]]
-    before = files(tmp_path / "s")
+    lists: Any = [replace(one, words=[*one.words], cue=[*one.cue], other_cue=[*one.other_cue]) for one in some[:4]]
     study(tmp_path / "s", lists, shipped)
-    assert files(tmp_path / "s") == before
+    assert set(computed.values()) == {1}
 
 
 def test_starts_at_the_same_time_keep_both(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    """The second start finds nothing, and ends before the first one has written anything."""
-    seen = []
+    """The second start begins while the first one holds a part, and adds to the same parts."""
+    others: list[Any] = []
 
     def slow(batch: Batch) -> Tensor:
-        if not seen:
-            seen.append(1)
-            study(tmp_path / "s", some, shipped, methods=["position"], metrics=["cue_ap"])
+        if not others:
+            others.append(
+                in_a_process(lambda: study(tmp_path / "s", some, shipped, methods=["position"], metrics=["cue_ap"]))
+            )
+            others[0].join(1)
         return flat(batch)
 
-    both = study(tmp_path / "s", some, shipped, methods={"slow": replace(as_method(slow), version="1")})
+    study(tmp_path / "s", some, shipped, methods={"slow": versioned(slow)})
+    others[0].join()
+    assert others[0].exitcode == 0
+    both = study(tmp_path / "s", some, shipped, methods={"slow": versioned(slow)})
     assert set(both.rows()["method"]) == {"slow", "position"}
     counts = both.summary.query("group == 'all'").set_index(["method", "metric"])["examples"]
     assert counts["slow", "cue_dot"] == counts["position", "cue_ap"] == 8
@@ -200,7 +215,7 @@ def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, 
             raise MemoryError("no room")
         return flat(batch)
 
-    mine = {"mine": replace(as_method(narrow), version="1")}
+    mine = {"mine": versioned(narrow)}
     study(tmp_path / "s", some[:4], shipped, methods=["random"])
     found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random"})
     assert len(found.skipped.query("method == 'mine'")) == 4
@@ -208,4 +223,16 @@ def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, 
     found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random", "position": "position"})
     assert "mine" not in set(found.skipped["method"])
     assert set(found.rows()["method"]) == {"mine", "random", "position"}
-    assert len(files(tmp_path / "s")) == 2
+
+
+def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """Of the other model they are there. A model that lacks all is refused before the first one runs."""
+    model, tokenizer = shipped
+    models = {"agreement": lambda: shipped, "headless": lambda: (model.bert, tokenizer)}
+    with pytest.raises(ValueError, match="'headless' can have none of the metrics blank_out: BertModel has no head"):
+        study(tmp_path / "s", some, shipped, models=models, metrics=["blank_out"])
+    assert not parts(tmp_path / "s")
+    found = study(tmp_path / "s", some, shipped, models=models, metrics=["cue_dot", "blank_out"])
+    counts = found.summary.query("group == 'all'").groupby(["model", "metric"])["examples"].max()
+    assert counts["headless", "blank_out"] == 0 < counts["headless", "cue_dot"] == counts["agreement", "cue_dot"]
+    assert "headless, blank_out: 10 examples skipped (BertModel has no head that predicts words)" in str(found)

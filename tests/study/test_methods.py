@@ -12,10 +12,11 @@ from torch import Tensor
 from captum_vz import LayerAttention, ValueGates, find_layers
 from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
-from captum_vz.methods import Parts, Question, rollout_of
+from captum_vz.methods import Question, rollout_of
 from captum_vz.methods.maps import JoinedMethod
 from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Scorer, as_method, compare
 from captum_vz.study.examples import Example
+from captum_vz.subjects import Subject
 from tests.study.conftest import Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -104,7 +105,7 @@ def test_default_methods_omit_slow_ones() -> None:
 def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    subject, question = Parts(model, model, find_layers(model), tokenizer), Question(inputs, 6)
+    subject, question = Subject(model, model, find_layers(model), tokenizer), Question(inputs, 6)
     METHODS["attention-rollout"].scores(subject, question)
     monkeypatch.setattr(LayerAttention, "attribute", None)
     monkeypatch.setattr(LayerAttention, "run", None)  # so there is no other pass
@@ -148,7 +149,7 @@ def test_integrated_rows_of_a_batch(shipped: Shipped) -> None:
     def rows(*texts: str) -> Tensor:
         inputs = tokenizer(list(texts), padding=True, return_tensors="pt")
         places = [ids.index(tokenizer.mask_token_id) for ids in inputs["input_ids"].tolist()]
-        subject = Parts(model, model, find_layers(model), tokenizer)
+        subject = Subject(model, model, find_layers(model), tokenizer)
         (found,) = METHODS["value-zeroing-integrated"].scores(subject, Question(inputs, places))
         return found
 

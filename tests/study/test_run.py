@@ -13,27 +13,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
 import torch
-from accelerate import PartialState
 
 from captum_vz import _files
 from captum_vz.metrics import summarize
-from captum_vz.study import Example, Scorer, Study, run_study
+from captum_vz.study import Example, Scorer, Study, run, run_study
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
-SHARDS = 5
+#: The files of rows of the small study.
+FILES = 10
 
 
-def study(folder: Path, examples: list[Example], models: Any = None, **changed: Any) -> Study:
-    """A small study of five shards."""
-    options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "shard_size": 2, "resamples": 50}
+def study(folder: Path, examples: Any, models: Any = None, block: int = 2, **changed: Any) -> Study:
+    """A small study in parts of two examples."""
+    options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "resamples": 50, "quiet": True}
     models = {"agreement": load_model} if models is None else models
-    return run_study(models, examples, folder, **options | {"quiet": True} | changed)
+    with patch.object(run, "BLOCK", block):
+        return run_study(models, examples, folder, **options | changed)
 
 
 def in_train_mode() -> tuple[Any, Any]:
@@ -41,9 +43,12 @@ def in_train_mode() -> tuple[Any, Any]:
     return model.train(), tokenizer
 
 
-def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """For each finished shard its time of writing and its bytes."""
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
+def parts(folder: Path, table: str = "*") -> dict[str, tuple[int, bytes]]:
+    """For each finished file of rows its time of writing and its bytes."""
+    settings = json.loads((folder / "study.json").read_text()) if (folder / "study.json").is_file() else {"parts": {}}
+    every = [part["files"] for one in settings["parts"].values() for part in one.values()]
+    names = [name for files in every for table_, (name, *_) in files.items() if table in ("*", table_)]
+    return {name: ((folder / name).stat().st_mtime_ns, (folder / name).read_bytes()) for name in names}
 
 
 def assert_same_study(one: Study, other: Study) -> None:
@@ -52,8 +57,6 @@ def assert_same_study(one: Study, other: Study) -> None:
     for name in ("summary.csv", "skipped.csv"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
     settings = [json.loads((each.folder / "study.json").read_text()) for each in (one, other)]
-    for each in settings:  # the same study may have been run by other commands
-        each["provenance"] |= {"commands": [], "data": {}}
     assert settings[0] == settings[1]
     names = [sorted(str(path.relative_to(each.folder)) for path in each.folder.rglob("*")) for each in (one, other)]
     assert names[0] == names[1]
@@ -130,7 +133,8 @@ def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> Non
     found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
     assert len(found.skipped) == 10
     assert set(found.summary.query("group == 'all'")["skipped"]) == {10}
-    assert str(found).endswith("agreement, cue_dot: 9 examples skipped\nagreement: 1 examples skipped")
+    told = "cue_dot: 9 examples skipped (there is no cue)\nagreement: 1 examples skipped (the target is word "
+    assert told in str(found)
     with pytest.raises(ValueError, match=r"'agreement' could use none of the 10 examples.*there is no cue"):
         found.check_used()
 
@@ -170,23 +174,25 @@ def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_at_random_continues(seed: int, bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    draw, folder = random.Random(seed), tmp_path / "study"
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ended_at_random_continues(number: int, bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    draw, folder = random.Random(number), tmp_path / "study"
     seen: dict[str, tuple[int, bytes]] = {}
-    kills = 0
-    for _ in range(8):
+    ends = 0
+    for _ in range(6):
         process = in_a_process(lambda: study(folder, bad))
-        process.join(draw.uniform(0.02, 0.5))
-        process.kill()
+        process.join(draw.uniform(0.02, 1))
+        assert process.pid is not None
+        if process.is_alive():
+            os.kill(process.pid, number)
+            ends += 1
         process.join()
-        kills += process.exitcode == -signal.SIGKILL
-        now = shards(folder)
-        assert seen.items() <= now.items()  # finished shards are not changed
+        now = parts(folder)
+        assert seen.items() <= now.items()  # finished parts are not changed
         seen = now
-    assert kills
+    assert ends
     assert_same_study(study(folder, bad), reference)
-    assert seen.items() <= shards(folder).items()
+    assert seen.items() <= parts(folder).items()
 
 
 def test_killed_before_rename_continues(bad: list[Example], reference: Study, tmp_path: Path) -> None:
@@ -196,48 +202,40 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
         """Kill the process after `count` files are written, before the last one is renamed. 0: at the settings."""
         rename, written = os.replace, []
 
-        def dying(step: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-            def step_or_die(source: Any, goal: Any) -> None:
-                written.extend([goal] if goal.suffix != ".jsonl" and goal.name != "study.json" else [])
-                if len(written) == count and (written or goal.name == "study.json"):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                step(source, goal)
+        def step_or_die(source: Any, goal: Any) -> None:
+            written.extend([goal] if goal.suffix != ".jsonl" and goal.name != "study.json" else [])
+            if len(written) == count and (written or goal.name == "study.json"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, goal)
 
-            return step_or_die
-
-        _files.os.replace = dying(rename)  # in this process only
+        _files.os.replace = step_or_die  # in this process only
         study(folder, bad)
 
     in_a_process(lambda: killed_at(0)).join()
     assert not (folder / "study.json").exists()
-    while len(before := shards(folder)) < SHARDS:
-        process = in_a_process(lambda: killed_at(2))
+    while len(before := parts(folder)) < FILES:
+        process = in_a_process(lambda: killed_at(4))  # at the second file of the second part
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert before.items() <= shards(folder).items()
+        assert before.items() <= parts(folder).items()
         assert list(folder.rglob(".*.tmp"))
     assert_same_study(study(folder, bad), reference)
-    assert shards(folder) == before
+    assert parts(folder) == before
 
 
 def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -> None:
     def never() -> Any:
         raise AssertionError("loaded")
 
-    before = shards(reference.folder)
+    before = parts(reference.folder)
     study(reference.folder, bad, {"agreement": never})
-    assert shards(reference.folder) == before
+    assert parts(reference.folder) == before
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"content_only": True}, "content_only was False and is True"),
-    ],
-)
-def test_other_settings_refused(changed: dict[str, Any], told: str, bad: list[Example], reference: Study) -> None:
-    with pytest.raises(ValueError, match=f"holds a study with other settings: {told}.*Pass those, or another folder"):
-        study(reference.folder, bad, **changed)
+def test_other_settings_refused(bad: list[Example], reference: Study) -> None:
+    told = "other settings: content_only was False and is True. Pass those, or another folder"
+    with pytest.raises(ValueError, match=told):
+        study(reference.folder, bad, content_only=True)
 
 
 @pytest.mark.slow
@@ -249,7 +247,7 @@ def test_other_weights_refused(bad: list[Example], reference: Study, shipped: Sh
     refused = pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now")
     with refused:  # no work is left
         study(folder, bad, {"agreement": other})
-    next((folder / "shards").iterdir()).unlink()
+    next((folder / "scores").iterdir()).unlink()
     for source in (other, lambda: other):
         with refused:
             study(folder, bad, {"agreement": source})
@@ -259,9 +257,8 @@ def test_other_weights_refused(bad: list[Example], reference: Study, shipped: Sh
     ("passed", "complaint"),
     [
         ({"examples": []}, "examples is empty"),
-        ({"models": {}}, r"models is \[\], shard_size 2, batch_size 32 and batch_tokens 4096: pass at l"),
-        ({"shard_size": 0}, "shard_size 0, batch_size 32 and batch_tokens 4096: pass"),
-        ({"batch_size": 0}, "batch_size 0 and batch_tokens 4096: pass at least 1"),
+        ({"models": {}}, r"models is \[\] and batch_size 32: pass at least 1 of each"),
+        ({"batch_size": 0}, "batch_size 0: pass at least 1 of each"),
         ({"models": {"agreement": in_train_mode()}}, r"train mode: call model\.eval\(\) first"),
         ({"methods": ["magic"]}, "pass some of"),
     ],
@@ -296,23 +293,22 @@ def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_examples_from_a_generator(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    assert_same_study(study(tmp_path / "s", (example for example in bad)), reference)
-
-
-@pytest.mark.slow
-def test_copied_shard_is_ignored(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    found = study(tmp_path / "s", bad)
-    one = next((tmp_path / "s" / "shards").iterdir())
-    one.with_name(f"{one.stem} (conflicted copy).parquet").write_bytes(one.read_bytes())
+def test_copied_part_is_ignored(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    """The examples come from a generator."""
+    found = study(tmp_path / "s", (example for example in bad))
+    assert_same_study(found, reference)
+    one = next((tmp_path / "s" / "scores").iterdir())
+    copy = one.with_name(f"{one.stem} (conflicted copy).parquet")
+    copy.write_bytes(one.read_bytes())
     pd.testing.assert_frame_equal(found.rows(), reference.rows())
-    pd.testing.assert_frame_equal(study(tmp_path / "s", bad).summary, reference.summary)
+    assert study(tmp_path / "s", bad, confidence=0.5).summary["mean"].equals(reference.summary["mean"])
+    assert copy.is_file()
 
 
 def test_broken_file_is_named(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     found = study(folder, bad, methods=["random"])
-    broken = min((folder / "shards").iterdir())
+    broken = min((folder / "values").iterdir())
     broken.write_bytes(broken.read_bytes()[:50])
     for again in (found.rows, lambda: study(folder, bad, {"agreement": shipped}, methods=["random"])):
         with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read.*delete it"):
@@ -337,11 +333,11 @@ def test_foreign_folder_is_not_changed(bad: list[Example], tmp_path: Path) -> No
     "number",
     [errno.ENOSPC, *(pytest.param(number, marks=pytest.mark.slow) for number in (errno.EROFS, errno.EACCES))],
 )
-def test_full_disk_keeps_finished_shards(
+def test_full_disk_keeps_finished_parts(
     number: int, bad: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, synced = tmp_path / "study", os.fsync
-    left = [SHARDS + 1 + 3]  # the examples, the manifest and three shards
+    left = [5 + 1 + 3 * 3]  # the examples, the manifest, and three parts with the manifest after each
 
     def full(file: int) -> None:
         if not left[0]:
@@ -356,19 +352,19 @@ def test_full_disk_keeps_finished_shards(
         assert caught.value.errno == number
         with pytest.raises(FileNotFoundError, match="the study is not finished"):
             Study(folder).summary  # noqa: B018  # reading it is what is tested
-    before = shards(folder)
-    assert len(before) == 3
+    before = parts(folder)
+    assert len(before) == 6
     assert not list(folder.rglob("*.tmp"))
     assert_same_study(study(folder, bad), reference)
-    assert before.items() <= shards(folder).items()
+    assert before.items() <= parts(folder).items()
 
 
 def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None:
-    """The same with a limit of the operating system. A shard is longer than the limit, the manifest is shorter."""
+    """The same with a limit of the operating system. A part is longer than the limit, the manifest is shorter."""
     folder, message = tmp_path / "study", tmp_path / "message"
 
     def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
             study(folder, bad)
@@ -379,7 +375,7 @@ def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None
     assert "cannot write" in message.read_text()
     assert os.strerror(errno.EFBIG) in message.read_text()
     assert json.loads((folder / "study.json").read_text())["models"] == ["agreement"]
-    assert not shards(folder)
+    assert not parts(folder)
 
 
 def test_impossible_folder_is_reported(bad: list[Example], tmp_path: Path) -> None:
@@ -407,18 +403,19 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    folder, port = tmp_path / "study", free_port()
+def test_four_processes_share_parts(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    """Each part is written once. A process that is killed with a part leaves it to the others."""
+    folder = tmp_path / "study"
 
     def share(rank: int) -> None:
-        PartialState._reset_state()
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in place.items()})
-        os.environ.update({"MASTER_ADDR": "localhost", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+        os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4"})
         rename, written = os.replace, []
 
         def noted(source: Any, goal: Path) -> None:
-            written.append(goal.name)
+            if goal.suffix == ".parquet":
+                if rank == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                written.append(f"{goal.parent.name}/{goal.name}")
             rename(source, goal)
 
         _files.os.replace = noted  # in this process only
@@ -428,10 +425,9 @@ def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_p
     processes = [in_a_process(lambda rank=rank: share(rank)) for rank in range(4)]
     for process in processes:
         process.join(600)
-    assert [process.exitcode for process in processes] == [0] * 4
+    assert [process.exitcode for process in processes[:3]] == [0] * 3
+    study(folder, bad)  # what the killed process has left is removed after its end
     assert_same_study(Study(folder), reference)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
-    assert [lines for lines, _ in told] == [len(reference.summary)] * 4
-    written = [[name for name in names if name.endswith(".parquet")] for _, names in told]
-    assert [len(names) for names in written] == [2, 1, 1, 1]
-    assert sorted(name for names in written for name in names) == sorted(shards(folder))
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert [lines for lines, _ in told] == [len(reference.summary)] * 3
+    assert sorted(name for _, names in told for name in names) == sorted(parts(folder))

@@ -19,90 +19,59 @@ from torch import Tensor
 
 from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study import METHODS, Batch, Example, Study, as_method, read_jsonl, run_study
+from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl, run_study
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.conftest import Shipped
-from tests.study.test_run import assert_same_study, in_a_process, study
+from tests.study.test_run import assert_same_study, in_a_process, parts, study
 
 FIXED = {"captum_vz": "1", "content_only": False}
-SETTINGS = {**FIXED, "models": ["a"], "methods": {}, "metrics": {}, "examples": {"count": 3, "blocks": [["0", 3]]}}
+SETTINGS = {**FIXED, "models": ["a"], "methods": {}, "metrics": {}, "holds": {}, "parts": {}}
+SETTINGS["examples"] = {"count": 3, "blocks": [["0", 3]]}
 
 
 def small(folder: Path, examples: list[Example], **changed: Any) -> Study:
     return study(folder, examples[:4], **{"methods": ["random", "position"]} | changed)
 
 
-def first_shard(folder: Path) -> Path:
-    return min((folder / "shards").iterdir())
-
-
-# Changed bits
-
-
-def test_flipped_bit_is_noticed(examples: list[Example], tmp_path: Path) -> None:
-    found = small(tmp_path / "s", examples)
-    path = first_shard(tmp_path / "s")
-    whole = path.read_bytes()
-    draw = random.Random(0)
+@pytest.mark.parametrize("table", ["scores", "values"])
+def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path: Path) -> None:
+    """A flipped bit when the table is read, and another size at the next start."""
+    before = small(tmp_path / "s", examples)
+    rows, skipped = before.rows(), before.skipped
+    path = min((tmp_path / "s" / table).iterdir())
+    whole, draw = path.read_bytes(), random.Random(0)
     footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    places = [draw.randrange(len(whole)) for _ in range(150)] + [draw.randrange(footer, len(whole)) for _ in range(150)]
+    places = [draw.randrange(len(whole)) for _ in range(75)] + [draw.randrange(footer, len(whole)) for _ in range(75)]
     for place in places:
         changed = bytearray(whole)
         changed[place] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
-        for columns in (None, ["example", "cue_dot"]):
-            with pytest.raises(
-                ValueError, match=r"000000-\w+\.parquet (cannot be read|does not belong here).*[Dd]elete it"
-            ):
-                found.rows(columns)
-    path.write_bytes(whole)
-    assert len(found.rows()) == 8
-
-
-def test_changed_shard_ends_the_study(examples: list[Example], tmp_path: Path) -> None:
-    before = small(tmp_path / "s", examples).rows()
-    path = first_shard(tmp_path / "s")
-    changed = bytearray(path.read_bytes())
-    changed[40] ^= 1
-    path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"000000-\w+\.parquet cannot be read: its bytes have changed.*delete it"):
+            before.rows(["example", "cue_dot"])
+    more = {"methods": ["random", "position", "attention"]}
+    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+        small(tmp_path / "s", examples, **more)  # its rows are read, because rows are added
+    path.write_bytes(whole + b"x")
     with pytest.raises(ValueError, match="its bytes have changed since it was written"):
         small(tmp_path / "s", examples)
     path.unlink()
-    pd.testing.assert_frame_equal(small(tmp_path / "s", examples).rows(), before)
+    again = small(tmp_path / "s", examples)
+    pd.testing.assert_frame_equal(again.rows(), rows)
+    pd.testing.assert_frame_equal(again.skipped, skipped)
 
 
-# Shards of something else
-
-
-@pytest.mark.parametrize("changed", [{"content_only": True}, {"shard_size": 1}])
-def test_shard_of_other_settings_refused(changed: dict[str, Any], examples: list[Example], tmp_path: Path) -> None:
-    small(tmp_path / "other", examples, **changed)
-    found = small(tmp_path / "s", examples)
-    first_shard(tmp_path / "s").write_bytes(first_shard(tmp_path / "other").read_bytes())
-    for again in (found.rows, lambda: small(tmp_path / "s", examples)):
-        with pytest.raises(ValueError, match=r"000000-\w+\.parquet does not belong here: other settings or examples"):
-            again()
-
-
-def test_shard_in_another_place_refused(examples: list[Example], tmp_path: Path) -> None:
-    found = small(tmp_path / "s", examples)
-    one, other = sorted((tmp_path / "s" / "shards").iterdir())
-    other.write_bytes(one.read_bytes())
-    with pytest.raises(ValueError, match=r"000001-\w+\.parquet does not belong here"):
-        found.rows()
-
-
-def test_shard_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+def test_part_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    """A file of another study, or of another place in this one, is no part of it."""
     model, tokenizer = shipped
     found = small(tmp_path / "s", examples)
-    small(tmp_path / "other", examples, models={"agreement": (type(model)(model.config).eval(), tokenizer)})
-    second = max((tmp_path / "s" / "shards").iterdir())
-    second.write_bytes(max((tmp_path / "other" / "shards").iterdir()).read_bytes())
-    for again in (found.rows, lambda: small(tmp_path / "s", examples, models={"agreement": shipped})):
-        with pytest.raises(ValueError, match=r"000001-\w+\.parquet was made with other weights"):
-            again()
+    other = small(tmp_path / "other", examples, models={"agreement": (type(model)(model.config).eval(), tokenizer)})
+    one, second = sorted((tmp_path / "s" / "scores").iterdir())
+    for copied in (one, max((other.folder / "scores").iterdir())):
+        second.write_bytes(copied.read_bytes())
+        with pytest.raises(ValueError, match=r"000001-\w+\.parquet cannot be read: its bytes have changed"):
+            found.rows()
 
 
 def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) -> None:
@@ -209,14 +178,14 @@ def test_three_starts_at_once(round: int, examples: list[Example], tmp_path: Pat
 
     def one() -> None:
         start.wait()
-        study(tmp_path / "s", examples, methods=["random"], shard_size=1)
+        study(tmp_path / "s", examples, methods=["random"], block=1)
 
     processes = [in_a_process(one) for _ in range(3)]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 3
     (tmp_path / "s" / f"notes{TEMPORARY}").unlink()
-    assert_same_study(Study(tmp_path / "s"), study(tmp_path / "t", examples, methods=["random"], shard_size=1))
+    assert_same_study(Study(tmp_path / "s"), study(tmp_path / "t", examples, methods=["random"], block=1))
 
 
 # Names
@@ -266,42 +235,37 @@ def refused_for_memory() -> Exception:
 
 
 @pytest.mark.parametrize("error", [MemoryError, out_of_memory, out_of_memory_on_a_cpu, refused_for_memory])
-def test_lack_of_memory_is_tried_again(
-    error: Callable[[], Exception], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = small(tmp_path / "reference", examples)
-    random, longest = METHODS["random"], [examples[1]]
+def test_lack_of_memory_is_tried_again(error: Callable[[], Exception], examples: list[Example], tmp_path: Path) -> None:
     SHORT_OF_MEMORY[:] = [True]
-    words = load_model()[1]
-    ids = words(" ".join(longest[0].words) if longest[0].text is None else longest[0].text)["input_ids"]
+    ids = encode(load_model()[1], examples[1]).ids
 
-    def rows(batch: Batch) -> Tensor:
-        if SHORT_OF_MEMORY[0] and any(row[: len(ids)].tolist() == ids for row in batch.inputs["input_ids"]):
+    def mine(batch: Batch) -> Tensor:
+        if SHORT_OF_MEMORY[0] and any(tuple(row[: len(ids)].tolist()) == ids for row in batch.inputs["input_ids"]):
             raise error()
-        return batch.scores(random)[0]
+        return batch.inputs["input_ids"]
 
-    # The code of the method stays the same. What has changed is the memory.
-    monkeypatch.setitem(METHODS, "random", as_method(rows))
+    # The version says that the code stays the same. What has changed is the memory.
+    methods = {"mine": replace(as_method(mine), version="1"), "position": "position"}
     for _ in range(2):  # there still is no memory
-        found = small(tmp_path / "s", examples)
+        found = small(tmp_path / "s", examples, methods=methods)
         assert found.skipped["example"].tolist() == [examples[1].id]
         assert re.match(r"out of memory: \S", found.skipped["skipped"][0])
-        assert set(found.summary.query("method == 'random' and group == 'all'")["examples"]) == {3}
-    second = max((tmp_path / "s" / "shards").iterdir())
-    before = second.stat().st_mtime_ns
+        assert set(found.summary.query("method == 'mine' and group == 'all'")["examples"]) == {3}
+    before = parts(tmp_path / "s")
     SHORT_OF_MEMORY[:] = [False]
-    pd.testing.assert_frame_equal(small(tmp_path / "s", examples).rows(), reference.rows())
-    assert second.stat().st_mtime_ns == before  # only the shard of this example was computed again
+    reference = small(tmp_path / "reference", examples, methods=methods)
+    pd.testing.assert_frame_equal(small(tmp_path / "s", examples, methods=methods).rows(), reference.rows())
+    # Only the part of this example was computed again.
+    assert [name in parts(tmp_path / "s") for name in sorted(before)] == [False, True, False, True]
 
 
-def test_other_errors_cost_their_rows(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(batch: Batch) -> Tensor:
+def test_other_errors_cost_their_rows(examples: list[Example], tmp_path: Path) -> None:
+    def mine(batch: Batch) -> Tensor:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setitem(METHODS, "random", replace(METHODS["random"], rows=rows))
-    found = small(tmp_path / "s", examples)
+    found = small(tmp_path / "s", examples, methods={"mine": mine, "position": "position"})
     assert set(found.skipped["skipped"]) == {"RuntimeError: shapes do not fit"}
-    assert set(found.skipped["method"]) == {"random"}
+    assert set(found.skipped["method"]) == {"mine"}
     assert set(found.rows()["method"]) == {"position"}
 
 
@@ -357,6 +321,7 @@ def test_broken_settings_are_one_line(
         ({"examples": {"count": 3, "blocks": [["0", 2]]}}, r"3 examples in blocks of \[2\]"),
         ({"models": [5]}, "the names of models"),
         ({"methods": ["random"]}, "has no attribute 'items'"),
+        ({"parts": None}, "expected captum_vz, content_only, parts and holds"),
     ],
 )
 def test_impossible_settings_are_refused(changed: dict[str, Any], cause: str, tmp_path: Path) -> None:

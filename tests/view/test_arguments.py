@@ -175,7 +175,7 @@ def test_page_of_a_command_has_distances(method: str) -> None:
     """`explain --html` and the demo show how much there was to divide, without another rollout or other shares."""
     loaded = subject_of("agreement")
     found = captum_vz.explain(loaded, "the pictures of some hat [MASK].", method=method)
-    panels = found.view("title").methods[0].panels
+    panels = found.view(title="title").methods[0].panels
     assert [panel.label for panel in panels] == [*(f"layer {index}" for index in range(4)), "rollout, residual 0.5"]
     for panel, scores in zip(panels, [*found.maps, found.rollout], strict=True):
         torch.testing.assert_close(panel.scores, scores.double(), rtol=1e-6, atol=1e-7)

@@ -11,11 +11,11 @@ from tests.documents import ROOT
 
 IMAGES = ROOT / "tutorials" / "images"
 PAGE = ROOT / "tutorials" / "docs" / "pictures.md"
-SHOWN = sorted(re.findall(r"!\[([^\]]+)\]\(\.\./images/(?!view)([\w-]+\.png)\)", PAGE.read_text("utf-8")))
+SHOWN = sorted(re.findall(r"^!\[([^\]]+)\]\(\.\./images/([\w-]+\.png)\)", PAGE.read_text("utf-8"), re.MULTILINE))
 
 
 def test_pictures_have_words() -> None:
-    assert len(SHOWN) > 10
+    assert len(SHOWN) >= 10
     assert all(len(words.split()) > 4 for words, _ in SHOWN)
 
 

@@ -30,7 +30,7 @@ def across_sections(tables: Mapping[str, DataFrame]) -> list[str]:
     summary, sanity, truth = (tables.get(name, pd.DataFrame()) for name in ("summary", "sanity", "truth"))
     return [
         *(_sanity(sanity) if len(sanity) else []),
-        *(_truth(truth, tables["truth_differences"], tables.get("truth_skipped")) if len(truth) else []),
+        *(_truth(truth, tables.get("truth_differences"), tables.get("truth_skipped")) if len(truth) else []),
         *(_models(summary, truth, tables.get("findings")) if summary["model"].nunique() > 1 else []),
     ]
 
@@ -71,7 +71,7 @@ def passes(low: float, high: float) -> str:
     return "no" if max(low, -high) > NEAR_ZERO else "open"
 
 
-def _truth(truth: DataFrame, differences: DataFrame, skipped: DataFrame | None) -> Iterator[str]:
+def _truth(truth: DataFrame, differences: DataFrame | None, skipped: DataFrame | None) -> Iterator[str]:
     whole = truth[truth["group"] == "all"]
     yield "## A controlled truth: patching from the sentence whose cue has the other number"
     yield (
@@ -91,10 +91,10 @@ def _truth(truth: DataFrame, differences: DataFrame, skipped: DataFrame | None) 
             rows.append([str(method), *cells])
         yield f"{model}:"
         yield markdown_table(["method", *TRUTHS.values()], rows)
-        pairs = differences[differences["model"] == model]
-        ties = pairs.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
-        told = "; ".join(f"{TRUTHS[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
-        if told:
+        if differences is not None and model in set(differences["model"]):  # with two methods
+            pairs = differences[differences["model"] == model]
+            ties = pairs.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
+            told = "; ".join(f"{TRUTHS[str(metric)]} {row['sum']} of {row['size']}" for metric, row in ties.iterrows())
             few = f"{int(pairs['examples'].max()):,} sentences"
             yield f"Pairs that are not shown to differ ({few}): {told}. `truth_differences.csv` has all of them."
     usable = whole.groupby("model", sort=False)["examples"].max()

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from captum_vz._files import write_whole
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS
-from captum_vz.study.scoring.metrics import Metric, metric_named
+from captum_vz.study.scoring.measuring import Metric
+from captum_vz.study.scoring.metrics import metric_named
 from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
 from captum_vz.visualization.pictures.scales import luminance
 

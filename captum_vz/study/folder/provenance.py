@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch
-from filelock import FileLock
 from matplotlib.figure import FigureBase
 
 from captum_vz import __version__
-from captum_vz._files import write_whole
-from captum_vz.study.folder import LOCK, MANIFEST, read_settings
+from captum_vz.study.folder import digest
 from captum_vz.visualization.pictures.files import add_provenance, root_figure, weights_fingerprint
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
@@ -33,7 +29,7 @@ _PACKAGED: Final = tuple(f"{name}." for name in ("captum_vz", *_LIBRARIES))
 
 
 def made_by(model: Any) -> dict[str, str]:
-    """What computes the rows of a shard: the model, its weights, the device, and the versions of the libraries."""
+    """What computes the rows of a part: the model, its weights, the device, and the versions of the libraries."""
     device = model.device
     name = f"{device.type} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device.type)
     found = {
@@ -49,52 +45,20 @@ def made_by(model: Any) -> dict[str, str]:
     return found | {library: str(import_module(library).__version__) for library in _LIBRARIES}
 
 
-def files_of(paths: Iterable[str | Path]) -> dict[str, str]:
-    """The names of files by their SHA-256, because files of several folders may have the same name."""
-    found = {}
-    for path in map(Path, paths):
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while some := file.read(2**20):
-                digest.update(some)
-        found[digest.hexdigest()] = path.name
-    return found
+def provenance_of(settings: Mapping[str, Any], confidence: float, resamples: int) -> dict[str, Any]:
+    """Where the results of a study with these settings come from."""
+    makers: dict[str, list[Any]] = {name: [] for name in settings["models"]}
+    for name, parts in settings["parts"].items():
+        for key in dict.fromkeys(part["holds"] for part in parts.values()):
+            maker = settings["holds"][key]["made_by"]
+            makers[name] += [maker] if maker and maker not in makers[name] else []
+    found = {"models": makers, "seeds": _SEEDS, "confidence": confidence, "resamples": resamples}
+    return found | {"results": results_of(settings)}
 
 
-def keep_provenance(
-    folder: Path,
-    makers: Mapping[str, Sequence[Mapping[str, str]]],
-    confidence: float,
-    resamples: int,
-    command: str | None,
-    data: Mapping[str, str],
-) -> dict[str, Any]:
-    """Write into a study's settings where its numbers come from, and return the settings.
-
-    A study that grows keeps the earlier commands and data files.
-
-    Args:
-        folder: The folder of the study.
-        makers: For each model the different results of :func:`made_by`.
-        confidence: The confidence level of the intervals.
-        resamples: The number of bootstrap resamples.
-        command: The command that runs the study.
-        data: The names of the data files by their digests.
-    """
-    with FileLock(folder / LOCK):
-        settings = read_settings(folder)
-        before = settings.get(PROVENANCE, {})
-        commands = [*before.get("commands", ()), *([] if command is None else [command])]
-        settings[PROVENANCE] = {
-            "models": {name: list(map(dict, some)) for name, some in makers.items()},
-            "seeds": _SEEDS,
-            "confidence": confidence,
-            "resamples": resamples,
-            "commands": list(dict.fromkeys(commands)),
-            "data": before.get("data", {}) | dict(data),
-        }
-        write_whole(folder / MANIFEST, json.dumps(settings, indent=2, ensure_ascii=False).encode())
-    return settings
+def results_of(settings: Mapping[str, Any]) -> str:
+    """A digest of what the results of a study are made of. Results with another one are old."""
+    return digest({name: one for name, one in settings.items() if name not in (PROVENANCE, "tables")})
 
 
 def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
@@ -113,8 +77,7 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
             f"Model {name}: {one['model']}{source}, weights with the SHA-256 {one['weights']}, {one['dtype']} on "
             f"{one['device']}."
         )
-    blocks = "".join(digest for digest, _ in settings["examples"]["blocks"])
-    lines += [f"Data: {name}, SHA-256 {digest}." for digest, name in found["data"].items()]
+    blocks = "".join(checksum for checksum, _ in settings["examples"]["blocks"])
     code = [*settings["methods"].items(), *settings["metrics"].items()]
     lines += [f"Own code: {name}, {one}." for name, one in code if not one.startswith(_PACKAGED)]
     lines.append(
@@ -122,13 +85,7 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
     )
     seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
     lines.append(f"Seeds: {seeds}. Intervals: {100 * found['confidence']:g} %, {found['resamples']:,} resamples.")
-    return [*lines, *(f"Command: {command}" for command in found["commands"])]
-
-
-def data_title(settings: Mapping[str, Any]) -> str:
-    """The name of a study's data file, or how many files there are; empty if it was given none."""
-    files = list(settings.get(PROVENANCE, {}).get("data", {}).values())
-    return f"{len(files)} files" if len(files) > 1 else "".join(files)
+    return lines
 
 
 def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:

@@ -1,208 +1,248 @@
-"""What a study's folder lacks, and how it is computed."""
+"""What a study's folder lacks, and how it is computed. Processes claim a missing part by a lock of its file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captum_vz._files import write_whole
+import torch
+
 from captum_vz.errors import needs_extra
 from captum_vz.methods import Method
+from captum_vz.study.examples import Example
 from captum_vz.study.folder import (
     Block,
     Loaded,
-    Part,
-    Stamp,
+    Source,
     check_weights,
-    digest,
     fingerprint,
-    made_of,
-    part_path,
-    parts_of,
+    lock_of,
+    on_device,
     read_examples,
-    read_part,
-    to_parquet,
+    read_settings,
+    stem_of,
 )
 from captum_vz.study.folder.provenance import made_by
-from captum_vz.study.folder.reading import has_cell
-from captum_vz.study.scoring.measuring import Measurer
-from captum_vz.study.scoring.metrics import Metric
-from captum_vz.study.scoring.rows import COLUMNS, Row, is_out_of_memory
+from captum_vz.study.folder.tables import Added, add_rows, is_held, part_of, read_table
+from captum_vz.study.scoring.measuring import Measurer, Metric
+from captum_vz.study.scoring.metrics import lacks
+from captum_vz.study.scoring.rows import Row, skipped_row
 from captum_vz.study.scoring.scorer import Scorer
 
 with needs_extra("captum_vz.study", "study"):
-    import pyarrow as pa
+    from filelock import Timeout
 
 
 class Missing(NamedTuple):
-    """One part that is missing: methods with their metrics, or metrics of scores that are there."""
+    """Methods with their metrics that a part lacks. Without `has_scores`, it lacks the metrics only."""
 
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     has_scores: bool
 
 
-class Work(NamedTuple):
-    """What is missing of one model and one block.
+class Job(NamedTuple):
+    """What a start of a study wants.
 
     Attributes:
-        model: The name of the model.
-        block: The block.
-        parts: Its finished parts.
-        missing: What is missing.
-        replaced: Its parts that ran out of memory, of which all is missing.
-    """
-
-    model: str
-    block: Block
-    parts: list[Part]
-    missing: list[Missing]
-    replaced: list[Part]
-
-
-class Plan:
-    """The study that a folder should hold.
-
-    Args:
         folder: The folder.
-        settings: Its settings.
-        methods: The wanted methods.
-        metrics: The wanted metrics.
-    """
-
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Method], metrics: Mapping[str, Metric]
-    ) -> None:
-        self.folder = folder
-        self.settings = settings
-        self.methods = methods
-        self.metrics = metrics
-        self._parts: dict[str, list[Part]] = {}
-
-    def work(self, model: str, block: Block) -> Work | None:
-        """What is missing of one model and one block; None if nothing is.
-
-        Raises:
-            ValueError: A part is broken, or does not belong here.
-        """
-        parts = parts_of(self.folder, self.settings, model, block)
-        self._parts.setdefault(model, []).extend(parts)
-        kept = [part for part in parts if not self._again(part)]
-        without = [name for name in self.methods if not any(has_cell(part, self.settings, name) for part in kept)]
-        missing = [Missing(tuple(without), tuple(self.metrics), True)] if without else []
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for name in self.methods:
-            lacking = tuple(
-                metric
-                for metric in self.metrics
-                if not any(has_cell(part, self.settings, name, metric) for part in kept)
-            )
-            if name not in without and lacking:
-                alike.setdefault(lacking, []).append(name)
-        missing += [Missing(tuple(names), metrics, False) for metrics, names in alike.items()]
-        replaced = [part for part in parts if part not in kept]
-        return Work(model, block, kept, missing, replaced) if missing else None
-
-    def check_weights(self, model: str, weights: str) -> None:
-        """Refuse a model with other weights than those that made its parts."""
-        for path, stamp in self._parts.get(model, ()):
-            check_weights(path, model, stamp, weights)
-
-    def path(self, work: Work, missing: Missing) -> Path:
-        """Where a missing part goes. Starts that add different things at the same time write different files."""
-        suffix = digest(self._identities(missing), missing.has_scores)[:8]
-        return part_path(self.folder, self.settings, work.model, work.block, f"-{suffix}")
-
-    def stamp(
-        self, work: Work, missing: Missing, weights: str, rows: Sequence[Row], made_by: Mapping[str, str]
-    ) -> Stamp:
-        """The stamp of a new part."""
-        of = made_of(self.settings, work.model, work.block)
-        methods, metrics = self._identities(missing)
-        return Stamp(weights, of, any(map(is_out_of_memory, rows)), methods, metrics, missing.has_scores, made_by)
-
-    def _identities(self, missing: Missing) -> tuple[dict[str, str], dict[str, str]]:
-        methods, metrics = self.settings["methods"], self.settings["metrics"]
-        return {name: methods[name] for name in missing.methods}, {name: metrics[name] for name in missing.metrics}
-
-    def _again(self, part: Part) -> bool:
-        """Whether a part ran out of memory, and this call can compute all of it again."""
-        stamp = part.stamp
-        known = set(stamp.methods) <= set(self.methods) and set(stamp.metrics) <= set(self.metrics)
-        return stamp.again and known
-
-
-class Worker:
-    """Computes the missing parts of one model.
-
-    Args:
-        plan: The plan.
-        model: The name of the model.
-        load: Loads the model onto the device of this process.
+        models: For each name a model and its tokenizer, or what loads them.
+        methods: The methods.
+        metrics: The metrics.
+        codes: The identities of their code, "methods" and "metrics" by their names.
+        blocks: The blocks of examples.
         options: Further arguments of :class:`~captum_vz.study.Scorer`.
     """
 
-    def __init__(self, plan: Plan, model: str, load: Callable[[], Loaded], options: Mapping[str, Any]) -> None:
-        self.plan = plan
+    folder: Path
+    models: Mapping[str, Source]
+    methods: Mapping[str, Method]
+    metrics: Mapping[str, Metric]
+    codes: Mapping[str, Mapping[str, str]]
+    blocks: list[Block]
+    options: Mapping[str, Any]
+
+    def read(self) -> dict[str, Any]:
+        """The settings of the folder, with the code of this job: another start may have other code for a name."""
+        settings = read_settings(self.folder)
+        return settings | {name: settings[name] | codes for name, codes in self.codes.items()}
+
+    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> list[Missing]:
+        """What the folder lacks of one model and one block.
+
+        Raises:
+            ValueError: A file of the part is broken.
+        """
+        part = part_of(self.folder, settings, model, block)
+
+        def lacks(method: str, metric: str | None = None) -> bool:
+            """Whether it is not there, or ran out of memory and is computed again."""
+            if part is None or not is_held(settings, part, method, metric):
+                return True
+            return [method, metric or ""] in part["again"]
+
+        without = tuple(name for name in self.methods if lacks(name))
+        alike: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for name in self.methods:
+            lacking = tuple(metric for metric in self.metrics if lacks(name, metric))
+            if name not in without and lacking:
+                alike[lacking] = (*alike.get(lacking, ()), name)
+        found = [Missing(without, tuple(self.metrics), True)] if without else []
+        return [*found, *(Missing(names, metrics, False) for metrics, names in alike.items())]
+
+    def left(self, model: str, settings: Mapping[str, Any] | None = None) -> Iterator[tuple[Block, list[Missing]]]:
+        """The blocks of a model that lack something."""
+        settings = settings or self.read()
+        for block in self.blocks:
+            if found := self.missing(settings, model, block):
+                yield block, found
+
+    def needs_model(self, missing: Missing) -> bool:
+        """Whether the model runs."""
+        return missing.has_scores or any(self.metrics[name].needs_model for name in missing.metrics)
+
+    def size_left(self) -> int:
+        """The number of examples in blocks that lack something, over all models."""
+        settings = self.read()
+        return sum(block.size for model in self.models for block, _ in self.left(model, settings))
+
+    def compute(self, device: torch.device, advance: Callable[[int], object]) -> None:
+        """Compute what is missing. What other processes compute comes last: it is awaited, or taken from a dead one."""
+        busy: list[tuple[str, Block]] = []
+        for model in self.models:
+            with ExitStack() as stack:
+                worker = _Worker(self, model, stack, device)
+                for block, _ in list(self.left(model)):
+                    if not worker.do(block, advance, timeout=0):
+                        busy.append((model, block))
+        for model, block in busy:
+            with ExitStack() as stack:
+                _Worker(self, model, stack, device).do(block, advance, timeout=-1)
+
+
+def cannot_have(loaded: Loaded, metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """The metrics that a model cannot have, with the reasons."""
+    return {name: reason for name, metric in metrics.items() if (reason := lacks(metric, *loaded))}
+
+
+def check_model(
+    name: str, loaded: Loaded, methods: Mapping[str, Method], metrics: Mapping[str, Metric], options: Mapping[str, Any]
+) -> None:
+    """Refuse a model that a study cannot run.
+
+    Raises:
+        ValueError: It is in train mode, or it can have none of the metrics.
+    """
+    without = cannot_have(loaded, metrics)
+    if len(without) == len(metrics):
+        raise ValueError(
+            f"model {name!r} can have none of the metrics {', '.join(metrics)}: {next(iter(without.values()))}. Pass "
+            "other metrics, such as cue_dot and cue_ap."
+        )
+    Scorer(*loaded, methods, {one: metric for one, metric in metrics.items() if one not in without}, **options)
+
+
+class _Worker:
+    """Computes the missing parts of one model, which it loads at the first use.
+
+    Args:
+        job: The job.
+        model: The name of the model.
+        stack: Holds the model on the device.
+        device: The device of this process.
+    """
+
+    def __init__(self, job: Job, model: str, stack: ExitStack, device: torch.device) -> None:
+        self.job = job
         self.model = model
-        self.load = load
-        self.options = options
+        self.load = partial(stack.enter_context, on_device(job.models[model], device))
+        self._loaded: tuple[Any, Any, dict[str, Any]] | None = None
 
-    @cached_property
-    def loaded(self) -> tuple[Any, Any, str, dict[str, str]]:
-        """The model, its tokenizer, its fingerprint and where it comes from, loaded at the first use."""
-        model, tokenizer = self.load()
-        maker = made_by(model)
-        weights = fingerprint(model, tokenizer, maker["weights"])
-        self.plan.check_weights(self.model, weights)
-        return model, tokenizer, weights, maker
-
-    def do(self, work: Work, advance: Callable[[int], object]) -> None:
-        """Compute and write the missing parts of one block."""
-        examples, written = read_examples(self.plan.folder, work.block), []
-        for place, missing in enumerate(work.missing):
-            count = advance if place == 0 else None
-            metrics = {name: self.plan.metrics[name] for name in missing.metrics}
-            methods = {name: self.plan.methods[name] for name in missing.methods}
-            if missing.has_scores:
-                rows = self._scorer(methods, metrics).score(examples, count)
-                _, _, weights, maker = self.loaded
-            else:
-                rows = [row for part in work.parts for row in self._stored(part, missing.methods)]
-                if any(metric.needs_model for metric in metrics.values()):
-                    _, _, weights, maker = self.loaded
-                    skipped = self._scorer(methods, metrics).measure(examples, rows)
+    def do(self, block: Block, advance: Callable[[int], object], timeout: float) -> bool:
+        """Compute what one block lacks; False if another process holds it for longer than `timeout`."""
+        job, count = self.job, advance
+        try:
+            with lock_of(job.folder, stem_of(job.read(), self.model, block)).acquire(timeout=timeout):
+                settings = job.read()  # another process may have computed it
+                part, added = part_of(job.folder, settings, self.model, block), []
+                made = settings["holds"][part["holds"]] if part is not None else {}
+                examples = read_examples(job.folder, block)
+                for missing in job.missing(settings, self.model, block):
+                    stored = [] if missing.has_scores else self._stored(missing, part)
+                    if job.needs_model(missing):
+                        model, tokenizer, made = self.loaded()
+                        rows = self._run((model, tokenizer), examples, missing, stored, count)
+                    else:
+                        rows = self._measure(examples, missing, stored)
+                    if not missing.has_scores:
+                        count(block.size)
+                    count = _ignore
+                    added.append(Added(missing.methods, missing.metrics, missing.has_scores, rows))
+                if added:
+                    add_rows(job.folder, job.codes, self.model, block, added, made["weights"], made["made_by"])
                 else:
-                    sizes = self.options["batch_size"], self.options["batch_tokens"]
-                    how = self.options["content_only"], self._no_model
-                    measurer = Measurer(metrics, self._no_model, self._no_model, sizes, *how)
-                    by_id = {example.id: example for example in examples}
-                    weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
-                    maker = dict(work.parts[0].stamp.made_by)
-                rows = [row | {"tokens": [], "cue": [], "content": [], "scores": []} for row in rows] + skipped
-                if count is not None:
-                    count(len(examples))
-            schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
-            stamp = self.plan.stamp(work, missing, weights, rows, maker)
-            written.append(self.plan.path(work, missing))
-            write_whole(written[-1], to_parquet(pa.Table.from_pylist(rows, schema=schema), stamp))
-        for part in work.replaced:
-            if part.path not in written:
-                part.path.unlink(missing_ok=True)
+                    advance(block.size)
+        except Timeout:
+            return False
+        return True
 
-    def _scorer(self, methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> Scorer:
-        model, tokenizer, *_ = self.loaded
-        return Scorer(model, tokenizer, methods, metrics, **self.options)
+    def loaded(self) -> tuple[Any, Any, dict[str, Any]]:
+        """The model, its tokenizer, and its fingerprint with where it comes from."""
+        if self._loaded is None:
+            model, tokenizer = self.load()
+            maker = made_by(model)
+            weights = fingerprint(model, tokenizer, maker["weights"])
+            check_model_weights(self.job.folder, self.model, weights)
+            self._loaded = model, tokenizer, {"weights": weights, "made_by": maker}
+        return self._loaded
 
-    def _stored(self, part: Part, methods: Sequence[str]) -> list[Row]:
-        """The rows of scores of methods that a part holds."""
-        held = [name for name in methods if has_cell(part, self.plan.settings, name)]
-        if not held:
-            return []
-        rows: list[Row] = read_part(part, list(COLUMNS)).to_pylist()
-        return [row for row in rows if row["method"] in held and row["skipped"] is None]
+    def _run(
+        self,
+        loaded: Loaded,
+        examples: list[Example],
+        missing: Missing,
+        stored: list[Row],
+        advance: Callable[[int], object],
+    ) -> list[Row]:
+        """The rows of a part that need the model."""
+        metrics = {name: self.job.metrics[name] for name in missing.metrics}
+        methods = {name: self.job.methods[name] for name in missing.methods}
+        without = cannot_have(loaded, metrics)
+        kept = {name: metric for name, metric in metrics.items() if name not in without}
+        left_out = [skipped_row(why, one, None, name, metrics) for name, why in without.items() for one in examples]
+        scorer = Scorer(*loaded, methods, kept or "cue_dot", **self.job.options)
+        rows = scorer.scores(examples, advance) if missing.has_scores else stored
+        if kept:
+            rows += scorer.measure(examples, rows)
+        return [dict.fromkeys(metrics) | row for row in rows] + left_out
 
-    def _no_model(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("the metric runs the model: register it with runs_model=True")
+    def _measure(self, examples: list[Example], missing: Missing, stored: list[Row]) -> list[Row]:
+        """The rows of metrics that only read scores."""
+        metrics, options = {name: self.job.metrics[name] for name in missing.metrics}, self.job.options
+        sizes = options["batch_size"], options["batch_tokens"]
+        measurer = Measurer(metrics, _no_model, _no_model, sizes, options["content_only"], _no_model)
+        return stored + measurer.measure({example.id: example for example in examples}, stored)
+
+    def _stored(self, missing: Missing, part: Mapping[str, Any] | None) -> list[Row]:
+        """The scores that a part holds of some methods."""
+        assert part is not None  # only a part that is there lacks nothing but metrics
+        rows: list[Row] = read_table(self.job.folder, part["files"]["scores"]).to_pylist()
+        return [row | {"metric": None, "skipped": None} for row in rows if row["method"] in missing.methods]
+
+
+def check_model_weights(folder: Path, name: str, weights: str) -> None:
+    """Refuse a model with other weights than those that made its finished parts."""
+    settings = read_settings(folder)
+    for part in settings["parts"].get(name, {}).values():
+        check_weights(folder, name, settings["holds"][part["holds"]]["weights"], weights)
+
+
+def _ignore(count: int) -> None:
+    """Each example of a block counts once."""
+
+
+def _no_model(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the metric runs the model: register it with runs_model=True")

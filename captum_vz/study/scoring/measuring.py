@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,14 +17,48 @@ from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches, pad
 from captum_vz.study.scoring.rows import Row, reason_of, skipped_row
 
-if TYPE_CHECKING:
-    from captum_vz.study.scoring.metrics import Metric
-
 #: What probabilities sum to 1 over.
 Over = Literal["forms", "vocabulary"]
 
 #: Gives rows of scores: of a method by its name, for examples, with a changed copy of the model.
 ScoreCopy = Callable[[str, Sequence[Example], Any], Sequence[Row]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the registry.
+
+    Attributes:
+        title: Its name in a figure.
+        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`: a function of an
+            :class:`~captum_vz.study.EvaluationBatch` and of these rows. NaN says that it is undefined for an example.
+        needs_cue: Whether it needs examples with a cue.
+        needs_forms: Whether it needs the probabilities of the right and the wrong form.
+        runs_model: Whether it runs the model, or needs the tokenizer. The others only read scores, so a finished study
+            computes them without a model.
+        version: Names the code of a metric of your own. None: a digest of its source does.
+        own: Whether it is a metric of your own, not of this package.
+        two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
+        removal: What stands in the place of a removed token: "unk", "mask", or "delete" (nothing). None: no token is
+            removed.
+        words: The words that may follow its name, each after a colon, see :func:`metric_named`.
+    """
+
+    title: str
+    values: Callable[..., Any]
+    needs_cue: bool = False
+    needs_forms: bool = False
+    runs_model: bool = False
+    version: str | None = None
+    own: bool = False
+    two_truths: bool = False
+    removal: str | None = None
+    words: tuple[str, ...] = ()
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the model is loaded to compute it."""
+        return self.runs_model or self.needs_forms
 
 
 class EvaluationBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -37,7 +37,7 @@ from captum_vz.metrics import (
 )
 from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, truth_rows
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
-from captum_vz.study.scoring.measuring import EvaluationBatch, Over
+from captum_vz.study.scoring.measuring import EvaluationBatch, Metric, Over
 from captum_vz.study.scoring.rows import COLUMNS
 from captum_vz.subjects.heads import encoder_of
 
@@ -48,43 +48,6 @@ WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "vocabulary": {"over": "vocabulary"},
     "size": {"by_size": True},
 }
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One row of the registry.
-
-    Attributes:
-        title: Its name in a figure.
-        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`: a function of an
-            :class:`~captum_vz.study.EvaluationBatch` and of these rows. NaN says that it is undefined for an example.
-        needs_cue: Whether it needs examples with a cue.
-        needs_forms: Whether it needs the probabilities of the right and the wrong form.
-        runs_model: Whether it runs the model, or needs the tokenizer. The others only read scores, so a finished study
-            computes them without a model.
-        version: Names the code of a metric of your own. None: a digest of its source does.
-        own: Whether it is a metric of your own, not of this package.
-        two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
-        removal: What stands in the place of a removed token: "unk", "mask", or "delete" (nothing). None: no token is
-            removed.
-        words: The words that may follow its name, each after a colon, see :func:`metric_named`.
-    """
-
-    title: str
-    values: Callable[..., Any]
-    needs_cue: bool = False
-    needs_forms: bool = False
-    runs_model: bool = False
-    version: str | None = None
-    own: bool = False
-    two_truths: bool = False
-    removal: str | None = None
-    words: tuple[str, ...] = ()
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether the model is loaded to compute it."""
-        return self.runs_model or self.needs_forms
 
 
 def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor, **options: Any) -> Tensor:

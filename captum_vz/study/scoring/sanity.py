@@ -14,7 +14,8 @@ from captum_vz.errors import needs_extra
 from captum_vz.metrics import spearman, summarize
 from captum_vz.study.examples import Example
 from captum_vz.study.scoring.copies import moved_copies, randomized_copies
-from captum_vz.study.scoring.metrics import Metric, sensitivity_values
+from captum_vz.study.scoring.measuring import Metric
+from captum_vz.study.scoring.metrics import sensitivity_values
 from captum_vz.study.scoring.rows import Row
 from captum_vz.study.scoring.scorer import Scorer
 from captum_vz.subjects.heads import encoder_of

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz.errors import UnsupportedLayerError, needs_extra
-from captum_vz.methods import Parts, Question, checked_shares, given_methods, joined_first
+from captum_vz.methods import Question, checked_shares, given_methods, joined_first
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
+from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
 from captum_vz.visualization import readable_tokens
 
@@ -302,7 +303,7 @@ class Scorer:
         forms = [one.forms for one in encoded if one.forms is not None]
         targets, foils = ([form[k] for form in forms] or None for k in (0, 1))
         tokens = [one.target for one in encoded]
-        subject = Parts(self.model, self.model, self.layers, self.tokenizer)
+        subject = Subject(self.model, self.model, self.layers, self.tokenizer)
         question = Question(inputs, tokens, targets, foils)
         content = _content(self.tokenizer, inputs["input_ids"])
         words = [readable_tokens(self.tokenizer, one.ids) for one in encoded]

@@ -302,18 +302,17 @@ def _drawn(
     given = given_axes(ax, fig)
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
-    labels, dimmed = strips.axis.labels, strips.axis.dimmed
-    kept = [i for i in range(len(labels)) if i not in dimmed] or list(range(len(labels)))
+    labels = strips.axis.labels
+    kept = [i for i in range(len(labels)) if i not in strips.axis.dimmed] or list(range(len(labels)))
     scores = strips.scores.nan_to_num(nan=0.0)
     colors = make_scale(list(scores), "panel" if scale == "row" else scale, vmax, list(scores[:, kept]))
-    name = colors.label(label, "row")
-    explained, marked = None, None
+    name, explained, marked = colors.label(label, "row"), None, None
     if position is not None:
         explained, column = tokens[position], int(strips.axis.member[position])
-        marked = column if column >= 0 else None
+        marked = None if column < 0 else column
         title = f"What {quoted(explained)} draws on" if title is None else title
     rows = strips.tops[-1] + 1
-    if given is not None:
+    if given:
         panel, (wide, high) = given[0], size_of_axes(given[0])
         _draw(panel, strips, colors, marked, wide / len(labels), high / rows)
         set_content(panel, strips.content(explained, label))
