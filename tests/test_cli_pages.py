@@ -149,8 +149,6 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
 
 
-
-
 # Progress
 
 
