@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples import Example
-from captum_vz.study.figures import draw_differences, draw_summary, write_figure
+from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.figures.style import write_figure
 from captum_vz.study.folder import (
     ALL,
     MANIFEST,
