@@ -75,8 +75,8 @@ __all__ = [
 
 # The modules that `captum_vz.NAME` finds without an import of their own.
 _ROOMS: Final = (
-    *("attr", "errors", "functional", "generation", "metrics", "study", "testbed", "text"),
-    *("verification", "visualization"),
+    *("attr", "errors", "functional", "generation", "metrics", "study", "testbed", "text", "verification"),
+    "visualization",
 )
 # Where the names of `__all__` are defined; classes are in `captum_vz.attr`.
 _HOMES: Final = {

@@ -72,7 +72,7 @@ import captum_vz
 print("torch" in sys.modules)
 import captum.attr
 before = set(sys.modules)
-from captum_vz import ValueZeroing, verify
+from captum_vz import ValueZeroing, find_layers, word_mask
 print(*{name.partition(".")[0] for name in set(sys.modules) - before})
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import W_OK, access
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from captum_vz._files import write_file
 from captum_vz._start import is_terminal
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import add_provenance, weights_fingerprint
-from captum_vz.visualization.terminal import columns_of, shade
 from captum_vz.visualization.tokens import printable
-
-GAP: Final = 2  # columns between the columns of a table
-_ESCAPE: Final = re.compile(r"\x1b\[[\d;]*m")
 
 
 @contextmanager
@@ -49,58 +44,6 @@ def room() -> int | None:
     """The columns of the terminal that stdout is; None if stdout is no terminal."""
     is_shown = sys.stdout is not None and sys.stdout.isatty()
     return shutil.get_terminal_size().columns if is_shown else None
-
-
-def print_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1, right: Sequence[int] = ()
-) -> None:
-    """Print aligned columns. Control characters are written as escapes; colours do not count.
-
-    A table that is wider than the terminal is printed in parts, each with the first columns. No column is left out.
-
-    Args:
-        heads: The heads of the columns. A head may have several lines.
-        rows: The cells.
-        keys: How many first columns name the rows.
-        right: The columns that are aligned at the right.
-    """
-    height = max(head.count("\n") + 1 for head in heads)
-    tops = [head.split("\n") for head in heads]
-    lines = [*zip(*([""] * (height - len(top)) + top for top in tops), strict=True), *rows] if any(heads) else rows
-    columns = [_aligned([_plain(str(line[place])) for line in lines], place in right) for place in range(len(heads))]
-    width, parts, left = room() or sys.maxsize, [[]], 0  # type: tuple[int, list[list[int]], int]
-    lead = sum(_width(column[0]) + GAP for column in columns[:keys])
-    for place, column in enumerate(columns[keys:], keys):
-        if parts[-1] and _width(column[0]) > left:
-            parts.append([])
-        left = (left if parts[-1] else width - lead) - _width(column[0]) - GAP
-        parts[-1].append(place)
-    for number, part in enumerate(parts):
-        shown = zip(*(columns[place] for place in [*range(keys), *part]), strict=True)
-        print("\n" * bool(number) + "\n".join((" " * GAP).join(cells).rstrip() for cells in shown))
-
-
-def shaded(word: str, share: float) -> str:
-    """A word whose background darkens with the size of its share, in a terminal. The square root is shown."""
-    if not is_terminal(sys.stdout):
-        return word
-    background, ink = shade(min(abs(share), 1.0) ** 0.5)
-    return f"\x1b[48;5;{background};38;5;{ink}m{printable(word)}\x1b[0m"
-
-
-def _aligned(cells: Sequence[str], right: bool) -> list[str]:
-    """Cells of the same width."""
-    most = max(map(_width, cells))
-    blanks = [" " * (most - _width(cell)) for cell in cells]
-    return [blank + cell if right else cell + blank for cell, blank in zip(cells, blanks, strict=True)]
-
-
-def _plain(cell: str) -> str:
-    return cell if _ESCAPE.search(cell) else printable(cell)
-
-
-def _width(cell: str) -> int:
-    return columns_of(_ESCAPE.sub("", cell))
 
 
 def check_text(text: str) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from captum_vz._start import is_terminal
-from captum_vz.cli.output import name_files, print_table, save_page
+from captum_vz.cli.output import name_files, save_page
 from captum_vz.study.results import with_interval
-from captum_vz.tables import heading, page, paragraph, picture
-from captum_vz.tables import html_table as table
+from captum_vz.tables import heading, html_table, page, paragraph, picture
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,73 +20,37 @@ if TYPE_CHECKING:
 ALL = "all"  # the group of all examples
 
 
-def show(
-    options: argparse.Namespace,
-    tables: Callable[[], None],
-    json_text: Callable[[], str],
-    page_text: Callable[[], str],
-    files: str,
-) -> None:
-    """Show the results as the options say, in the main process only.
+def show(options: argparse.Namespace, study: Study, notes: Sequence[str], metrics: Sequence[str]) -> None:
+    """Show a study as the options say, in the main process only.
 
     Args:
         options: The options of the command.
-        tables: Prints the tables.
-        json_text: Gives them as JSON.
-        page_text: Gives the page.
-        files: A line that names the files in the folder of the results.
+        study: The study.
+        notes: Lines on its sentences.
+        metrics: The metrics that the page draws.
     """
-    if not _is_main_process():
+    if os.environ.get("RANK", "0") != "0":
         return
     if options.html is not None:
-        save_page(page_text(), options.html)
+        save_page(_page(study, notes, metrics), options.html)
     if options.json:
-        print(json_text())
+        tables = {name: _records(getattr(study, name)) for name in ("summary", "differences", "skipped")}
+        print(json.dumps({"settings": study.settings, **tables}))
     elif not options.quiet:
-        tables()
-        print(files)
+        print(*notes, study, f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
         name_files(None, options.html)
 
 
-def _is_main_process() -> bool:
-    """Whether this process is the only one, or the main one under `accelerate launch`."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def print_study(study: Study, notes: Sequence[str] = ()) -> None:
-    """The means of the last layers, one table for each model; before it, notes on the sentences."""
-    print(*notes, sep="\n", end="\n" * bool(notes))
-    if not is_terminal(sys.stdout):
-        print(study)
-        return
-    for model, heads, rows in _tables(study.summary):
-        print(model)
-        print_table(heads, rows)
-    print(*study.lines(), sep="\n")
-
-
-def study_json(study: Study) -> str:
-    """The settings, the summary and the skipped examples as JSON."""
-    names = ("summary", "differences", "skipped")
-    tables = {name: _records(getattr(study, name)) for name in names}
-    return json.dumps({"settings": study.settings, **tables})
-
-
-def study_page(study: Study, notes: Sequence[str] = (), metrics: Sequence[str] = ()) -> str:
-    """The tables and figures of a study as a page.
-
-    Args:
-        study: The study.
-        notes: Lines on its sentences.
-        metrics: The metrics that are drawn. Empty: all that the folder has.
-    """
+def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
+    """The tables and figures of a study as a page."""
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
     for model, heads, rows in _tables(study.summary):
-        parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
+        parts += [heading(model), html_table("Means in the last layer, and their intervals", heads, rows)]
     parts += map(paragraph, study.lines())
-    for metric in metrics or study.settings["metrics"]:
+    for metric in metrics:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
-    return page("Study", *parts, *_skipped(study.skipped), *_repeat(study.repeat))
+    repeat = [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []
+    return page("Study", *parts, *_skipped(study.skipped), *repeat)
 
 
 def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -115,12 +76,7 @@ def _skipped(skipped: DataFrame) -> list[str]:
         return []
     counts = skipped.groupby(["model", "skipped"], sort=False).size()
     rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
-    return [heading("Skipped"), table("Why examples were skipped", ["model", "reason", "rows"], rows)]
-
-
-def _repeat(lines: Sequence[str]) -> list[str]:
-    """The foot of a page: what a reader needs to repeat the study."""
-    return [heading("To repeat this"), *map(paragraph, lines)] if lines else []
+    return [heading("Skipped"), html_table("Why examples were skipped", ["model", "reason", "rows"], rows)]
 
 
 def _records(frame: DataFrame) -> Any:

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from captum_vz.cli import parsed
 from captum_vz.cli.output import check_files, check_folder
-from captum_vz.cli.reports import print_study, show, study_json, study_page
+from captum_vz.cli.reports import show
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
@@ -56,8 +55,7 @@ def study(options: argparse.Namespace) -> None:
             engine=options.engine,
             quiet=options.quiet or options.json,
         )
-    parts = partial(print_study, found, notes), partial(study_json, found), partial(study_page, found, notes, metrics)
-    show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {found.folder}")
+    show(options, found, notes, metrics)
     with _study_errors():
         found.check_used()
 

@@ -21,11 +21,9 @@ from captum_vz.cli.output import (
     check_text,
     name_files,
     page_origin,
-    print_table,
     room,
     save_page,
     save_picture,
-    shaded,
     working,
 )
 from captum_vz.errors import ArgumentError, renamed
@@ -38,8 +36,8 @@ from captum_vz.study.comparison import blanked_out, choose_foil
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
-from captum_vz.tables import frame, html_table, page, paragraph
-from captum_vz.visualization.terminal import bar, columns_of, score_texts, terminal_text
+from captum_vz.tables import frame, html_table, page, paragraph, text_table
+from captum_vz.visualization.terminal import bar, columns_of, terminal_text
 from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ def explain(options: argparse.Namespace) -> None:
     asked = {name: getattr(options, name) for name in ("method", "target", "foil", "token", "layer", "words")}
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
-        say(f"{options.method or 'explanation'}: maps of {len(subject.layers)} layers")
+        say(f"maps of {len(subject.layers)} layers")
         second = pair[0] if pair is not None and len(pair) == 1 else pair
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
         _write(options, found, subject, say)
@@ -153,7 +151,7 @@ def _print(found: Explanation) -> None:
     for name, column in found.shares.items():
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         rows.append([name, *(_strong(found.tokens[place], column[place].item(), words, cell) for place in best)])
-    print_table(["method", *("strongest", "second", "third")[:count]], rows)
+    print(text_table(["method", *("strongest", "second", "third")[:count]], rows))
     scopes: dict[str, list[str]] = {}
     for name, scope in found.scopes.items():
         scopes.setdefault(scope, []).append(name)
@@ -273,18 +271,14 @@ def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None
     kept, rows = (~mask).nonzero()[:, 0], []
     for step, label in enumerate(found.generated.labels):
         best = kept[scores[step, kept].abs().argsort(descending=True, stable=True)][:STRONGEST].tolist()
-        strongest = [shaded(f"{found.prompt.labels[i]} {scores[step, i]:.2f}", scores[step, i].item()) for i in best]
+        strongest = [f"{found.prompt.labels[i]} {scores[step, i]:.2f}" for i in best]
         rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(strongest)))
-    print_table([""] * 4, rows, right=(0,))
+    print(text_table([""] * 4, rows, right=(0,)))
 
 
 def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
     """One line for each prompt token that is not masked."""
     labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
-    scores = found.scores[step, ~mask, layer]
-    if not (scores < 0).any() and scores.sum() <= 1.001:
-        print(terminal_text(labels, scores, color=is_terminal(sys.stdout), full=1))
-        return
-    highest = float(found.scores[step, :, layer].abs().max()) or 1.0
-    words = [shaded(*pair) for pair in zip(labels, (scores / highest).tolist(), strict=True)]
-    print_table([""] * 2, list(zip(words, score_texts(scores.tolist(), signed=True), strict=True)), right=(1,))
+    signed, scores = METHODS[found.method].is_signed, found.scores[step, ~mask, layer]
+    highest = (float(found.scores[step, :, layer].abs().max()) or 1.0) if signed else 1.0
+    print(terminal_text(labels, scores, None, is_terminal(sys.stdout), highest, signed=signed, columns=room()))

@@ -33,18 +33,17 @@ FORMAT = "captum_vz generation 1"
 
 @dataclass(frozen=True, eq=False)
 class StoredMethod(Method):
-    """The method of a result that was read from a file. `signed`: whether its scores are amounts of an output."""
-
-    signed: bool = False
-
-    @property
-    def is_signed(self) -> bool:
-        """As the scores are."""
-        return self.signed
+    """The method of a result that was read from a file."""
 
     def rows(self, subject: Any, question: Any, features: Any) -> Sequence[Tensor]:
         """Refused."""
         raise ArgumentError(f"{self.title} was read from a file, without its model: explain the text again.")
+
+
+class StoredAmounts(StoredMethod):
+    """The same, whose scores are amounts of an output, with signs."""
+
+    is_signed = True
 
 
 @dataclass(repr=False)
@@ -255,7 +254,7 @@ class GenerationAttribution(Explanation):
             raise ArgumentError(f"{path} cannot be read: {error}. Pass a file that save wrote.") from error
         about = json.loads(metadata["about"])
         prompt, generated = (_tokens(about[name]) for name in ("prompt", "generated"))
-        method = StoredMethod(about["method"], about.get("signed", False))
+        method = (StoredAmounts if about.get("signed") else StoredMethod)(about["method"])
         both = torch.cat([scores, prefix], dim=1)
         return cls.of(about["method"], method, both, tuple(about["layers"]), prompt, generated, about["text"])
 

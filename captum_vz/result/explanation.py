@@ -281,7 +281,7 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{self.first.title}: {self.first.heading(row)}")
-            lines.append(row_text(self, row, color))
+            lines.append(row_text(self, row, color, columns))
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
@@ -316,7 +316,7 @@ class Explanation:
         return lines
 
 
-def row_text(found: Explanation, row: Row, color: bool = False) -> str:
+def row_text(found: Explanation, row: Row, color: bool = False, columns: int | None = None) -> str:
     """A row as plain lines: shares with bars from 0 to 1, amounts with their signs."""
     full, signed = (None, True) if found.is_signed else (1, False)
-    return terminal_text(found.tokens, row.scores, row.token, color=color, full=full, signed=signed)
+    return terminal_text(found.tokens, row.scores, row.token, color=color, full=full, signed=signed, columns=columns)

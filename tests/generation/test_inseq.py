@@ -20,7 +20,7 @@ TEXT, NEW = "<bos> the woman likes", [41, 12, 30]
 
 def found_by(name: str, kind: Any = ValueZeroing) -> GenerationAttribution:
     found: GenerationAttribution = attribute_generation(
-        case_of(name).model, tokenizer_of_words(), TEXT, kind, generated=NEW
+        (case_of(name).model, tokenizer_of_words()), TEXT, kind, generated=NEW
     )
     return found
 

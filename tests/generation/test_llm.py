@@ -160,7 +160,7 @@ def test_class_is_refused() -> None:
         LLMTokenMaps(ValueZeroing, TOKENS)
 
 
-@pytest.mark.parametrize("given", ["value-zeroing-rollout", ValueZeroingRollout])
+@pytest.mark.parametrize("given", ["value-zeroing-rollout-paper", ValueZeroingRollout])
 def test_names_and_classes_with_a_model(given: Any) -> None:
     inp = TextTokenInput(TEXT, TOKENS)
     expected = LLMTokenMaps(ValueZeroingRollout(MODEL), TOKENS).attribute(inp, target=torch.tensor([17, 18]))

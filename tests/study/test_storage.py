@@ -65,8 +65,9 @@ def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path
 def test_part_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     """A file of another study, or of another place in this one, is no part of it."""
     model, tokenizer = shipped
-    found = small(tmp_path / "s", examples)
-    other = small(tmp_path / "other", examples, models={"agreement": (type(model)(model.config).eval(), tokenizer)})
+    found = small(tmp_path / "s", examples, methods=["attention"])
+    untrained = {"agreement": (type(model)(model.config).eval(), tokenizer)}
+    other = small(tmp_path / "other", examples, models=untrained, methods=["attention"])
     one, second = sorted((tmp_path / "s" / "scores").iterdir())
     for copied in (one, max((other.folder / "scores").iterdir())):
         second.write_bytes(copied.read_bytes())
@@ -295,7 +296,8 @@ def test_broken_jsonl_is_one_line(
     monkeypatch.chdir(tmp_path)
     good = b'{"tokens": ["a", "b"], "target": 0}\n'
     Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])
-    with pytest.raises(ValueError, match=rf"x\.jsonl, line {1 if kind == 'UTF-16' else 2}: "):
+    where = r"x\.jsonl does not hold JSON objects" if kind == "UTF-16" else r"x\.jsonl, line 2: "
+    with pytest.raises(ValueError, match=where):
         read_jsonl("x.jsonl")
     told = refused(capsys, "study", "--jsonl", "x.jsonl", "--folder", "s")
     assert len(told) < 300 or kind == "large number"

@@ -178,7 +178,7 @@ def view() -> bytes:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder, "view.html")
-        captum_vz.explain("agreement", SENTENCE).view(SENTENCE).save(path)
+        captum_vz.explain("agreement", SENTENCE).view(title=SENTENCE).save(path)
         with contextlib.closing(playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])) as opened:
             page = opened.new_page(viewport={"width": 880, "height": 660}, device_scale_factor=1.5)
             page.goto(path.as_uri())

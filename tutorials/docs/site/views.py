@@ -15,12 +15,12 @@ SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 
 def agreement() -> View:
     """The README's sentence, as `captum-vz explain --html` shows it."""
-    return captum_vz.explain("agreement", SENTENCE).view(SENTENCE)
+    return captum_vz.explain("agreement", SENTENCE).view(title=SENTENCE)
 
 
 def methods() -> View:
     """Two methods on one sentence."""
-    return compare("agreement", SENTENCE, ["value-zeroing", "attention"]).view("Two methods on one sentence")
+    return compare("agreement", SENTENCE, ["value-zeroing", "attention"]).view(title="Two methods on one sentence")
 
 
 def generation() -> View:
