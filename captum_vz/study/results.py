@@ -24,13 +24,12 @@ from captum_vz.study.folder import (
     fingerprint,
     lock_of,
     on_device,
+    own_device,
     read_examples,
     read_settings,
 )
-from captum_vz.study.folder.engines import own_device
 from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import read_rows
-from captum_vz.study.folder.summaries import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.reading import collect, paired_differences, read_rows, skipped_rows, summarise
 from captum_vz.study.folder.tables import read_table, remove_unlisted, write_table
 from captum_vz.study.scoring.rows import COLUMNS
 
