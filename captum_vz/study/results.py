@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples import Example
-from captum_vz.study.figures import draw_differences, draw_summary, write_figure
+from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.figures.style import write_figure
 from captum_vz.study.folder import (
     ALL,
     MANIFEST,
@@ -25,13 +26,12 @@ from captum_vz.study.folder import (
     latest,
     lock_of,
     on_device,
+    own_device,
     read_examples,
     read_settings,
 )
-from captum_vz.study.folder.engines import own_device
 from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import read_rows
-from captum_vz.study.folder.summaries import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.reading import collect, paired_differences, read_rows, skipped_rows, summarise
 from captum_vz.study.folder.tables import read_table, remove_unlisted, write_table
 from captum_vz.study.scoring.rows import COLUMNS
 

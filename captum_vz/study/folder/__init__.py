@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,15 @@ def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
         yield model, tokenizer
     finally:
         model.to(before)
+
+
+def own_device() -> torch.device:
+    """The device of this process, of those that a launcher started on this machine."""
+    # Rollouts are products in float64, which Apple's GPUs do not support.
+    kind = next((one for one in ("cuda", "xpu") if getattr(torch, one).is_available()), "cpu")
+    if kind == "cpu" or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) % getattr(torch, kind).device_count())
 
 
 def digest(*parts: Any) -> str:
