@@ -152,17 +152,6 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
 
 
-def test_unexpected_weights_are_told_once_by_studies(
-    agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change_weights(agreement, lambda weights: weights | {"bert.encoder.layer.0.lora_A": torch.ones(2)})
-    options = ["--grammar", "2", "--methods", "random", "--quiet", "--folder", str(tmp_path / "out")]
-    assert main(["study", *options, "--model", agreement]) == 0
-    assert capsys.readouterr().err == (
-        f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
-    )
-
-
 def test_tied_weights_are_not_missing(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cls.predictions.decoder.weight" not in load_file(f"{agreement}/model.safetensors")
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captum_vz.cli import parsed
-from captum_vz.cli.output import check_files, check_folder
-from captum_vz.cli.reports import show
+from captum_vz.cli.output import check_files, check_folder, name_files, save_page
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
 from captum_vz.study.examples import Example, evenly, read_csv, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.results import SUMMARY
+from captum_vz.study.results import SUMMARY, with_interval
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
+from captum_vz.tables import heading, html_table, page, paragraph, picture
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.model import EMBEDDED
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from captum_vz.study import Study
 
 _PATHS = ("blimp", "jsonl", "csv", "folder", "html", "plugin")
 
@@ -54,7 +61,7 @@ def study(options: argparse.Namespace) -> None:
             engine=options.engine,
             quiet=options.quiet or options.json,
         )
-    show(options, found, notes, metrics)
+    _show(options, found, notes, metrics)
     with _study_errors():
         found.check_used()
 
@@ -99,17 +106,16 @@ def _with_config(path: Path, typed: Sequence[str], known: Collection[str]) -> li
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A setting as words of the command line."""
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, (str, int)) for one in values):
-        raise ArgumentError(f"{path}: {name} is {value!r}: expected a string, a number, true or false, or a list.")
-    if isinstance(value, bool):
-        return [f"--{name.replace(chr(95), chr(45))}"] if value else []
+    """A setting as words of the command line. Paths are relative to the config file."""
+    option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list) else [value]
+    kinds, expected = (str, int), "a string, a number, true or false, or a list"
     if name in _PATHS:
-        if not all(isinstance(one, str) for one in values):
-            raise ArgumentError(f"{path}: {name} is {value!r}: expected the name of a file or folder, in quotes.")
-        values = [path.parent / one for one in values]
-    return [f"--{name.replace('_', '-')}", *map(str, values)]
+        kinds, expected = (str, str), "the name of a file or folder, in quotes"
+    if not all(isinstance(one, kinds) for one in values):
+        raise ArgumentError(f"{path}: {name} is {value!r}: expected {expected}.")
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [option, *(str(path.parent / one if name in _PATHS else one) for one in values)]
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
@@ -129,3 +135,66 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
         notes.append(f"{options.limit:,} of {len(examples):,} sentences, evenly spaced (--limit).")
         examples = evenly(examples, options.limit)
     return examples, notes
+
+
+def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metrics: Sequence[str]) -> None:
+    """Show a study as the options say, in the main process only.
+
+    Args:
+        options: The options of the command.
+        study: The study.
+        notes: Lines on its sentences.
+        metrics: The metrics that the page draws.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if options.html is not None:
+        save_page(_page(study, notes, metrics), options.html)
+    if options.json:
+        tables = {name: _records(getattr(study, name)) for name in ("summary", "differences", "skipped")}
+        print(json.dumps({"settings": study.settings, **tables}))
+    elif not options.quiet:
+        print(*notes, study, f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
+        name_files(None, options.html)
+
+
+def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
+    """The tables and figures of a study as a page."""
+    parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
+    for model, heads, rows in _tables(study.summary):
+        parts += [heading(model), html_table("Means in the last layer, and their intervals", heads, rows)]
+    parts += map(paragraph, study.lines())
+    for metric in metrics:
+        parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
+    repeat = [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []
+    return page("Study", *parts, *_skipped(study.skipped), *repeat)
+
+
+def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """For each model the heads and rows of a table: methods by metrics, in the last layer, over all examples."""
+    whole = summary[summary["group"] == "all"]
+    for model, of_model in whole.groupby("model", sort=False):
+        metrics = list(of_model["metric"].unique())
+        last = of_model.groupby(["method", "metric"], sort=False).tail(1)
+        rows = []
+        for method, of_method in last.groupby("method", sort=False):
+            by = {one.metric: one for one in of_method.itertuples()}
+            cells = [
+                with_interval(by[metric].mean, by[metric].low, by[metric].high) if by[metric].examples else "-"
+                for metric in metrics
+            ]
+            rows.append([str(method), *cells])
+        yield str(model), ["method", *metrics], rows
+
+
+def _skipped(skipped: DataFrame) -> list[str]:
+    """A table of the reasons for which examples were skipped, with their numbers."""
+    if skipped.empty:
+        return []
+    counts = skipped.groupby(["model", "skipped"], sort=False).size()
+    rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
+    return [heading("Skipped"), html_table("Why examples were skipped", ["model", "reason", "rows"], rows)]
+
+
+def _records(frame: DataFrame) -> Any:
+    return json.loads(frame.to_json(orient="records", double_precision=15))

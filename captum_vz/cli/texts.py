@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,7 +63,11 @@ def explain(options: argparse.Namespace) -> None:
         say(f"maps of {len(subject.layers)} layers")
         second = pair[0] if pair is not None and len(pair) == 1 else pair
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
-        _write(options, found, subject, say)
+        if options.output is not None:
+            say(f"drawing {options.output}")
+            save_picture(found.plot(), options, subject.model, found.method)
+        if options.html is not None:
+            save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
@@ -72,15 +75,6 @@ def explain(options: argparse.Namespace) -> None:
     if len(found.maps) > 1 and options.html is None:
         print(f"all {len(found.maps)} layers: --html FILE")
     name_files(options.output, options.html)
-
-
-def _write(options: argparse.Namespace, found: Explanation, subject: Subject, say: Callable[[str], None]) -> None:
-    """The picture and the page of an explanation."""
-    if options.output is not None:
-        say(f"drawing {options.output}")
-        save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
-    if options.html is not None:
-        save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
 
 
 def compare(options: argparse.Namespace) -> None:

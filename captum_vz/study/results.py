@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from captum_vz.study.folder import (
     check_weights,
     digest,
     fingerprint,
+    latest,
     lock_of,
     on_device,
     own_device,
@@ -87,7 +89,8 @@ class Study:
             columns: See :meth:`rows`.
         """
         every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
-        return read_rows(self.folder, read_settings(self.folder), every if columns is None else list(columns))
+        wanted = every if columns is None else list(columns)
+        return latest(self.folder, lambda settings: read_rows(self.folder, settings, wanted))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
@@ -102,7 +105,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        return skipped_rows(collect(self.folder, read_settings(self.folder)))
+        return skipped_rows(latest(self.folder, partial(collect, self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -242,7 +245,8 @@ def write_results(folder: Path, metrics: Iterable[str], confidence: float, resam
         provenance = provenance_of(settings, confidence, resamples)
         if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
             return
-        found = collect(folder, settings)
+        settings, found = latest(folder, lambda now: (now, collect(folder, now)))
+        provenance = provenance_of(settings, confidence, resamples)
         summary = summarise(found, settings, confidence, resamples)
         differences = paired_differences(found, settings, confidence, resamples)
         settings[PROVENANCE] = provenance

@@ -181,7 +181,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forget(monkeypatch, "captum_vz.study", "captum_vz.cli.study", "captum_vz.cli.reports")
+    forget(monkeypatch, "captum_vz.study", "captum_vz.cli.study")
     found = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:

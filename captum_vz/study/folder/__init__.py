@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from captum_vz.visualization.pictures.files import weights_fingerprint
 
 with needs_extra("captum_vz.study", "study"):
     from filelock import FileLock
+
+T = TypeVar("T")
 
 # A model and its tokenizer, or a function that loads them. It is called only if there is work left for this model.
 Loaded = tuple[Any, Any]
@@ -147,6 +149,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"{path} does not hold the settings of a study ({error}): delete the folder, or pass another one."
         ) from error
     return settings
+
+
+def latest(folder: Path, read: Callable[[dict[str, Any]], T]) -> T:
+    """What `read` makes of the settings of a study; once more, if another process replaces its files meanwhile."""
+    while True:
+        settings = read_settings(folder)
+        try:
+            return read(settings)
+        except ValueError:
+            if read_settings(folder) == settings:
+                raise
 
 
 def read_examples(folder: Path, block: Block) -> list[Example]:
