@@ -109,10 +109,10 @@ def _with_config(path: Path, typed: Sequence[str], known: Collection[str]) -> li
 def _words(path: Path, name: str, value: Any) -> list[str]:
     """A setting as words of the command line. Paths are relative to the config file."""
     option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list) else [value]
-    kinds, expected = (str, int), "a string, a number, true or false, or a list"
+    expected = "a string, a number, true or false, or a list"
     if name in _PATHS:
-        kinds, expected = (str, str), "the name of a file or folder, in quotes"
-    if not all(isinstance(one, kinds) for one in values):
+        expected = "the name of a file or folder, in quotes"
+    if not all(isinstance(one, str if name in _PATHS else (str, int)) for one in values):
         raise ArgumentError(f"{path}: {name} is {value!r}: expected {expected}.")
     if isinstance(value, bool):
         return [option] if value else []

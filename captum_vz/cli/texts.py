@@ -40,7 +40,7 @@ from captum_vz.visualization.terminal import bar, columns_of, terminal_text
 from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
-    from captum_vz.study.scoring.truth import Truth
+    from captum_vz.study.comparison import Truth
 
 STRONGEST: Final = 3  # tokens in a line
 WIDEST: Final = 80  # columns of a line of several tokens

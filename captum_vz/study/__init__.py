@@ -106,31 +106,22 @@ __all__ = [
 
 # These need the extra `study`, and take seconds to import. `compare` does not import them.
 _NEED_EXTRA = {
-    "DEFAULT_METRICS": "scoring.metrics",
-    "EvaluationBatch": "scoring.measuring",
-    "METRICS": "scoring.metrics",
-    "Metric": "scoring.measuring",
-    "Patched": "examples.patching",
-    "Scorer": "scoring.scorer",
-    "Source": "folder",
-    "Study": "results",
-    "activation_patching": "examples.patching",
-    "lacks": "scoring.metrics",
-    "metric_named": "scoring.metrics",
-    "randomized_copies": "scoring.copies",
-    "register_metric": "scoring.metrics",
-    "run_study": "run",
-    "sanity_checks": "scoring.sanity",
-    "sensitivity": "scoring.sanity",
-    "sign_figure": "folder.provenance",
-    "tied_pairs": "results",
-    "value_patching": "examples.patching",
-    "with_interval": "results",
+    "examples.patching": ("Patched", "activation_patching", "value_patching"),
+    "folder": ("Source",),
+    "folder.provenance": ("sign_figure",),
+    "results": ("Study", "tied_pairs", "with_interval"),
+    "run": ("run_study",),
+    "scoring.copies": ("randomized_copies",),
+    "scoring.measuring": ("EvaluationBatch", "Metric"),
+    "scoring.metrics": ("DEFAULT_METRICS", "METRICS", "lacks", "metric_named", "register_metric"),
+    "scoring.sanity": ("sanity_checks", "sensitivity"),
+    "scoring.scorer": ("Scorer",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_EXTRA:
+    home = next((home for home, names in _NEED_EXTRA.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra(__name__, "study"):
-        return getattr(import_module(f"{__name__}.{_NEED_EXTRA[name]}"), name)
+        return getattr(import_module(f"{__name__}.{home}"), name)

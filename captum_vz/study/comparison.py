@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz.app.explain import explained_by
 from captum_vz.app.wish import Wish
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
-from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number
-from captum_vz.subjects.texts import prepare_text
+from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number, reads_whole_text
+from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.model import EMBEDDED
-
-if TYPE_CHECKING:
-    from captum_vz.study.scoring.truth import Truth
 
 CLEAR: Final = 0.9  # the probability of an answer without a rival
 
@@ -86,7 +83,6 @@ def compare(
     > 6  [MASK]      0...
     ...
     """
-    several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     check_order("compare", text)
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
@@ -115,26 +111,89 @@ def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[in
     return found
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What blanking out each token of one text does to the model's prediction.
+
+    Attributes:
+        answer: The word whose probability is measured, such as "are", or "are rather than is".
+        falls: How much this probability falls without each token, `(tokens,)` in float64, negative if it rises. NaN for
+            the explained token and for special tokens, which are not blanked out.
+    """
+
+    answer: str
+    falls: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """The sizes of the falls as shares of their sum, `(tokens,)`. Zero if nothing changes."""
+        sizes = self.falls.abs()
+        return sizes / sizes.nansum() if sizes.nan_to_num().any() else sizes
+
+
 def blanked_out(
     text: str | Mapping[str, Any],
     subject: Subject,
-    token: int | str | None,
+    token: int | str | None = None,
     target: int | str | None = None,
     foil: int | str | None = None,
 ) -> Truth:
-    """:func:`~captum_vz.study.scoring.truth.blank_out_text` for a text and written words.
+    r"""How much the probability of the answer falls when a token is replaced.
+
+    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
+
+    Tokens are replaced by the tokenizer's unknown token. A tokenizer without one replaces them by its mask. Without a
+    mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used.
+
+    Args:
+        text: A text, or what the tokenizer returned for one.
+        subject: A model with logits `(batch, tokens, vocabulary)` or `(batch, tokens, labels)`, and its tokenizer.
+        token: Where the logits are read, see :func:`compare`. This token is never replaced.
+        target: The answer y. None: the model's prediction.
+        foil: A second answer. The model then chooses between the two only.
 
     Raises:
         ArgumentError: A word is not one token, or there is no such token.
-        RefusedError: The model predicts no words.
+        RefusedError: The model returns no such logits.
         ModuleNotFoundError: The extra `study` is not installed.
+
+    >>> from captum_vz.subjects import text_subject_of
+    >>> text = "the pictures of some hat [MASK] scaring marcus."
+    >>> truth = blanked_out(text, text_subject_of("agreement"), target="are", foil="is")
+    >>> truth.answer, int(truth.shares.nan_to_num().argmax())
+    ('are rather than is', 2)
     """
-    from captum_vz.study.scoring.truth import blank_out_text
+    from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    from captum_vz.study.scoring.measuring import removal_of
 
     model, tokenizer = subject.model, subject.tokenizer
-    targets, foils = _numbers(model, tokenizer, target, foil)
+    target_ids, foil_ids = _numbers(model, tokenizer, target, foil)
     prepared = prepare_text(model, tokenizer, text, token)
-    return blank_out_text(model, tokenizer, prepared, targets, foils)
+    if reads_whole_text(model):
+        raise UnsupportedLayerError(
+            f"{type(model).__name__} has one label for the whole text: only words and labels of tokens are measured "
+            "by blanking out. Leave the truth out: value-zeroing-effect shows how far the label's logit falls."
+        )
+    ids = prepared.inputs["input_ids"]
+    blanks = content_specials(tokenizer)
+    special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
+    content, removal = content_tokens(ids, special), removal_of(tokenizer, next(iter(blanks), "delete"))
+
+    def predicted(forms: list[int] | None) -> Prediction:
+        mask = prepared.inputs.get("attention_mask")
+        return Prediction(model, MaskedSentences(ids, mask, prepared.token, content, forms), removal)
+
+    answer = predicted(None).best() if target_ids is None else torch.tensor(target_ids)
+    forms = None if foil_ids is None else [*answer.tolist(), *foil_ids]
+    prediction = predicted(forms)
+    places = prediction.content[0].nonzero()[:, 0].cpu()
+    removed = torch.arange(ids.shape[1]) == places[:, None]
+    without = prediction.probability(answer, torch.zeros_like(places), removed)
+    falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
+    falls[places] = prediction.probability(answer) - without
+    labels = class_labels(model)
+    words = [labels[one] if labels else tokenizer.decode([one]).strip() for one in forms or answer.tolist()]
+    return Truth(" rather than ".join(words), falls)
 
 
 def choose_foil(text: str, subject: Subject, token: str | None) -> tuple[str | None, str]:

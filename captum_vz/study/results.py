@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,8 @@ from matplotlib.figure import Figure
 from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples import Example
-from captum_vz.study.figures import draw_differences, draw_summary, write_figure
+from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.figures.style import write_figure
 from captum_vz.study.folder import (
     ALL,
     MANIFEST,
@@ -21,15 +23,15 @@ from captum_vz.study.folder import (
     check_weights,
     digest,
     fingerprint,
+    latest,
     lock_of,
     on_device,
+    own_device,
     read_examples,
     read_settings,
 )
-from captum_vz.study.folder.engines import own_device
 from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import read_rows
-from captum_vz.study.folder.summaries import collect, paired_differences, skipped_rows, summarise
+from captum_vz.study.folder.reading import collect, paired_differences, read_rows, skipped_rows, summarise
 from captum_vz.study.folder.tables import read_table, remove_unlisted, write_table
 from captum_vz.study.scoring.rows import COLUMNS
 
@@ -87,7 +89,8 @@ class Study:
             columns: See :meth:`rows`.
         """
         every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
-        return read_rows(self.folder, read_settings(self.folder), every if columns is None else list(columns))
+        wanted = every if columns is None else list(columns)
+        return latest(self.folder, lambda settings: read_rows(self.folder, settings, wanted))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
@@ -102,7 +105,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        return skipped_rows(collect(self.folder, read_settings(self.folder)))
+        return skipped_rows(latest(self.folder, partial(collect, self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -242,7 +245,8 @@ def write_results(folder: Path, metrics: Iterable[str], confidence: float, resam
         provenance = provenance_of(settings, confidence, resamples)
         if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
             return
-        found = collect(folder, settings)
+        settings, found = latest(folder, lambda now: (now, collect(folder, now)))
+        provenance = provenance_of(settings, confidence, resamples)
         summary = summarise(found, settings, confidence, resamples)
         differences = paired_differences(found, settings, confidence, resamples)
         settings[PROVENANCE] = provenance

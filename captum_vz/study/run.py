@@ -1,9 +1,18 @@
-"""Models x methods x examples, part after part."""
+"""Models x methods x examples, part after part, by this process, by those of a launcher, or by Ray.
+
+Processes share the work by the locks of the folder, so they need not know each other.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,22 +20,28 @@ from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
-from captum_vz.methods import given_methods
+from captum_vz.errors import ArgumentError, needs_extra
+from captum_vz.methods import METHODS, given_methods
+from captum_vz.methods.given import PLUGIN
 from captum_vz.metrics.intervals import check_bootstrap
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.files import as_examples
-from captum_vz.study.folder import check_groups, claim, fingerprint
-from captum_vz.study.folder.engines import check_engine, own_device, run_on_ray
+from captum_vz.study.folder import check_groups, claim, fingerprint, own_device
 from captum_vz.study.folder.work import Job, check_model, check_model_weights
 from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring.identity import code_identity
-from captum_vz.study.scoring.metrics import given_metrics
+from captum_vz.study.scoring.metrics import METRICS, given_metrics
 from captum_vz.subjects import model_sources
 
 #: The most examples of a part: what is computed again if a process is killed.
 BLOCK: Final = 64
 #: The most tokens in a batch.
 BATCH_TOKENS: Final = 4096
+#: What `engine` may be.
+ENGINES: Final = ("local", "accelerate", "ray")
+STAYS: Final = "Finished parts stay: start again with the same settings to continue."
+#: How often Ray starts a worker again that dies.
+RETRIES: Final = 3
 
 
 def run_study(
@@ -154,3 +169,107 @@ def _check_examples(examples: Sequence[Example]) -> None:
             f"{len(repeated)} ids are used by several examples, such as {repeated[0]!r}: pass different ids."
         )
     check_groups(examples)
+
+
+def check_engine(engine: str | None) -> None:
+    """Refuse an engine that is unknown, or does not fit the number of processes that were launched."""
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if engine is not None and engine not in ENGINES:
+        raise ArgumentError(f"engine is {engine!r}: pass one of {', '.join(map(repr, ENGINES))}.", "engine")
+    if launched > 1 and engine in ("local", "ray"):
+        raise ArgumentError(
+            f"engine is {engine!r}, but {launched} processes were launched: pass 'accelerate', or launch one.", "engine"
+        )
+
+
+def run_on_ray(job: Job, show: Callable[[int], object]) -> None:
+    """Compute a job by a worker on each device of a Ray cluster. Without GPUs, each CPU is a device.
+
+    A worker that dies starts again, and takes what is left. If Ray is not running in this process, it is started on
+    this machine, and stopped at the end.
+
+    Args:
+        job: The job. All machines must see its folder. The functions in it are sent to the workers.
+        show: Called with the number of examples that are left, now and then.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        RuntimeError: Ray cannot be started, or fails, or a worker has died too often.
+    """
+    with needs_extra("engine='ray'", "ray"):
+        ray: Any = import_module("ray")
+    left = sum(len(list(job.left(model))) for model in job.models)
+    if not left:
+        return
+    with _cluster(ray):
+        has = ray.cluster_resources()
+        gpus = int(has.get("GPU", 0))
+        worker = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_work)
+        packed = _packed(ray, job)
+        running = [worker.remote(packed) for _ in range(min(left, gpus or int(has.get("CPU", 1))))]
+        try:
+            while running:
+                done, running = ray.wait(running, timeout=2)
+                show(job.size_left())
+                for error in filter(None, ray.get(done)):
+                    raise pickle.loads(error)
+        except ray.exceptions.RayError as error:
+            told = f"Ray failed ({type(error).__name__}); a worker may have run out of memory"
+            raise RuntimeError(f"{told}. {STAYS}") from error
+
+
+def _work(packed: bytes) -> bytes | None:
+    """Do a job in a worker of Ray, and return its error, which is raised where the study was called."""
+    job, methods, metrics, where = pickle.loads(packed)
+    with suppress(OSError):  # names of files may be relative
+        os.chdir(where)
+    # A copy of a registered method is not that method, so a method of the package is looked up here.
+    job = job._replace(
+        methods={name: METHODS[name] if name in methods else one for name, one in job.methods.items()},
+        metrics={name: METRICS[name] if name in metrics else one for name, one in job.metrics.items()},
+    )
+    try:
+        job.compute(own_device(), lambda count: None)
+    except Exception as error:
+        try:
+            pickle.loads(found := pickle.dumps(error))
+        except Exception:  # any class may fail to be copied
+            found = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return found
+    return None
+
+
+@contextmanager
+def _cluster(ray: Any) -> Iterator[None]:
+    """Ray, which is stopped at the end if it was started here."""
+    started = not ray.is_initialized()
+    if started:
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+        except Exception as error:  # Ray raises plain exceptions
+            ray.shutdown()
+            raise RuntimeError(f"Ray cannot be started on this machine: {error}") from error
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _packed(ray: Any, job: Job) -> bytes:
+    """A job as bytes. The functions of plugins go with their code, because workers cannot import a plugin."""
+    plugins = [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]
+    for module in plugins:
+        ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        registered = _registered(job.methods, METHODS), _registered(job.metrics, METRICS)
+        packed: bytes = ray.cloudpickle.dumps((job, *registered, os.getcwd()))
+    finally:
+        for module in plugins:
+            ray.cloudpickle.unregister_pickle_by_value(module)
+    return packed
+
+
+def _registered(given: Mapping[str, Any], registry: Mapping[str, Any]) -> set[str]:
+    """The names of what is this package's."""
+    return {name for name, one in given.items() if not one.own and registry.get(name) is one}

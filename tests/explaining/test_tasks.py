@@ -356,6 +356,24 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
         captum_vz.explain("agreement", SENTENCE, token="*")
 
 
+def test_tagger_says_what_decides() -> None:
+    """Where values change a small part of the logit, the scores of input x gradient are named."""
+    model, words = tagger(), tokenizer()
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words, token="hat")
+    (row,) = found.rows
+    logits = model(**words(SENTENCE, return_tensors="pt")).logits[0, row.token]
+    assert row.explained == pytest.approx(logits.max().item(), abs=1e-5)
+    size = 100 * row.scores.abs().sum().item() / abs(row.explained)
+    assert f"size of all scores together: {row.name} {size:.0f} % of {row.explained:+.2f}" in str(found)
+    assert bool(found.told) == (size < 20)
+    with torch.no_grad():
+        model.classifier.bias[int(logits.argmax())] += 100 * size  # the values' part becomes small
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words, token="hat")
+    by_gradient = captum_vz.explain(model, SENTENCE, tokenizer=words, token="hat", method="input-x-gradient")
+    best = int(by_gradient.scores.abs().argmax())
+    assert f"by {found.tokens[best]} {by_gradient.scores[best]:+.2f}" in found.told[0]
+
+
 def test_answer_has_a_start_and_an_end() -> None:
     model, words = reader(), tokenizer()
     question, text = "some hat?", "the pictures of marcus are scaring the teacher."

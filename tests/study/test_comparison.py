@@ -39,7 +39,8 @@ from captum_vz.metrics import kendall
 from captum_vz.result import Explanation
 from captum_vz.result.drawing import family_of
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, compare
-from captum_vz.study.scoring.truth import blank_out_text
+from captum_vz.study.comparison import blanked_out
+from captum_vz.subjects import text_subject_of
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
 from tests.explaining.models import explanation
@@ -433,11 +434,11 @@ def test_families_of_methods() -> None:
 def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
     """GPT-2 has one token for unknown words, beginnings and ends. Tokens are then deleted."""
     model, tokenizer = load_model("causal")
-    text = prepare_text(model, tokenizer, "[CLS] the pictures of some hat")
-    ids = text.inputs["input_ids"]
+    inputs = prepare_text(model, tokenizer, "[CLS] the pictures of some hat").inputs
+    ids = inputs["input_ids"]
     tokenizer.unk_token = tokenizer.eos_token = tokenizer.sep_token
     tokenizer.mask_token = None
-    falls = blank_out_text(model, tokenizer, text).falls
+    falls = blanked_out(inputs, text_subject_of(model, tokenizer)).falls
     with torch.no_grad():
         clean = model(ids).logits[0, -1].double().softmax(-1)
         without = model(torch.cat([ids[:, :2], ids[:, 3:]], dim=1)).logits[0, -1].double().softmax(-1)

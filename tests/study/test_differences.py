@@ -8,7 +8,7 @@ import torch
 
 from captum_vz.metrics import compare_pairs
 from captum_vz.study import Example, Study, run_study
-from captum_vz.study.figures.tables import _hundredths
+from captum_vz.study.figures import _hundredths
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

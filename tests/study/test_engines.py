@@ -17,7 +17,7 @@ from captum_vz import _files
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Batch, Example, Study, run_study
-from captum_vz.study.folder import engines
+from captum_vz.study.folder import own_device
 from captum_vz.testbed import load_model
 from tests.study.test_command import PLUGIN
 from tests.study.test_run import assert_same_study, free_port, in_a_process, parts, study
@@ -195,14 +195,14 @@ def test_plugins_and_functions_reach_workers(
 
 
 def test_each_process_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engines.own_device() == torch.device("cpu") or torch.cuda.is_available()
+    assert own_device() == torch.device("cpu") or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for rank, place in (("0", 0), ("1", 1), ("2", 0)):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        assert engines.own_device() == torch.device("cuda", place)
+        assert own_device() == torch.device("cuda", place)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert engines.own_device() == torch.device("cpu")
+    assert own_device() == torch.device("cpu")
 
 
 def test_ray_that_is_missing_is_named(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

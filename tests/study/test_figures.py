@@ -13,17 +13,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from captum_vz.study import METHODS, sign_figure
-from captum_vz.study.figures import (
-    COLUMN,
-    draw_differences,
-    draw_sanity,
-    draw_summary,
-    in_order,
-    label_color,
-    method_color,
-    method_mark,
-    write_figure,
-)
+from captum_vz.study.figures import draw_differences, draw_sanity, draw_summary
+from captum_vz.study.figures.style import COLUMN, in_order, label_color, method_color, method_mark, write_figure
 from captum_vz.study.scoring.metrics import _joins
 from paper.drawings import draw_agreement, draw_groups, draw_variants
 from paper.figures import draw_faithfulness, draw_page, draw_probing

@@ -9,23 +9,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from captum_vz.study.figures import (
-    COLORS,
+from captum_vz.study.figures import IN_CELLS, draw_grid
+from captum_vz.study.figures.style import (
     COLUMN,
-    IN_CELLS,
     ROW,
-    SIGNED_COLORS,
-    draw_grid,
     in_order,
     length_of,
     metric_title,
     panel_title,
     set_table,
-    short_number,
     stacked,
     whole_figure,
     write_title,
 )
+from captum_vz.visualization.pictures.scales import COLORS, SIGNED_COLORS, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

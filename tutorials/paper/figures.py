@@ -10,16 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from captum_vz.study import METRICS
-from captum_vz.study.figures import (
+from captum_vz.study.figures import draw_layers, name_layers
+from captum_vz.study.figures.style import (
     FONT,
     LAST_LAYER,
     ROW,
-    draw_layers,
     draw_points,
     in_order,
     label_ends,
     last_layers,
-    name_layers,
     new_figure,
     panel_title,
     share_limits,

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from captum_vz.study import METRICS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import draw_sanity, draw_summary, write_figure
+from captum_vz.study.figures import draw_sanity, draw_summary
+from captum_vz.study.figures.style import write_figure
 from paper.across import NEAR_ZERO, TRUTHS, across_sections
 from paper.drawings import draw_agreement, draw_groups, draw_variants, group_columns, group_title
 from paper.figures import draw_faithfulness, draw_page, draw_probing

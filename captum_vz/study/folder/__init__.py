@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +23,8 @@ from captum_vz.visualization.pictures.files import weights_fingerprint
 
 with needs_extra("captum_vz.study", "study"):
     from filelock import FileLock
+
+T = TypeVar("T")
 
 # A model and its tokenizer, or a function that loads them. It is called only if there is work left for this model.
 Loaded = tuple[Any, Any]
@@ -46,6 +49,15 @@ def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
         yield model, tokenizer
     finally:
         model.to(before)
+
+
+def own_device() -> torch.device:
+    """The device of this process, of those that a launcher started on this machine."""
+    # Rollouts are products in float64, which Apple's GPUs do not support.
+    kind = next((one for one in ("cuda", "xpu") if getattr(torch, one).is_available()), "cpu")
+    if kind == "cpu" or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) % getattr(torch, kind).device_count())
 
 
 def digest(*parts: Any) -> str:
@@ -137,6 +149,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"{path} does not hold the settings of a study ({error}): delete the folder, or pass another one."
         ) from error
     return settings
+
+
+def latest(folder: Path, read: Callable[[dict[str, Any]], T]) -> T:
+    """What `read` makes of the settings of a study; once more, if another process replaces its files meanwhile."""
+    while True:
+        settings = read_settings(folder)
+        try:
+            return read(settings)
+        except ValueError:
+            if read_settings(folder) == settings:
+                raise
 
 
 def read_examples(folder: Path, block: Block) -> list[Example]:

@@ -1,16 +1,19 @@
-"""What the tables of a study hold, one part after the other: rows with their values, and the values by themselves."""
+"""What the tables of a study hold: rows with their values, the values by themselves, and their summary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from captum_vz.errors import needs_extra
+from captum_vz.metrics import compare_pairs
+from captum_vz.metrics.intervals import summarize_many
 from captum_vz.study.examples import Example
-from captum_vz.study.folder import Block, blocks_of, read_examples
+from captum_vz.study.folder import ALL, Block, blocks_of, read_examples
 from captum_vz.study.folder.tables import KEY, STORED, is_held, part_of, read_table
 from captum_vz.study.scoring.rows import COLUMNS
 
@@ -18,6 +21,9 @@ with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: A part, with its block and the examples of this block.
 Part = tuple[Block, list[Example], Mapping[str, Any]]
@@ -132,3 +138,62 @@ def codes(column: Any, places: Mapping[str, int]) -> np.ndarray:
 
 def _places(names: Any) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
+
+
+#: The values of each model.
+Found = Mapping[str, Values]
+
+
+def collect(folder: Path, settings: Mapping[str, Any]) -> dict[str, Values]:
+    """The values of all models of a study."""
+    return {model: Values(folder, settings, list(parts_of(folder, settings, model))) for model in settings["models"]}
+
+
+def skipped_rows(found: Found) -> DataFrame:
+    """The rows without numbers, see :attr:`Study.skipped`."""
+    tables = [one.reasons.assign(model=name) for name, one in found.items()]
+    return pd.concat(tables, ignore_index=True)[["model", "example", "group", "method", "metric", "skipped"]]
+
+
+def summarise(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:
+    """The tidy summary of a study, see :attr:`Study.summary`."""
+    metrics, lines, vectors = list(settings["metrics"]), [], []
+    groups = sorted({example.group for one in found.values() for example in one.examples})
+    for name, one in found.items():
+        group_of = np.array([example.group for example in one.examples], dtype=object)
+        for place, method in enumerate(settings["methods"]):
+            for layer in _layers(one, place):
+                for group in [ALL, *(groups if len(groups) > 1 else [])]:
+                    inside = np.ones(len(one.examples), dtype=bool) if group == ALL else group_of == group
+                    for k, metric in enumerate(metrics):
+                        known = one.known[place, layer, k] & inside
+                        skipped = int((inside & ~known & one.computed[place, k]).sum())
+                        vectors.append(torch.from_numpy(one.numbers[place, layer, k][known]))
+                        lines.append((name, method, layer - 1 if layer else pd.NA, group, metric, skipped))
+    summaries = summarize_many(vectors, confidence, resamples)
+    table = pd.DataFrame([line[:-1] for line in lines], columns=["model", "method", "layer", "group", "metric"])
+    numbers = pd.DataFrame(summaries, columns=["mean", "std", "low", "high", "examples", "undefined"])
+    return table.join(numbers).assign(skipped=[line[-1] for line in lines]).astype({"layer": "Int64"})
+
+
+def paired_differences(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:
+    """The tidy table of paired differences, see :attr:`Study.differences`."""
+    lines = []
+    for model, one in found.items():
+        for k, metric in enumerate(settings["metrics"]):
+            last = {}
+            for place, method in enumerate(settings["methods"]):
+                values = np.full(len(one.examples), np.nan)
+                for layer in _layers(one, place):
+                    values = np.where(one.known[place, layer, k], one.numbers[place, layer, k], values)
+                if not np.isnan(values).all():
+                    last[method] = torch.from_numpy(values)
+            for difference in compare_pairs(last, confidence, resamples):
+                lines.append({"model": model, "metric": metric} | difference._asdict())
+    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
+    return pd.DataFrame(lines, columns=names)
+
+
+def _layers(values: Values, method: int) -> list[int]:
+    """The places of a method's layers. A method that has no value has one line, as one without layers."""
+    return list(np.flatnonzero(values.known[method].any((1, 2)))) or [0]

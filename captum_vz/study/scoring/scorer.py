@@ -231,17 +231,11 @@ class Scorer:
         return torch.cat(found, dim=1)
 
     def _score(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[Row]:
-        found = self._scored(examples, advance)
-        for place, (example, rows) in enumerate(zip(examples, found, strict=True)):
-            if isinstance(example, Example):
-                found[place] = [row | dict.fromkeys(self.metrics) for row in rows]
-        real = [example for example in examples if isinstance(example, Example)]
-        skipped: dict[str, list[Row]] = {}
+        found = [[row | dict.fromkeys(self.metrics) for row in rows] for rows in self._scored(examples, advance)]
+        places = {one.id: place for place, one in enumerate(examples) if isinstance(one, Example)}
+        real = [one for one in examples if isinstance(one, Example)]
         for row in self.measure(real, [row for rows in found for row in rows]):
-            skipped.setdefault(row["example"], []).append(row)
-        for example, rows in zip(examples, found, strict=True):
-            if isinstance(example, Example):
-                rows += skipped.pop(example.id, [])
+            found[places[row["example"]]].append(row)
         return [row for rows in found for row in rows]
 
     def _scored(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[list[Row]]:
@@ -268,10 +262,10 @@ class Scorer:
 
     @property
     def _measurer(self) -> Measurer:
-        loaded = (self.model, self.tokenizer)
-        sizes = (self.batch_size, self.batch_tokens)
-        how = self.content_only, self._score_copy
-        return Measurer(self.metrics, lambda: loaded, self.encode, sizes, *how)
+        sizes = self.batch_size, self.batch_tokens
+        return Measurer(
+            self.metrics, lambda: (self.model, self.tokenizer), self.encode, sizes, self.content_only, self._score_copy
+        )
 
     def _score_copy(self, method: str, examples: Sequence[Example], changed: Any) -> list[Row]:
         """The rows of one method with a changed copy of the model."""
