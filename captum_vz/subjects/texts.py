@@ -230,7 +230,7 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | No
     found = []
     if unknown:
         found.append(
-            f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
+            f"unknown word at {_listed(unknown)}: the model is given {names[unknown[0]]}."
         )
     for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
         if tokenizer.mask_token is None:
