@@ -139,7 +139,7 @@ def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.C
         (
             "some hat [MASK] \u732b",
             3,
-            ["the tokenizer does not know what stands at position 4: the model is given [UNK]."],
+            ["unknown word at position 4: the model is given [UNK]."],
         ),
         (
             "a [mask] hat <MASK>",

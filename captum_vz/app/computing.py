@@ -59,7 +59,7 @@ class Computing:
         Args:
             name: Its name.
             method: The method, for this model.
-            layer: The layer that is shown, negative ones from the end.
+            layer: The layer that is shown; negative counts from the end.
             questions: What is explained.
         """
         rows, raw = list[Row](), list[Tensor]()

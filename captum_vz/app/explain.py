@@ -75,7 +75,7 @@ def explain(
         token: The token that is explained, by its position, or as it or its word is written. None: see the table; for
             classes, the token that the head reads, `[CLS]` or the last one. "*" for labels of tokens: every word, also
             those whose label is "O".
-        layer: The layer of methods with scores for each layer, negative ones from the end. None: the last one. With a
+        layer: The layer of methods with scores for each layer; negative counts from the end. None: the last one. With a
             layer, the default for labels is the effect of this layer's values alone.
         words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
             a method of your own, are added up.

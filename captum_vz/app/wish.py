@@ -1,4 +1,4 @@
-"""What a user asks about one input, and what of it is refused."""
+"""What a user asks about one input, and which requests are refused."""
 
 from __future__ import annotations
 

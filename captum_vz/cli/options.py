@@ -165,7 +165,7 @@ COMMANDS: Final = {
             "--pair": option("a second text: the text of an answer; the answers to choose from", "TEXT", nargs="+"),
             "--model": model("agreement"),
             "--token": option(
-                "the token to explain: its position, from 0, where negative counts from the end; or the token itself "
+                "the token to explain: its position from 0, where negative counts from the end; or the token itself "
                 "(default: the mask, else the last token of the text; for labels the token that the head reads); '*' "
                 "for every word, of a model that labels words"
             ),

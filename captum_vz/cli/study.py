@@ -16,9 +16,8 @@ from captum_vz.cli.output import check_files, check_folder, name_files, save_pag
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
-from captum_vz.study.examples import Example
+from captum_vz.study.examples import Example, evenly, read_csv, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.examples.files import evenly, read_csv, read_jsonl
 from captum_vz.study.results import SUMMARY, with_interval
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources

@@ -109,7 +109,7 @@ class LLMTokenMaps(Attribution):
             use_cached_outputs: Has no effect, because the model runs once over the finished text.
             _inspect_forward: Must be None, because no input is changed.
             forward_in_tokens: Has no effect.
-            layer: The layer whose scores are returned, negative ones from the end.
+            layer: The layer whose scores are returned; negative counts from the end.
             skip_tokens: Tokens, or their ids, that are left out of a `target`, such as special tokens. Captum's
                 tutorials pass it. A text as `target` gets no special tokens here.
             kwargs: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.

@@ -265,7 +265,7 @@ class GenerationAttribution(Explanation):
         prompt stands at the right of each row.
 
         Args:
-            layer: The layer, negative ones from the end.
+            layer: The layer; negative counts from the end.
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
             options: None is known.
@@ -297,8 +297,8 @@ class GenerationAttribution(Explanation):
         """An interactive page: pointing at a generated token colors the tokens that it draws on.
 
         Args:
-            layer: The layer that is shown at first, negative ones from the end.
-            step: The generated token that is chosen at first, negative ones from the end. None: none.
+            layer: The layer that is shown at first; negative counts from the end.
+            step: The generated token that is chosen at first; negative counts from the end. None: none.
             mask: Prompt tokens that are left out, `(m,)`. The other scores do not change.
             title: The heading of the page.
             about: Where the numbers come from, by field.
@@ -328,7 +328,7 @@ class GenerationAttribution(Explanation):
         """Captum's result, with its `plot_token_attr` and `plot_seq_attr`. It has no columns for generated tokens.
 
         Args:
-            layer: The layer, negative ones from the end.
+            layer: The layer; negative counts from the end.
             mask: Prompt tokens whose scores are set to 0, `(m,)`.
             renormalize: Whether to divide each row by its sum over the prompt.
         """
@@ -350,7 +350,7 @@ class GenerationAttribution(Explanation):
         inseq's target. NaN stands for later tokens. Tokens are labels, without the marks of a tokenizer.
 
         Args:
-            layer: The layer, negative ones from the end.
+            layer: The layer; negative counts from the end.
         """
         index = self.layer_index(layer)
         about = {

@@ -98,7 +98,7 @@ class Method(ABC):
             subject: The model.
             question: What is asked.
             features: Integers `(1 or examples, tokens)`. The tokens of a feature have the same number and one score.
-            layer: The only layer that is wanted, negative ones from the end. None: all. Without layers: no meaning.
+            layer: The only layer that is wanted; negative counts from the end. None: all. Without layers: no meaning.
 
         Returns:
             `(layers, tokens)`, or `(layers, rows, tokens)` if the question's `token` is a list, on the CPU. A method

@@ -51,9 +51,8 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
     >>> cue_dot_product(scores, cues), cue_dot_product(scores, cues, keep=content)
     (tensor([0.3000], dtype=torch.float64), tensor([0.6000], dtype=torch.float64))
     """
-    values, kept, cued = _aligned(scores, cues, keep)
+    values, kept, cued, missing = _aligned(scores, cues, keep)
     values = values.where(kept, 0)
-    missing = ~cued.any(-1)
     if keep is not None:
         if (values < 0).any():
             raise ArgumentError(
@@ -88,8 +87,7 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     >>> cue_average_precision(scores, cues)
     tensor([0.5000], dtype=torch.float64)
     """
-    values, kept, cued = _aligned(scores, cues, keep)
-    missing = ~cued.any(-1) | (values.isnan() & kept).any(-1)
+    values, kept, cued, missing = _aligned(scores, cues, keep)
     # As comparisons, tokens of equal scores share a threshold. Of each cue: which tokens have no lower score?
     retrieved = (values[:, None, :] >= values[:, :, None]) & kept[:, None, :]
     hits = (retrieved & cued[:, None, :]).sum(-1).double()
@@ -119,8 +117,7 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
     >>> cue_reciprocal_rank(scores, torch.tensor([[False, True, False, False]]))
     tensor([0.5000], dtype=torch.float64)
     """
-    values, kept, cued = _aligned(scores, cues, keep)
-    missing = ~cued.any(-1) | (values.isnan() & kept).any(-1)
+    values, kept, cued, missing = _aligned(scores, cues, keep)
     found = [
         float("nan") if skip else _reciprocal(*row) for *row, skip in zip(values, kept, cued, missing, strict=True)
     ]
@@ -157,18 +154,19 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
     >>> cue_precision(scores, torch.tensor([[False, True, False, True]]), k=2)
     tensor([0.5000], dtype=torch.float64)
     """
-    values, kept, cued = _aligned(scores, cues, keep)
+    values, kept, cued, missing = _aligned(scores, cues, keep)
     places = _places(k, kept)
     found = (_share_of_places(values, kept, places) * cued).sum(-1) / places[:, 0].clamp_min(1)
-    return found.masked_fill(~cued.any(-1) | (values.isnan() & kept).any(-1), torch.nan)
+    return found.masked_fill(missing, torch.nan)
 
 
-def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores, the tokens that count, the cues, and the rows without a cue or with a NaN."""
     values, kept = scores_and_tokens(scores, keep)
     cued = flags(cues, scores.shape, "cues")
     if (cued & ~kept).any():
         raise ArgumentError("keep drops a token that is a cue, so the cue cannot be found: keep all cues.")
-    return values, kept, cued
+    return values, kept, cued, ~cued.any(-1) | (values.isnan() & kept).any(-1)
 
 
 def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -37,10 +37,9 @@ from captum_vz.methods import (
     register_method,
 )
 from captum_vz.study.comparison import compare
-from captum_vz.study.examples import Example
+from captum_vz.study.examples import Example, read_csv, read_jsonl, write_jsonl
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
-from captum_vz.study.examples.files import read_csv, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching

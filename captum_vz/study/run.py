@@ -24,8 +24,7 @@ from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS, given_methods
 from captum_vz.methods.given import PLUGIN
 from captum_vz.metrics.intervals import check_bootstrap
-from captum_vz.study.examples import Example
-from captum_vz.study.examples.files import as_examples
+from captum_vz.study.examples import Example, as_examples
 from captum_vz.study.folder import check_groups, claim, fingerprint, own_device
 from captum_vz.study.folder.work import Job, check_model, check_model_weights
 from captum_vz.study.results import Study, write_results

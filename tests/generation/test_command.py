@@ -97,7 +97,7 @@ def test_new_tokens_must_fit_the_model(capsys: pytest.CaptureFixture[str]) -> No
 def test_unknown_word_of_a_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "the \N{CJK UNIFIED IDEOGRAPH-732B} hat [MASK]", "--max-new-tokens", "1"]) == 0
     first, second = capsys.readouterr().err.splitlines()
-    assert "does not know what stands at position 2: the model is given [UNK]" in first
+    assert "unknown word at position 2: the model is given [UNK]" in first
     assert "[MASK] is no mask for a model that predicts the next token" in second
 
 

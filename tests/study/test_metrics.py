@@ -59,7 +59,7 @@ def precise(shipped: Shipped) -> Shipped:
 
 @pytest.fixture(scope="module")
 def rows(precise: Shipped, ten: list[Example]) -> list[dict[str, Any]]:
-    names = ["cue_mrr", "cue_p1", "cue_p3", *(name for name, *_ in FUNCTIONS), *VARIANTS]
+    names = ["cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", *(name for name, *_ in FUNCTIONS), *VARIANTS]
     return Scorer(*precise, ["attention", "random"], names).score(ten)
 
 
@@ -124,6 +124,8 @@ def test_ranks_of_cues_equal_loops(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         (cue,) = row["cue"]
         above = sum(score > row["scores"][cue] for score in row["scores"])
+        assert row["cue_dot"] == pytest.approx(row["scores"][cue])
+        assert row["cue_ap"] == pytest.approx(1 / sum(score >= row["scores"][cue] for score in row["scores"]))
         assert row["cue_mrr"] == pytest.approx(1 / (1 + above))
         assert row["cue_p1"] == (above == 0)
         assert row["cue_p3"] == pytest.approx((above < 3) / 3)

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-from captum_vz.study import METHODS, Batch, Example, Scorer, as_method, compare
+from captum_vz.study import METHODS, Batch, as_method, compare
 from tests.study.conftest import Shipped
 
 
@@ -26,11 +26,6 @@ def broken(shipped: Shipped) -> Shipped:
     return Broken(model.config).eval(), tokenizer
 
 
-def test_models_own_error_is_recorded(broken: Shipped, examples: list[Example]) -> None:
-    rows = Scorer(*broken, ["value-zeroing"], "cue_dot").score(examples[:2])
-    assert [row["skipped"] for row in rows] == ["BrokenError: the model's own"] * 2
-
-
 def test_models_own_error_is_raised_by_compare(broken: Shipped) -> None:
     with pytest.raises(BrokenError, match="the model's own"):
         compare(broken, "some hat [MASK] small.")
@@ -45,11 +40,6 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setitem(METHODS, "picky", as_method(rows))
     return "picky"
-
-
-def test_refusal_is_recorded_with_reason(picky: str, shipped: Shipped, examples: list[Example]) -> None:
-    rows = Scorer(*shipped, [picky, "random"], "cue_dot").score(examples[:2])
-    assert [row["skipped"] for row in rows] == ["this layer has no norm", None] * 2
 
 
 def test_refusal_of_named_method_raised(picky: str, shipped: Shipped) -> None:

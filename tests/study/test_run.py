@@ -153,19 +153,6 @@ def test_figure_shows_last_layers(reference: Study) -> None:
         reference.plot("magic")
 
 
-@pytest.mark.slow
-def test_several_models_in_one_study(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    model, tokenizer = shipped
-    other = type(model)(model.config).eval()
-    both = study(
-        tmp_path / "s", bad, {"agreement": shipped, "org/other one": (other, tokenizer)}, methods=["attention"]
-    )
-    assert both.rows()["model"].unique().tolist() == ["agreement", "org/other one"]
-    counts = both.summary.query("group == 'all'").groupby("model")["skipped"].unique()
-    assert [one.tolist() for one in counts] == [[2], [2]]
-    assert len(both.plot("cue_dot").axes) == 4
-
-
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
     """Start the work in a forked process, which does not import anything again."""
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -303,22 +290,6 @@ def test_copied_part_is_ignored(bad: list[Example], reference: Study, tmp_path: 
     pd.testing.assert_frame_equal(found.rows(), reference.rows())
     assert study(tmp_path / "s", bad, confidence=0.5).summary["mean"].equals(reference.summary["mean"])
     assert copy.is_file()
-
-
-def test_broken_file_is_named(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    found = study(folder, bad, methods=["random"])
-    broken = min((folder / "values").iterdir())
-    broken.write_bytes(broken.read_bytes()[:50])
-    for again in (found.rows, lambda: study(folder, bad, {"agreement": shipped}, methods=["random"])):
-        with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read.*delete it"):
-            again()
-    broken.unlink()
-    assert len(study(folder, bad, methods=["random"]).rows()) == 9
-    (folder / "study.json").write_text("{")
-    for again in (lambda: Study(folder), lambda: study(folder, bad, methods=["random"])):
-        with pytest.raises(ValueError, match=r"study\.json does not hold the settings .*delete the folder"):
-            again()
 
 
 def test_foreign_folder_is_not_changed(bad: list[Example], tmp_path: Path) -> None:

@@ -6,18 +6,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from scipy import stats
 from torch import Tensor
 
 from captum_vz.errors import RefusedError
-from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Batch, Example, Scorer, as_method, compare
+from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Example, Scorer, as_method, compare
 from captum_vz.study.scoring.scorer import COLUMNS
 from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped
@@ -53,45 +50,6 @@ def test_scores_equal_compare(shipped: Shipped, examples: list[Example]) -> None
         last = [row for row in rows if row["method"] == method][-1]
         assert last["tokens"] == list(table.tokens)
         np.testing.assert_allclose(last["scores"], table.shares[method], rtol=1e-4, atol=1e-6)
-
-
-@cache
-def probability(precise: Shipped, example: Example, removed: frozenset[int]) -> float:
-    """The probability of the right form among the two, with some tokens replaced by [UNK]."""
-    model, tokenizer = precise
-    encoded = encode_record(tokenizer, example.to_record())
-    ids = encoded.encoding["input_ids"].clone()
-    for token in removed:
-        ids[0, token] = tokenizer.unk_token_id
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, encoded.target]
-    good, bad = (logits[tokenizer.convert_tokens_to_ids(form)].item() for form in (example.good, example.bad))
-    return 1 / (1 + np.exp(bad - good))
-
-
-def test_metrics_equal_loops(precise: Shipped, examples: list[Example]) -> None:
-    rows = Scorer(*precise, ["attention", "random"], list(METRICS)).score(examples[:3])
-    for row in rows:
-        example = next(example for example in examples if example.id == row["example"])
-        scores, count = row["scores"], len(row["tokens"])
-        content = [i for i in range(1, count - 1) if i != row["target"]]
-        whole = probability(precise, example, frozenset())
-        effects = [whole - probability(precise, example, frozenset({i})) for i in content]
-        ranked = sorted(content, key=lambda i: -scores[i])
-        sign = 1 if whole > 0.5 else -1  # ERASER explains the form that the model prefers
-        falls: dict[str, list[float]] = {"comprehensiveness": [], "sufficiency": []}
-        for share in (0.01, 0.05, 0.1, 0.2, 0.5):
-            high = ranked[: int(np.ceil(round(share * len(content), 9)))]
-            falls["comprehensiveness"].append(sign * (whole - probability(precise, example, frozenset(high))))
-            falls["sufficiency"].append(
-                sign * (whole - probability(precise, example, frozenset(content) - frozenset(high)))
-            )
-        (cue,) = row["cue"]
-        assert row["cue_dot"] == pytest.approx(scores[cue])
-        assert row["cue_ap"] == pytest.approx(1 / sum(score >= scores[cue] for score in scores))
-        assert row["blank_out"] == pytest.approx(stats.spearmanr([scores[i] for i in content], effects).statistic)
-        assert row["comprehensiveness"] == pytest.approx(np.mean(falls["comprehensiveness"]))
-        assert row["sufficiency"] == pytest.approx(np.mean(falls["sufficiency"]))
 
 
 def test_cue_alignment_over_content_only(shipped: Shipped, examples: list[Example]) -> None:

@@ -23,8 +23,7 @@ from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
-from tests.study.conftest import Shipped
-from tests.study.test_run import assert_same_study, in_a_process, parts, study
+from tests.study.test_run import in_a_process, parts, study
 
 FIXED = {"captum_vz": "1", "content_only": False}
 SETTINGS = {**FIXED, "models": ["a"], "methods": {}, "metrics": {}, "holds": {}, "parts": {}}
@@ -60,19 +59,6 @@ def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path
     again = small(tmp_path / "s", examples)
     pd.testing.assert_frame_equal(again.rows(), rows)
     pd.testing.assert_frame_equal(again.skipped, skipped)
-
-
-def test_part_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    """A file of another study, or of another place in this one, is no part of it."""
-    model, tokenizer = shipped
-    found = small(tmp_path / "s", examples, methods=["attention"])
-    untrained = {"agreement": (type(model)(model.config).eval(), tokenizer)}
-    other = small(tmp_path / "other", examples, models=untrained, methods=["attention"])
-    one, second = sorted((tmp_path / "s" / "scores").iterdir())
-    for copied in (one, max((other.folder / "scores").iterdir())):
-        second.write_bytes(copied.read_bytes())
-        with pytest.raises(ValueError, match=r"000001-\w+\.parquet cannot be read: its bytes have changed"):
-            found.rows()
 
 
 def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) -> None:
@@ -122,12 +108,6 @@ def test_starts_at_once_are_merged(tmp_path: Path) -> None:
         assert sorted(ids) == [*"0123", "shared"]
 
 
-def test_other_contents_of_an_id_refused(tmp_path: Path) -> None:
-    claim(tmp_path, FIXED, ["a"], {}, {}, [SHARED], 1)
-    with pytest.raises(ValueError, match=r"example 'shared' is in .* with other contents: pass another id"):
-        claim(tmp_path, FIXED, ["a"], {}, {}, [replace(SHARED, target=1)], 1)
-
-
 def test_changed_examples_are_noticed(examples: list[Example], tmp_path: Path) -> None:
     small(tmp_path / "s", examples)
     path = tmp_path / "s" / "examples" / "000001.jsonl"
@@ -167,26 +147,6 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "x", b"data")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("round", range(5))
-def test_three_starts_at_once(round: int, examples: list[Example], tmp_path: Path) -> None:
-    """Processes that know nothing of each other. One that finishes must not disturb those that still write."""
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / f"notes{TEMPORARY}").write_text("a stranger's")
-    start = multiprocessing.get_context("fork").Barrier(3)
-
-    def one() -> None:
-        start.wait()
-        study(tmp_path / "s", examples, methods=["random"], block=1)
-
-    processes = [in_a_process(one) for _ in range(3)]
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 3
-    (tmp_path / "s" / f"notes{TEMPORARY}").unlink()
-    assert_same_study(Study(tmp_path / "s"), study(tmp_path / "t", examples, methods=["random"], block=1))
 
 
 # Names
@@ -258,16 +218,6 @@ def test_lack_of_memory_is_tried_again(error: Callable[[], Exception], examples:
     pd.testing.assert_frame_equal(small(tmp_path / "s", examples, methods=methods).rows(), reference.rows())
     # Only the part of this example was computed again.
     assert [name in parts(tmp_path / "s") for name in sorted(before)] == [False, True, False, True]
-
-
-def test_other_errors_cost_their_rows(examples: list[Example], tmp_path: Path) -> None:
-    def mine(batch: Batch) -> Tensor:
-        raise RuntimeError("shapes do not fit")
-
-    found = small(tmp_path / "s", examples, methods={"mine": mine, "position": "position"})
-    assert set(found.skipped["skipped"]) == {"RuntimeError: shapes do not fit"}
-    assert set(found.skipped["method"]) == {"mine"}
-    assert set(found.rows()["method"]) == {"position"}
 
 
 # Broken text files

@@ -10,7 +10,7 @@ import pytest
 
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Example, Study
-from captum_vz.study.examples.files import as_examples
+from captum_vz.study.examples import as_examples
 from tests.study.test_run import assert_same_study, study
 from tests.view.pages import missing
 

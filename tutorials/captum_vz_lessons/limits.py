@@ -1,6 +1,6 @@
 """Limits of a process that runs a student's notebook: no network, no programs, no writes elsewhere, little memory.
 
-They hold back mistakes and careless code. They are no wall against code that means harm: run that in a container.
+The limits stop accidents, not malicious code: run that in a container.
 """
 
 from __future__ import annotations

@@ -53,12 +53,8 @@ def provenance_of(settings: Mapping[str, Any], confidence: float, resamples: int
             maker = settings["holds"][key]["made_by"]
             makers[name] += [maker] if maker and maker not in makers[name] else []
     found = {"models": makers, "seeds": _SEEDS, "confidence": confidence, "resamples": resamples}
-    return found | {"results": results_of(settings)}
-
-
-def results_of(settings: Mapping[str, Any]) -> str:
-    """A digest of what the results of a study are made of. Results with another one are old."""
-    return digest({name: one for name, one in settings.items() if name not in (PROVENANCE, "tables")})
+    # Results with another digest of what they are made of are old.
+    return found | {"results": digest({k: one for k, one in settings.items() if k not in (PROVENANCE, "tables")})}
 
 
 def repeat_lines(settings: Mapping[str, Any]) -> list[str]:

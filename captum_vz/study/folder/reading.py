@@ -157,9 +157,10 @@ def skipped_rows(found: Found) -> DataFrame:
 
 def summarise(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:
     """The tidy summary of a study, see :attr:`Study.summary`."""
-    metrics, lines, vectors = list(settings["metrics"]), [], []
+    metrics, tables = list(settings["metrics"]), []
     groups = sorted({example.group for one in found.values() for example in one.examples})
-    for name, one in found.items():
+    for name, one in found.items():  # one model after the other, which takes less memory
+        lines, vectors = [], []
         group_of = np.array([example.group for example in one.examples], dtype=object)
         for place, method in enumerate(settings["methods"]):
             for layer in _layers(one, place):
@@ -170,10 +171,11 @@ def summarise(found: Found, settings: Mapping[str, Any], confidence: float, resa
                         skipped = int((inside & ~known & one.computed[place, k]).sum())
                         vectors.append(torch.from_numpy(one.numbers[place, layer, k][known]))
                         lines.append((name, method, layer - 1 if layer else pd.NA, group, metric, skipped))
-    summaries = summarize_many(vectors, confidence, resamples)
-    table = pd.DataFrame([line[:-1] for line in lines], columns=["model", "method", "layer", "group", "metric"])
-    numbers = pd.DataFrame(summaries, columns=["mean", "std", "low", "high", "examples", "undefined"])
-    return table.join(numbers).assign(skipped=[line[-1] for line in lines]).astype({"layer": "Int64"})
+        table = pd.DataFrame([line[:-1] for line in lines], columns=["model", "method", "layer", "group", "metric"])
+        names = ["mean", "std", "low", "high", "examples", "undefined"]
+        numbers = pd.DataFrame(summarize_many(vectors, confidence, resamples), columns=names)
+        tables.append(table.join(numbers).assign(skipped=[line[-1] for line in lines]))
+    return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
 
 
 def paired_differences(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:

@@ -37,20 +37,20 @@ TABLES: Final = {"scores": _SCORES, "values": _VALUES}
 _NAME: Final = re.compile(r"\d{2,}-.*-\d{6,}-[0-9a-f]{8}\.parquet")
 
 
-class Added(NamedTuple):
-    """Rows that were computed for a part.
+class Piece(NamedTuple):
+    """What a part lacks, or what was computed for it.
 
     Attributes:
-        methods: Their methods.
+        methods: Its methods.
         metrics: Their metrics.
-        has_scores: Whether the scores are new, or only the metrics.
-        rows: The rows, see :meth:`Scorer.score`.
+        has_scores: Whether scores belong to it, or only the metrics.
+        rows: The rows that were computed, see :meth:`Scorer.score`.
     """
 
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     has_scores: bool
-    rows: list[Row]
+    rows: Sequence[Row] = ()
 
 
 def write_table(folder: Path, stem: str, table: Any) -> list[Any]:
@@ -112,7 +112,7 @@ def add_rows(
     codes: Mapping[str, Any],
     model: str,
     block: Block,
-    added: Sequence[Added],
+    added: Sequence[Piece],
     weights: str,
     made_by: Mapping[str, str],
 ) -> None:
@@ -182,7 +182,7 @@ def _has_other_code(metrics: Mapping[str, Mapping[str, str]], name: str, code: s
     return any(one.get(name, code) != code for one in metrics.values())
 
 
-def _values_of(added: Added) -> DataFrame:
+def _values_of(added: Piece) -> DataFrame:
     """The values in rows that were computed, and the reasons for missing ones."""
     found = []
     for row in added.rows:

@@ -26,7 +26,7 @@ from captum_vz.study.folder import (
     stem_of,
 )
 from captum_vz.study.folder.provenance import made_by
-from captum_vz.study.folder.tables import Added, add_rows, is_held, part_of, read_table
+from captum_vz.study.folder.tables import Piece, add_rows, is_held, part_of, read_table
 from captum_vz.study.scoring.measuring import Measurer, Metric
 from captum_vz.study.scoring.metrics import lacks
 from captum_vz.study.scoring.rows import Row, skipped_row
@@ -34,14 +34,6 @@ from captum_vz.study.scoring.scorer import Scorer
 
 with needs_extra("captum_vz.study", "study"):
     from filelock import Timeout
-
-
-class Missing(NamedTuple):
-    """Methods with their metrics that a part lacks. Without `has_scores`, it lacks the metrics only."""
-
-    methods: tuple[str, ...]
-    metrics: tuple[str, ...]
-    has_scores: bool
 
 
 class Job(NamedTuple):
@@ -70,7 +62,7 @@ class Job(NamedTuple):
         settings = read_settings(self.folder)
         return settings | {name: settings[name] | codes for name, codes in self.codes.items()}
 
-    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> list[Missing]:
+    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> list[Piece]:
         """What the folder lacks of one model and one block.
 
         Raises:
@@ -90,17 +82,17 @@ class Job(NamedTuple):
             lacking = tuple(metric for metric in self.metrics if lacks(name, metric))
             if name not in without and lacking:
                 alike[lacking] = (*alike.get(lacking, ()), name)
-        found = [Missing(without, tuple(self.metrics), True)] if without else []
-        return [*found, *(Missing(names, metrics, False) for metrics, names in alike.items())]
+        found = [Piece(without, tuple(self.metrics), True)] if without else []
+        return [*found, *(Piece(names, metrics, False) for metrics, names in alike.items())]
 
-    def left(self, model: str, settings: Mapping[str, Any] | None = None) -> Iterator[tuple[Block, list[Missing]]]:
+    def left(self, model: str, settings: Mapping[str, Any] | None = None) -> Iterator[tuple[Block, list[Piece]]]:
         """The blocks of a model that lack something."""
         settings = settings or self.read()
         for block in self.blocks:
             if found := self.missing(settings, model, block):
                 yield block, found
 
-    def needs_model(self, missing: Missing) -> bool:
+    def needs_model(self, missing: Piece) -> bool:
         """Whether the model runs."""
         return missing.has_scores or any(self.metrics[name].needs_model for name in missing.metrics)
 
@@ -180,7 +172,7 @@ class _Worker:
                     if not missing.has_scores:
                         count(block.size)
                     count = _ignore
-                    added.append(Added(missing.methods, missing.metrics, missing.has_scores, rows))
+                    added.append(missing._replace(rows=rows))
                 if added:
                     add_rows(job.folder, job.codes, self.model, block, added, made["weights"], made["made_by"])
                 else:
@@ -203,7 +195,7 @@ class _Worker:
         self,
         loaded: Loaded,
         examples: list[Example],
-        missing: Missing,
+        missing: Piece,
         stored: list[Row],
         advance: Callable[[int], object],
     ) -> list[Row]:
@@ -219,14 +211,14 @@ class _Worker:
             rows += scorer.measure(examples, rows)
         return [dict.fromkeys(metrics) | row for row in rows] + left_out
 
-    def _measure(self, examples: list[Example], missing: Missing, stored: list[Row]) -> list[Row]:
+    def _measure(self, examples: list[Example], missing: Piece, stored: list[Row]) -> list[Row]:
         """The rows of metrics that only read scores."""
         metrics, options = {name: self.job.metrics[name] for name in missing.metrics}, self.job.options
         sizes = options["batch_size"], options["batch_tokens"]
         measurer = Measurer(metrics, _no_model, _no_model, sizes, options["content_only"], _no_model)
         return stored + measurer.measure({example.id: example for example in examples}, stored)
 
-    def _stored(self, missing: Missing, part: Mapping[str, Any] | None) -> list[Row]:
+    def _stored(self, missing: Piece, part: Mapping[str, Any] | None) -> list[Row]:
         """The scores that a part holds of some methods."""
         assert part is not None  # only a part that is there lacks nothing but metrics
         rows: list[Row] = read_table(self.job.folder, part["files"]["scores"]).to_pylist()

@@ -66,7 +66,7 @@ class EvaluationBatch:
 
     Attributes:
         method: The name of the method whose rows are evaluated.
-        kept: What metrics of one method keep for the next method.
+        kept: Cache that the metrics of all methods share.
 
     Args:
         examples: The examples.
