@@ -229,9 +229,7 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | No
     unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
     found = []
     if unknown:
-        found.append(
-            f"unknown word at {_listed(unknown)}: the model is given {names[unknown[0]]}."
-        )
+        found.append(f"unknown word at {_listed(unknown)}: the model is given {names[unknown[0]]}.")
     for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
         if tokenizer.mask_token is None:
             found.append(f"{written} is read as text: the model has no mask token.")

@@ -118,6 +118,7 @@ def prefers_good(
     Raises:
         ValueError: A form is not a single token.
 
+    >>> from captum_vz.testbed import agreement_sentences
     >>> model, tokenizer = load_model()
     >>> prefers_good(model, tokenizer, agreement_sentences(3))
     tensor([True, True, True])

@@ -24,7 +24,8 @@ from captum_vz import (
     find_layers,
 )
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study import Batch
+from captum_vz.methods import METHODS, Question
+from captum_vz.subjects import Subject
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -406,10 +407,10 @@ def test_hybrid_stack_and_full_stack() -> None:
 
 
 def test_comparison_refuses_mixing() -> None:
-    model, layers = model_of("Jamba"), find_layers(model_of("Jamba"))
-    batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
+    model = model_of("Jamba")
+    subject = Subject(model, model, find_layers(model), None)
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):
-        batch.joined_rows(ValueZeroingRollout, ValueZeroing, all_layers=False)
+        METHODS["value-zeroing-rollout"].scores(subject, Question({"input_ids": IDS}, [2]))
 
 
 class Reading(nn.Module):
