@@ -167,7 +167,8 @@ def explained_by(
                 raise
             refused[name] = str(error)
     if not parts:
-        raise RefusedError(f"No method can explain this model: {next(iter(refused.values()))}")
+        several = "No method can explain this model: " if len(methods) > 1 else ""
+        raise RefusedError(f"{several}{next(iter(refused.values()))}")
     found = read.explanation(parts, predictions)
     found.refused = refused
     if subject.task == TOKENS and wish.method is None and len(parts) == 1:

@@ -39,7 +39,7 @@ def test_new_row_reaches_every_reader(
     assert set(compare(shipped, SENTENCE, uniform).shares) == {uniform}
     (row,) = Scorer(*shipped, uniform, "cue_dot").score(examples[:1])
     assert row["cue_dot"] == pytest.approx(1 / len(row["tokens"]))
-    assert main(["explain", SENTENCE, "--method", uniform, "--folder", str(tmp_path / "picture.png")]) == 0
+    assert main(["explain", SENTENCE, "--method", uniform, "--output", str(tmp_path / "picture.png")]) == 0
     assert "uniform: how much [MASK] draws on each token" in capsys.readouterr().out
     assert (tmp_path / "picture.png").is_file()
     assert main(["generate", "the hat", "--max-new-tokens", "2", "--json", "--method", uniform]) == 0
