@@ -114,7 +114,8 @@ def test_page_of_an_index(wheel: Contents) -> None:
     links = re.findall(r"\]\(([^)]*)\)", re.sub(r"```.*?```", "", description, flags=re.DOTALL))
     assert links
     assert all(link.startswith("https://") for link in links)
-    assert "pictures, generated text,\nstudies, how it works and how to extend\nit." in description  # the words of links are kept
+    # The words of links are kept.
+    assert "pictures, generated text,\nstudies, how it works and how to extend\nit." in description
     assert "![" not in description
 
 
@@ -152,7 +153,8 @@ def test_nothing_is_unpickled() -> None:
     # Workers of Ray get the methods of a study and return its errors. The identity of code is a digest of its pickle.
     assert sorted(found) == ["identity.py", "run.py"]
     assert not re.search(r"pickle\.load\(", "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py")))
-    calls = re.compile(r"(?:AutoConfig|AutoTokenizer|AutoFeatureExtractor\)|_auto_class\(config\))\.from_pretrained\(((?s:.*?))\)\n")
+    autos = r"AutoConfig|AutoTokenizer|AutoFeatureExtractor\)|_auto_class\(config\)"
+    calls = re.compile(rf"(?:{autos})\.from_pretrained\(((?s:.*?))\)\n")
     loaded = [call for path in PACKAGE.rglob("*.py") for call in calls.findall(path.read_text("utf-8"))]
     assert len(loaded) == 4
     assert all("trust_remote_code=False" in call for call in loaded)
