@@ -345,7 +345,7 @@ def test_number_of_sources_is_bounded() -> None:
 
 
 def test_function_needs_layers() -> None:
-    with pytest.raises(ArgumentError, match="pass `layers`"):
+    with pytest.raises(ArgumentError, match="pass layers="):
         verify(lambda x: x, sequences(1))
 
 
