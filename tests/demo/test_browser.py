@@ -312,24 +312,6 @@ def test_continue(visit: Visit) -> None:
     assert view.locator("main").is_visible()
 
 
-def test_residual_of_continued_text(visit: Visit) -> None:
-    """A residual that is chosen removes the answer; the next answer has it."""
-    page = visit.page
-    page.get_by_role("tab", name="Continue a text").click()
-    rows = {}
-    visit.frame("generated-view")
-    page.locator("#generate-options button").first.click()
-    for name in ("none", "0.5"):
-        page.locator("#generated-residual").get_by_label(name, exact=True).check()
-        page.locator("#generated-view iframe").wait_for(state="detached")
-        visit.ask("#continue")
-        view = visit.frame("generated-view")
-        rows[name] = view.locator("body").inner_text()
-    assert "residual 0.5" in rows["0.5"]
-    assert "no residual" not in rows["0.5"]
-    assert "residual 0.5" not in rows["none"]
-
-
 def test_image_of_a_model_of_images(visit: Visit, tmp_path: Path) -> None:
     """A file stands in the place of the text. It is forgotten as any other answer."""
     for part in image_classifier():
