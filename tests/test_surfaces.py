@@ -128,7 +128,7 @@ def shown(case: Case, method: str) -> Tensor:
     page = Answers(Limits((case.name,), False, 40))
     try:
         remarks, *_, files = page.explain(case.text, case.name, [method], None, None)
-        named = [name for name in files if name.endswith("maps.json")]
+        named = [name for name in files or [] if name.endswith("maps.json")]
         if not named:
             raise ArgumentError(re.sub(r"<[^>]*>", "", remarks))
         record = json.loads(Path(named[0]).read_text("utf-8"))

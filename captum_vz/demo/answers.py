@@ -76,7 +76,7 @@ class Answer(NamedTuple):
         layers: The picture of the layers, a path.
         shares: The table of methods.
         methods: The picture of methods, a path.
-        files: The files to download.
+        files: The files to download; None: none.
     """
 
     told: str
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
     layers: str | None = None
     shares: str = ""
     methods: str | None = None
-    files: Sequence[str] = ()
+    files: list[str] | None = None  # Gradio takes no tuple
 
 
 class Answers:

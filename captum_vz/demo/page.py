@@ -131,7 +131,7 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
     def explain(*values: Any) -> Iterator[tuple[Any, ...]]:
         for answer in answers.steps(*values):
             pictures = {name: _described(gr, getattr(answer, name)) for name in ("layers", "methods")}
-            yield tuple(answer._replace(**pictures, files=list(answer.files)))  # Gradio takes no tuple of files
+            yield tuple(answer._replace(**pictures))
 
     run: dict[str, Any] = {"fn": explain, "inputs": [text, *others], "outputs": outputs, "api_visibility": "private"}
     run["trigger_mode"] = "multiple"  # "once", the default, ignores a question while an older one is answered
@@ -248,7 +248,7 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
 
     def generate(*values: Any) -> tuple[Any, ...]:
         answer = answers.generate(*values)
-        return answer.told, answer.view, _described(gr, answer.methods), list(answer.files)
+        return answer.told, answer.view, _described(gr, answer.methods), answer.files
 
     def first(shown: str, *values: Any) -> Any:
         return gr.skip() if shown else generate(*values)
