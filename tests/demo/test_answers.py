@@ -112,7 +112,7 @@ def test_generated_text_must_fit() -> None:
 def test_view_comes_before_pictures(answers: Answers) -> None:
     first, last = answers.steps("a hat [MASK]", "agreement", ["value-zeroing"], "", -1)
     assert first[:2] == last[:2]
-    assert (first.layers, first.methods, first.files) == (None, None, ())
+    assert (first.layers, first.methods, first.files) == (None, None, None)
     assert Path(last[2]).is_file()
 
 
