@@ -11,16 +11,22 @@ import captum_vz
 import captum_vz_lessons
 from captum_vz_lessons.lab import grade_notebook, lessons, write_student_copy
 
-for package in (captum_vz, captum_vz_lessons):
-    place = Path(package.__file__).parents[1]
-    assert not (place / "setup.cfg").exists() and not (place / "pyproject.toml").exists(), f"{place} is a checkout"
-assert len(lessons()) == 10, lessons()
-for lesson in lessons(*sys.argv[1:] or ("09",)):
-    with TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy.ipynb"
-        write_student_copy(lesson, copy)
-        solved, unsolved = grade_notebook(lesson), grade_notebook(copy, lesson=lesson)
-    assert not solved.problem and not unsolved.problem, (solved, unsolved)
-    assert solved.exercises and all(solved.exercises.values()), solved
-    assert solved.exercises.keys() == unsolved.exercises.keys() and not any(unsolved.exercises.values()), unsolved
-    print(f"{lesson.name}: all {len(solved.exercises)} exercises are right, and open in the student's copy", flush=True)
+
+def main(*names: str) -> None:
+    for package in (captum_vz, captum_vz_lessons):
+        place = Path(package.__file__).parents[1]
+        assert not (place / "setup.cfg").exists() and not (place / "pyproject.toml").exists(), f"{place} is a checkout"
+    assert len(lessons()) == 10, lessons()
+    for lesson in lessons(*names):
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / "copy.ipynb"
+            write_student_copy(lesson, copy)
+            solved, unsolved = grade_notebook(lesson), grade_notebook(copy, lesson=lesson)
+        assert not solved.problem and not unsolved.problem, (solved, unsolved)
+        assert solved.exercises and all(solved.exercises.values()), solved
+        assert solved.exercises.keys() == unsolved.exercises.keys() and not any(unsolved.exercises.values()), unsolved
+        print(f"{lesson.name}: {len(solved.exercises)} exercises are right, and open in the student's copy", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or ("09",))
