@@ -105,7 +105,7 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
 
 
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz.metrics.orders.EXHAUSTIVE", 0)
+    monkeypatch.setattr("captum_vz.metrics.faithfulness.EXHAUSTIVE", 0)
     masked = sentences()
     found = deletion_bounds(Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
