@@ -45,42 +45,36 @@ def attribute_generation(
 
     where :math:`R_l` is the method's map of layer l. The prompt has m tokens. New token t is predicted at the position
     before it, so the row of the first new token is the row of the last prompt token. The model is causal: one pass over
-    the finished text, without its last token, gives the same rows as one pass for each step. Each text runs alone and
-    without padding.
+    the finished text, without its last token, gives the same rows as one pass for each step. Each text runs alone.
 
-    Layer maps are computed for the n rows of generated tokens only. A rollout needs all rows of the layers, because
-    each row of a layer is a mixture of rows of the layer before. Methods that explain a logit with several runs of the
-    model (gradients, ValueZeroingEffect, LayerAttentionGradient), and methods with `per_receptive_field`, are called
-    for each new token. So are all methods if the model's positions depend on the length of the text (dynamic NTK,
-    LongRoPE), and the text is so long that they do.
+    Methods that explain a logit with several runs of the model (gradients, ValueZeroingEffect, LayerAttentionGradient),
+    and methods with `per_receptive_field`, are called for each new token. So are all methods if the model's positions
+    depend on the length of the text (dynamic NTK, LongRoPE), and the text is so long that they do.
 
     Args:
         model: A model with `generate`, as :func:`captum_vz.explain` takes it: a name, a folder, a model with
             `tokenizer`, a pair of both, or a pipeline.
-        prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
-            A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
-            lists of ids, or a tensor of ids with several rows: a batch.
+        prompt: A text. Chat messages. Token ids, a list or tensor. A tokenizer's output. What `generate` returned, with
+            `prompt_length`. Or a batch: a list of texts, of chats or of lists of ids, or a tensor of several rows.
         method: Any of the forms of :func:`~captum_vz.study.as_method`: a name of :data:`~captum_vz.study.METHODS`, a
             class of this package, or of Captum that explains inputs, a `functools.partial` of one, a function of
             (model, layers) that returns a method, the method itself, or a function of a batch. In a model with an
             encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
-            encoder. A method that was made with `attention="self"`, and a rollout of one stack, are then refused,
-            because their sources are not the tokens of the prompt.
+            encoder. Methods whose sources are not the tokens of the prompt are then refused, such as rollouts.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
         tokenizer: The tokenizer of a model that is passed alone. Captum's `TokenizerLike` is enough. None: prompts are
             ids, and tokens are shown by their ids.
-        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. A text is
-            added to a prompt text as it is, so begin it with a space unless it continues the last word. For a model
-            with an encoder, what `generate` returned.
+        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. Begin a
+            text with a space unless it continues the last word. For a model with an encoder, what `generate` returned.
         prompt_length: The number of tokens, padding included, that are the prompt. The other tokens are generated.
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.
         layer: The only layer that is computed, from 0: a method that explains each layer by runs of its own, such as
             "value-zeroing-effect-layer", takes less time. Methods without layers ignore it. None: all layers.
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
-        generate_kwargs: Further arguments for `model.generate`: `do_sample`, `num_beams` (the chosen text is
-            attributed), `eos_token_id`, `past_key_values` or `cache` (of the first tokens of the prompt), and so on.
-            Arguments that change the inputs of the model, such as `inputs_embeds`, are refused.
+        generate_kwargs: Further arguments for `model.generate`, such as `do_sample`, `num_beams` (the chosen text is
+            attributed), `eos_token_id`, and `past_key_values` of the first tokens of the prompt. Arguments that change
+            the inputs of the model, such as `inputs_embeds`, are refused.
 
     Returns:
         A :class:`GenerationAttribution`. A list of them for a batch, or with `num_return_sequences`.

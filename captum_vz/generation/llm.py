@@ -33,9 +33,8 @@ _FIRST_MARK = 0xE000  # characters for private use, which no text contains
 class LLMTokenMaps(Attribution):
     """How much each generated token depends on each feature of its prompt, in the form of Captum's `LLMAttribution`.
 
-    A script with `LLMAttribution(FeatureAblation(model), tokenizer)` changes this one line. The result is the same
-    class, `LLMAttributionResult`. Its `seq_attr` is the sum of `token_attr` over the generated tokens.
-    :func:`attribute_generation` returns more: all layers, and the scores of earlier generated tokens.
+    A script with `LLMAttribution(FeatureAblation(model), tokenizer)` changes this one line. The `seq_attr` of the
+    result is the sum of `token_attr` over the generated tokens. :func:`attribute_generation` returns all layers.
 
     Args:
         attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`. Or, with `model`, what
@@ -127,9 +126,8 @@ class LLMTokenMaps(Attribution):
             options = {"generated": ids[~torch.isin(ids, ids.new_tensor(skipped))]}
         scores, output_tokens = self._scores(inp, layer, kwargs, options)
         scores = inp.format_attr(scores)
-        return LLMAttributionResult(
-            input_tokens=inp.values, output_tokens=output_tokens, seq_attr=scores.sum(0), token_attr=scores, inp=inp
-        )
+        named = {"input_tokens": inp.values, "output_tokens": output_tokens, "inp": inp}
+        return LLMAttributionResult(seq_attr=scores.sum(0), token_attr=scores, **named)
 
     def _scores(
         self, inp: Any, layer: int, method_options: dict[str, Any], options: dict[str, Any]
@@ -174,22 +172,17 @@ def to_captum_llm(method: Attribution) -> FeatureAblation:
 
     .. math:: s_j = \sum_t M_{tj}
 
-    for the whole text, and :math:`M_{tj}` for each generated token t, see
-    :func:`~captum_vz.generation.attribute_generation`. `LLMAttribution` takes objects of five classes of Captum only.
-    The object that is returned is a `FeatureAblation` by its type, and no input is changed. Use it in a script that
-    makes the `LLMAttribution` itself. Otherwise :class:`LLMTokenMaps` has the same scores.
-
-    `ValueZeroingEffect` then explains log-probabilities or probabilities, as `LLMAttribution(attr_target=...)` says.
-    Layer methods show the last layer.
+    for the whole text, and :math:`M_{tj}` for each generated token t. `LLMAttribution` takes objects of five classes of
+    Captum only, so the returned object is a `FeatureAblation` by its type. No input is changed. Use it in a script that
+    makes the `LLMAttribution` itself. Otherwise :class:`LLMTokenMaps` has the same scores. `ValueZeroingEffect`
+    explains log-probabilities or probabilities, as `LLMAttribution(attr_target=...)` says. Layer methods show the last
+    layer.
 
     Args:
         method: A method of this package, made of a model: `ValueZeroingRollout(model, find_layers(model))`.
 
     Returns:
         What `LLMAttribution` takes as `attr_method`. Its own `attribute` is called by `LLMAttribution` only.
-
-    Raises:
-        ArgumentError: `method` is no such method.
 
     >>> from captum.attr import LLMAttribution, TextTokenInput
     >>> from captum_vz import ValueZeroing, find_layers

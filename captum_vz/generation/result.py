@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -163,14 +164,14 @@ class GenerationAttribution(Explanation):
         """
         with needs_extra("to_pandas", "study"):
             import pandas as pd
-        given, rows = len(self.prompt.ids), []
+        given, rows, scores, labels = len(self.prompt.ids), [], self.all_scores.tolist(), self.generated.labels
         kept = [*self._kept(mask), *range(given, len(self.tokens))]
-        for index in range(len(self.layers)) if layer is None else [self.layer_index(layer)]:
-            for step, scores in enumerate(self.all_scores[..., index].tolist()):
-                about = self.layers[index], step, self.generated.labels[step]
-                for place in (place for place in kept if place < given + step):
-                    part = ("prompt", place) if place < given else ("generated", place - given)
-                    rows.append((*about, *part, self.tokens[place], scores[place]))
+        layers = range(len(self.layers)) if layer is None else [self.layer_index(layer)]
+        for index, step, place in product(layers, range(len(labels)), kept):
+            if place < given + step:
+                part = ("prompt", place) if place < given else ("generated", place - given)
+                score = scores[step][place][index]
+                rows.append((self.layers[index], step, labels[step], *part, self.tokens[place], score))
         return pd.DataFrame(rows, columns=["layer", "step", "token", "part", "source", "source_token", "score"])
 
     def to_dict(self, mask: Tensor | None = None) -> dict[str, Any]:
@@ -179,7 +180,6 @@ class GenerationAttribution(Explanation):
         Args:
             mask: Prompt tokens of no interest, `(m,)`. It is written, and no score is left out.
         """
-        hidden = self._hidden(mask)
         return {
             "method": self.method,
             "text": self.text,
@@ -188,7 +188,7 @@ class GenerationAttribution(Explanation):
             "generated": list(self.generated.labels),
             "generated_ids": list(self.generated.ids),
             "layers": list(self.layers),
-            "mask": None if hidden is None else hidden.tolist(),
+            "mask": None if mask is None else self._hidden(mask).tolist(),
             "scores": self.scores.permute(2, 0, 1).tolist(),
             "prefix": self.prefix.permute(2, 0, 1).tolist(),
             "prompt_share": self.prompt_share.T.tolist(),
@@ -218,31 +218,23 @@ class GenerationAttribution(Explanation):
         """
         index, kept, labels = self.layer_index(layer), self._kept(mask), self.prompt.labels
         scores, steps = self.scores[..., index], self.generated.labels
-        title = self._title(index)
+        title, rows = self._title(index), []
         if step is not None:
-            full = (float(scores[step].abs().max()) or 1.0) if self.is_signed else 1.0
-            look: dict[str, Any] = {"color": color, "full": full, "signed": self.is_signed, "columns": columns}
-            lines = terminal_text(labels, scores[step], **look).split("\n")
+            look: dict[str, Any] = {"full": None if self.is_signed else 1, "signed": self.is_signed}
+            lines = terminal_text(labels, scores[step], color=color, columns=columns, **look).split("\n")
             told = f"{title}: how much {steps[step]} (step {step % len(steps)}) draws on each prompt token"
             return "\n".join([told, *(lines[place] for place in kept)])
-        rows = []
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
             rows.append([place, label, share, "  ".join(f"{labels[i]} {row[i]:.2f}" for i in best)])
-        told = f"{title}: the prompt tokens that each new token draws on most"
-        return f"{told}\n{text_table([''] * 4, rows, right=[0])}"
+        told = "the prompt tokens that each new token draws on most"
+        return f"{title}: {told}\n{text_table([''] * 4, rows, right=[0])}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
-        about = {
-            "prompt": asdict(self.prompt),
-            "generated": asdict(self.generated),
-            "layers": self.layers,
-            "method": self.method,
-            "text": self.text,
-            "signed": self.is_signed,
-        }
+        about = {"prompt": asdict(self.prompt), "generated": asdict(self.generated), "layers": self.layers}
+        about |= {"method": self.method, "text": self.text, "signed": self.is_signed}
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
         write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
 
@@ -274,8 +266,6 @@ class GenerationAttribution(Explanation):
             prefix: Whether to draw the generated tokens as columns as well.
             options: No other option is known.
         """
-        if options:
-            raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
         if options:
             raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
         index, given, kept = self.layer_index(layer), len(self.prompt.ids), self._kept(mask)
@@ -337,9 +327,7 @@ class GenerationAttribution(Explanation):
             mask: Prompt tokens whose scores are set to 0, `(m,)`.
             renormalize: Whether to divide each row by its sum over the prompt.
         """
-        scores = self.scores[..., self.layer_index(layer)]
-        hidden = self._hidden(mask)
-        scores = scores if hidden is None else scores.masked_fill(hidden, 0)
+        scores = self.scores[..., self.layer_index(layer)].masked_fill(self._hidden(mask), 0)
         scores = normalize_rows(scores) if renormalize else scores
         return LLMAttributionResult(
             input_tokens=list(self.prompt.labels),
@@ -391,22 +379,20 @@ class GenerationAttribution(Explanation):
         layer = self.layers[index]
         return self.method if layer in ("output", "scores") else f"{self.method}, {layer}"
 
-    def _hidden(self, mask: Any) -> Tensor | None:
-        """The mask as a tensor on the CPU."""
-        if mask is None:
-            return None
-        mask = torch.as_tensor(mask).cpu()
-        if mask.dtype != torch.bool or mask.shape != (len(self.prompt.ids),):
+    def _hidden(self, mask: Any) -> Tensor:
+        """The mask as a tensor on the CPU. None hides nothing."""
+        count = len(self.prompt.ids)
+        found = torch.as_tensor([False] * count if mask is None else mask).cpu()
+        if found.dtype != torch.bool or found.shape != (count,):
             raise ArgumentError(
-                f"mask is {tuple(mask.shape)} of {mask.dtype}: pass bools ({len(self.prompt.ids)},), one for each "
-                "prompt token."
+                f"mask is {tuple(found.shape)} of {found.dtype}: pass bools ({count},), one for each prompt token."
             )
-        return mask
+        return found
 
     def _kept(self, mask: Any) -> list[int]:
         """The positions of the prompt tokens that a mask does not leave out."""
-        hidden = self._hidden(mask)
-        return [i for i in range(len(self.prompt.ids)) if hidden is None or not hidden[i]]
+        kept: list[int] = (~self._hidden(mask)).nonzero()[:, 0].tolist()
+        return kept
 
 
 def _tokens(fields: dict[str, list[Any]]) -> TokenText:
