@@ -54,15 +54,11 @@ def test_forms_of_one_prompt(form: Any, name: str) -> None:
     assert_same(attribute(form, 4, name=name), attribute(TEXT, 4, name=name))
 
 
-def test_entries_that_no_model_reads() -> None:
-    """LLaMA has no types of tokens, and no model reads where tokens stand in the text."""
-    prompt = {"input_ids": IDS, "token_type_ids": [0, 0, 0, 1, 1], "offset_mapping": [(0, 1)] * 5, "labels": IDS}
-    assert_same(attribute(prompt, 3, name="llama"), attribute(TEXT, 3, name="llama"))
-
-
 @pytest.mark.parametrize("types", [torch.zeros(1, 5, dtype=torch.long), torch.tensor([[0, 0, 1, 1, 1]])])
 def test_types_of_tokens(types: torch.Tensor) -> None:
-    """BERT reads zeros if it is given none. A text goes on with other types than those of its prompt."""
+    """LLaMA has none. BERT reads zeros if it is given none. New tokens would have other types than their prompt."""
+    prompt = {"input_ids": IDS, "token_type_ids": types, "offset_mapping": [(0, 1)] * 5, "labels": IDS}
+    assert_same(attribute(prompt, 3, name="llama"), attribute(TEXT, 3, name="llama"))
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
     model = BertLMHeadModel(BertConfig(num_hidden_layers=1, is_decoder=True, **sizes)).eval()
@@ -130,14 +126,6 @@ def test_text_that_ends_early_in_a_batch() -> None:
         assert one.generated.ids == ids[: ids.index(stop) + 1 if stop in ids else None]
 
 
-def test_padded_ids_with_a_mask() -> None:
-    ids = torch.tensor([IDS, [0, 0, 0, *IDS[:2]]])
-    mask = torch.tensor([[1] * 5, [0, 0, 0, 1, 1]])
-    found = attribute(ids, 4, attention_mask=mask)
-    assert_same(found[0], attribute(IDS, 4))
-    assert_same(found[1], attribute(IDS[:2], 4))
-
-
 def test_output_of_generate_for_a_batch() -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     inputs = tokenizer([TEXT, "anna likes"], return_tensors="pt", padding=True, padding_side="left")
@@ -191,12 +179,8 @@ def test_roles_of_a_chat_are_sections() -> None:
     )
     assert found.prompt.sections == (("system", 0, 6), ("user", 6, 12), ("answer", 12, 14))
     assert_same(attribute([CHAT, CHAT], 3)[1], found)
-
-
-def test_repeated_role_is_numbered() -> None:
-    chat = [CHAT[1], {"role": "assistant", "content": "a hat"}, CHAT[1]]
-    sections = attribute(chat, 2).prompt.sections
-    assert [name for name, _, _ in sections] == ["user", "assistant", "user 2", "answer"]
+    longer = attribute([CHAT[1], {"role": "assistant", "content": "a hat"}, CHAT[1]], 2)
+    assert [name for name, _, _ in longer.prompt.sections] == ["user", "assistant", "user 2", "answer"]
 
 
 @pytest.mark.parametrize(

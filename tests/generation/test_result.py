@@ -141,17 +141,6 @@ def test_groups_of_a_method_called_for_each_step() -> None:
         torch.testing.assert_close(found.prefix[step, :step, -1], row[4:])
 
 
-def test_group_of_an_effect_is_joint() -> None:
-    model = case_of("gpt2").model
-    found = found_by(ValueZeroingEffect, prompt=PROMPT).grouped([(1, 4)])
-    effect = ValueZeroingEffect(model, find_layers(model))
-    groups = torch.tensor([[0, 1, 1, 1, 2, 3]])
-    ids = torch.tensor([[*PROMPT, NEW[0]]])
-    expected = effect.attribute(ids, target=(-1, NEW[1]), feature_mask=groups)[0]
-    torch.testing.assert_close(found.scores[1, :, 0], expected[[0, 1, 4]])
-    torch.testing.assert_close(found.prefix[1, 0, 0], expected[5])
-
-
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_groups_of_a_source(name: str) -> None:
     whole = found_by(LayerAttention, name, PROMPT)
@@ -176,10 +165,8 @@ def test_groups_are_summed_where_there_is_no_joint_form() -> None:
     [
         ("sections", "no sections"),
         ("lines", "by is 'lines'"),
-        (3, "by is 3"),
         ([(0, 3), (2, 5)], "overlaps"),
         ([[0, 1, 2]], "pairs of positions"),
-        ({"all": (0.5, 3)}, "pairs of positions"),
         ([(3, 3)], "0 <= start < stop <= 14"),
         ({"end": (3, 99)}, "The span end is"),
     ],

@@ -1,12 +1,14 @@
-"""One pass over the finished text equals one pass for each step."""
+"""One pass over the finished text equals one pass for each step, also of an offloaded and a quantised model."""
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -40,6 +42,7 @@ from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods.output import GateMethod
+from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -82,6 +85,9 @@ def test_maps_equal_growing_texts(name: str) -> None:
 def test_rollout_equals_growing_texts(name: str) -> None:
     found = found_by(ValueZeroingRollout, name)
     assert found.layers == ("layer 0, no residual", "layers 0 to 1, no residual", "layers 0 to 2, no residual")
+    torch.testing.assert_close(rows(found).sum(1), torch.ones(4, 3, dtype=torch.float64))
+    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
+    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
     for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
         torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
 
@@ -222,14 +228,6 @@ def test_sources_outside_the_prompt_are_refused(name: str, form: str) -> None:
         found_by(method, name, new=[*NEW, 30])  # then the decoder is as long as the prompt
 
 
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, AttentionRollout, ALTI, LayerAttention])
-def test_rows_sum_to_one(method: Any) -> None:
-    found = found_by(method, "qwen3")
-    torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(4, 3, dtype=torch.float64))
-    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
-    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
-
-
 def test_only_rows_of_new_tokens() -> None:
     computed = []
 
@@ -306,3 +304,35 @@ def test_method_of_another_model_is_refused() -> None:
         found_by(ValueZeroing(other, find_layers(other)), "gpt2")
     inner = case_of("gpt2").model.transformer
     assert found_by(ValueZeroing(inner, find_layers(inner)), "gpt2").scores.shape == (4, 5, 3)
+
+
+# Surroundings
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention])
+@pytest.mark.parametrize("kind", ["offloaded", "quantised"])
+def test_surroundings(kind: str, method: Any) -> None:
+    """An offloaded model gives its own rows, and a quantised one those of the rounded weights."""
+    model, plain = (copy.deepcopy(case_of("llama", torch.float32).model) for _ in range(2))
+    if kind == "offloaded":
+        model = cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        for layer, other in zip(model.model.layers, plain.model.layers, strict=True):
+            layer.self_attn.v_proj = Int8Linear(layer.self_attn.v_proj)
+            other.self_attn.v_proj.weight.data = layer.self_attn.v_proj.dequantized(torch.float32)
+    found, expected = (
+        attribute_generation((one, tokenizer_of_words()), PROMPT, method, max_new_tokens=3) for one in (model, plain)
+    )
+    assert found.generated == expected.generated
+    torch.testing.assert_close(rows(found), rows(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16() -> None:
+    """Rows are those of the maps of the finished text in bfloat16, and within its rounding those in float32."""
+    case, asked = case_of("llama", torch.bfloat16), (PROMPT, ValueZeroing)
+    found = attribute_generation(case.model, *asked, generated=NEW).scores
+    maps = ValueZeroing(case.model, case.layers).attribute(torch.tensor([PROMPT + NEW[:-1]]))
+    expected = torch.stack([one[0, len(PROMPT) - 1 :, : len(PROMPT)] for one in maps], dim=-1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    plain = attribute_generation(case_of("llama", torch.float32).model, *asked, generated=NEW).scores
+    torch.testing.assert_close(found.float(), plain, rtol=0, atol=0.03)
