@@ -8,9 +8,7 @@ import pytest
 import torch
 from captum.attr import (
     FeatureAblation,
-    KernelShap,
     LLMAttribution,
-    ShapleyValueSampling,
     TextTemplateInput,
     TextTokenInput,
 )
@@ -49,32 +47,6 @@ def test_ablation_over_gates_is_the_effect(form: str, options: dict[str, Any]) -
     assert footprint(MODEL) == before
 
 
-def test_probabilities() -> None:
-    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS, attr_target="prob")
-    found = llm.attribute(gated_input(INPUTS["tokens"], TOKENS), target=TARGET)
-    effect = LLMTokenMaps(ValueZeroingEffect(MODEL, LAYERS), TOKENS, "prob").attribute(INPUTS["tokens"], target=TARGET)
-    torch.testing.assert_close(found.token_attr.double(), effect.token_attr.double(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [ShapleyValueSampling, KernelShap])
-def test_shapley_values_share_the_effect_of_all(kind: Any) -> None:
-    inp = gated_input(INPUTS["tokens"], TOKENS)
-    torch.manual_seed(0)
-    found = LLMAttribution(kind(ValueGates(MODEL, LAYERS)), TOKENS).attribute(inp, target=TARGET, n_samples=12)
-    together = gated_input(TextTemplateInput("{}", [TEXT]), TOKENS)
-    whole = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS).attribute(together, target=TARGET)
-    torch.testing.assert_close(found.seq_attr.sum(), whole.seq_attr.sum(), rtol=0, atol=1e-2)
-
-
-def test_generated_targets() -> None:
-    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS)
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    found = llm.attribute(gated_input(INPUTS["tokens"], TOKENS), gen_args=options)
-    plain = LLMAttribution(FeatureAblation(MODEL), TOKENS).attribute(INPUTS["tokens"], gen_args=options)
-    assert found.output_tokens == plain.output_tokens
-    assert found.token_attr.shape == plain.token_attr.shape
-
-
 @pytest.mark.parametrize("form", INPUTS)
 @pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ALTILogit])
 def test_methods_in_captums_class(kind: Any, form: str) -> None:
@@ -102,17 +74,6 @@ def test_effect_in_captums_class(attr_target: str) -> None:
     expected = LLMTokenMaps(method, TOKENS, attr_target).attribute(INPUTS["tokens"], target=TARGET)
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     assert method.forward_func is MODEL
-
-
-def test_skipped_tokens_of_a_target() -> None:
-    maps = LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS)
-    expected = maps.attribute(INPUTS["tokens"], target="has anna").token_attr
-    number = TOKENS.convert_tokens_to_ids("upset")
-    ids = torch.tensor(TOKENS.encode(TARGET, add_special_tokens=False))
-    for target, skipped in ((TARGET, ["upset"]), (TARGET, [number]), (ids, [number])):
-        torch.testing.assert_close(
-            maps.attribute(INPUTS["tokens"], target=target, skip_tokens=skipped).token_attr, expected
-        )
 
 
 def test_wrong_arguments() -> None:

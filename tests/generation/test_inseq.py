@@ -34,20 +34,6 @@ def inseq() -> Any:
     return inseq
 
 
-def test_scores_of_a_decoder(inseq: Any) -> None:
-    found = found_by("gpt2")
-    (one,) = found.to_inseq(layer=0)
-    given = len(found.prompt.ids)
-    assert one.source_attributions is None
-    assert [token.id for token in one.target] == [*found.prompt.ids, *found.generated.ids]
-    assert one.attr_pos_start == given and one.attr_pos_end == given + len(NEW)
-    torch.testing.assert_close(one.target_attributions[:given].T, found.scores[..., 0].float())
-    for step in range(len(NEW)):
-        own = one.target_attributions[given:, step]
-        torch.testing.assert_close(own[:step], found.prefix[step, :step, 0].float())
-        assert own[step:].isnan().all()
-
-
 def test_scores_of_an_encoder_decoder(inseq: Any) -> None:
     found = found_by("bart")
     (one,) = found.to_inseq()

@@ -15,7 +15,7 @@ from captum.attr import (
     TextTokenInput,
 )
 
-from captum_vz import ALTILogit, ArgumentError, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import ArgumentError, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.generation import LLMTokenMaps, attribute_generation
 from tests.generation.models import case_of, tokenizer_of_words
 
@@ -61,12 +61,6 @@ def test_scores_are_those_of_the_function(layer: int) -> None:
     torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
 
 
-def test_25_greedy_tokens_by_default() -> None:
-    result = maps(LayerAttention).attribute(TextTokenInput(TEXT, TOKENS))
-    found = attribute_generation((MODEL, TOKENS), TEXT, LayerAttention, do_sample=False)
-    assert result.output_tokens == list(found.generated.labels)
-
-
 def test_skipped_tokens_have_no_column() -> None:
     inp = TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"])
     result = maps().attribute(inp, target="has upset")
@@ -80,15 +74,6 @@ def test_columns_of_an_encoder(name: str) -> None:
     result = maps(ValueZeroing, name).attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
     assert result.token_attr.shape == (2, 5)
     torch.testing.assert_close(result.token_attr.sum(1), torch.ones(2, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("name", ["t5", "bart"])
-@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout])
-def test_self_attention_of_a_decoder_is_refused(kind: Any, name: str) -> None:
-    model = case_of(name).model
-    method = LLMTokenMaps(kind(model, find_layers(model, "decoder")), TOKENS)
-    with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
-        method.attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
 
 
 TEMPLATES = {
@@ -120,14 +105,6 @@ def test_masked_values_are_one_feature() -> None:
     torch.testing.assert_close(result.token_attr[:, :2], joint[:, [0, 2]])
 
 
-def test_template_of_a_method_without_joint_form() -> None:
-    result = maps(ALTILogit).attribute(TEMPLATES["list"], target="upset marcus")
-    found = attribute_generation(
-        (MODEL, TOKENS), "the pictures of some woman 's theater has", ALTILogit, generated="upset marcus"
-    )
-    torch.testing.assert_close(result.token_attr[:, 1], found.scores[:, 4:7, 0].sum(1))
-
-
 def test_empty_value_has_no_score() -> None:
     result = maps().attribute(TextTemplateInput("the {} {} hat", ["", "pictures"]), target="upset")
     assert result.token_attr[0, 0] == 0
@@ -153,11 +130,6 @@ def test_empty_value_has_no_score() -> None:
 def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         maps().attribute(inp, **options)
-
-
-def test_class_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="made of a model"):
-        LLMTokenMaps(ValueZeroing, TOKENS)
 
 
 @pytest.mark.parametrize("given", ["value-zeroing-rollout-paper", ValueZeroingRollout])

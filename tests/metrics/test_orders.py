@@ -105,7 +105,7 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
 
 
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz.metrics.orders.EXHAUSTIVE", 0)
+    monkeypatch.setattr("captum_vz.metrics.faithfulness.EXHAUSTIVE", 0)
     masked = sentences()
     found = deletion_bounds(Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
@@ -194,7 +194,7 @@ def test_constant_scores_have_no_order() -> None:
 
 def test_bad_arguments_refused() -> None:
     prediction = Prediction(neighbours, sentences(), UNK)
-    for measure in (deletion_area, monotonicity, infidelity):
+    for measure in (deletion_area, monotonicity, infidelity, comprehensiveness):
         with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
             measure(prediction, torch.rand(2, 2))
         with pytest.raises(ArgumentError, match="scores holds infinities"):
