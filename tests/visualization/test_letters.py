@@ -10,7 +10,6 @@ from torch import Tensor
 
 from captum_vz.visualization import draw_maps, draw_row
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.axes import set_label
 
 
 def a_map(count: int) -> Tensor:
@@ -34,19 +33,6 @@ def test_labels_in_any_script() -> None:
     assert labels[2:4] == ["مرحبا", "שלום"]  # matplotlib's own font has them, and joins and turns the letters
     assert labels[5] in ("🚀", ":rocket:")
     assert labels[-3:] == [r"\ue000", r"x\u202e", "∅"]
-
-
-def test_font_of_the_system_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter that matplotlib's own font lacks is drawn with the first font that has it, and without a warning."""
-    own, *others = axes._font_files()
-    font = next(path for path in others if "DejaVuSerif.ttf" in path or "Noto" in path)
-    letter = chr(min(axes._letters_of(font) - axes._letters_of(own), default=ord("a")))
-    monkeypatch.setattr(axes, "_font_files", lambda: [font])
-    text = Figure().text(0, 0, f"é{letter}")
-    axes._family_of.cache_clear()
-    set_label(text)
-    axes._family_of.cache_clear()
-    assert text.get_fontfamily()[-1] == axes.FT2Font(font).family_name
 
 
 def test_missing_letter_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,23 +94,6 @@ def test_titles_are_cut_at_last() -> None:
     assert figure.axes[0].title.get_window_extent().width <= figure.axes[0].get_window_extent().width + 1
 
 
-@pytest.mark.parametrize("label", ["share of the row", "share of the row of one token, which sums to 1"])
-@pytest.mark.parametrize("own", [False, True])
-def test_label_of_the_scale_has_room(label: str, own: bool) -> None:
-    maps, rows = [a_map(2) / 2], [torch.tensor([0.2, 0.8])]
-    for figure in (
-        draw_maps(maps, ["a", "b"], label=label, scale="panel" if own else "shared"),
-        draw_row(rows, ["a", "b"], label=label, scale="row" if own else "shared"),
-        draw_row(rows, ["a", "b"], label=label, fig=Figure(figsize=(4, 2.5), dpi=150)),
-    ):
-        figure.draw_without_rendering()
-        bar = figure.axes[-1]
-        text = bar.xaxis.label if bar.get_xlabel() else bar.yaxis.label
-        assert label in text.get_text().replace("\n", " ")
-        box = text.get_window_extent()
-        assert box.y0 >= 0 and box.y1 <= figure.bbox.height + 1 and box.x1 <= figure.bbox.width + 1
-
-
 def test_faint_panels_name_their_largest_score() -> None:
     maps = {"one": a_map(2), "two": a_map(2) * 0.15}
     faint = draw_maps(maps, ["a", "b"], scale="shared")
@@ -144,12 +113,3 @@ def test_labels_once_in_a_grid_of_axes() -> None:
     apart = [own.add_axes((0, 0, 0.2, 0.2)), own.add_axes((0.5, 0, 0.2, 0.2))]
     draw_maps([a_map(2)] * 2, ["a", "b"], ax=apart)
     assert all(panel.get_yticklabels() and panel.get_xticklabels() for panel in apart)
-
-
-def test_names_of_axes_stand_at_their_labels() -> None:
-    own = Figure(figsize=(6, 12))
-    draw_maps([a_map(3)], ["a", "b", "c"], fig=own)
-    own.draw_without_rendering()
-    name = next(text for text in own.texts if text.get_text() == "source token")
-    lowest = min(text.get_window_extent().y0 for text in own.axes[0].get_xticklabels())
-    assert 0 < lowest - name.get_window_extent().y1 < 0.3 * own.dpi
