@@ -109,10 +109,6 @@ def words_of(tokens: Sequence[str], words: Any = None, name: str = "words") -> l
     """
     if words is None:
         continues = _continues(tokens)
-    elif isinstance(words, str) or not all(one is None or isinstance(one, int) for one in words):
-        raise ArgumentError(
-            f"{name} is {reprlib.repr(words)}: pass the number of each token's word, or None, in a list."
-        )
     elif len(words) != len(tokens):
         raise ArgumentError(
             f"{name} has {len(words)} entries for {len(tokens)} tokens: pass the number of each token's word, as "

@@ -195,19 +195,6 @@ def test_continued_text_is_in_sight(width: int, height: int, visit: Visit) -> No
     assert "value-zeroing-rollout, residual 0.5" in shown.locator("#sub").inner_text()
 
 
-def test_edited_prompt_waits_for_the_button(visit: Visit) -> None:
-    """To leave the tab and to come back answers no text that is only half written."""
-    page = visit.page
-    page.get_by_role("tab", name="Continue a text").click()
-    visit.frame("generated-view")
-    page.locator("#prompt input, #prompt textarea").press_sequentially("x")
-    page.locator("#generated-view iframe").wait_for(state="detached")
-    page.get_by_role("tab", name="Explain").click()
-    page.get_by_role("tab", name="Continue a text").click()
-    page.wait_for_timeout(1000)
-    assert page.locator("#generated-view iframe").count() == 0
-
-
 def test_answer_stands_under_its_own_text_only(visit: Visit) -> None:
     page = visit.page
     visit.frame("view")
