@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
