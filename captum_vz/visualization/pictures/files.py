@@ -51,17 +51,11 @@ _PROVENANCE: Final = "captum_vz_provenance"  # the attribute of figures
 
 @dataclass(frozen=True)
 class Content:
-    """What one panel shows.
+    """What one panel shows."""
 
-    Attributes:
-        sentence: The panel in words, with its largest numbers.
-        columns: The names of the columns of its table.
-        rows: Makes the rows of its table.
-    """
-
-    sentence: str
-    columns: tuple[str, ...]
-    rows: Callable[[], list[tuple[Any, ...]]]
+    sentence: str  # the panel in words, with its largest numbers
+    columns: tuple[str, ...]  # the names of the columns of its table
+    rows: Callable[[], list[tuple[Any, ...]]]  # makes the rows of its table
 
 
 def root_figure(figure: Any) -> Figure:

@@ -11,28 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
 from torch import Tensor
 
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    MOST_LEVELS,
-    NARROW_PAGE,
-    PAGE,
-    SMALLEST_FONT,
-    add_axes,
-    add_frame,
-    add_pale,
-    fit_titles,
-    given_axes,
-    level_offsets,
-    levels_for,
-    size_of,
-    size_of_axes,
-    square,
-    text_width,
-    write_heading,
-    write_labels,
-    write_title,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Picture, set_content
 from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
@@ -70,7 +49,7 @@ def draw_maps(
     scale: Literal["shared", "panel", "root"] | None = None,
     vmax: float | None = None,
     columns: int | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
     ax: Axes | Sequence[Axes] | None = None,
     fig: Figure | SubFigure | None = None,
@@ -134,43 +113,43 @@ def draw_maps(
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
     label = f"{label}, first text minus second" if panels.is_difference else label
     drawn = list(panels.scores.values())
-    given = given_axes(ax, fig, len(drawn))
+    given = axes.given_axes(ax, fig, len(drawn))
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
     named = colors.label(label, "panel")
     if given is not None:
         return _draw_into(given, panels, colors, label)
     wanted = Wanted(panels, bool(title), named, fixed=fig is not None)
-    grid = make_grid(wanted, columns, size if fig is None else size_of(fig))
-    figure = Picture(figsize=grid.size, dpi=DPI[grid.font < 7]) if fig is None else fig
+    grid = make_grid(wanted, columns, size if fig is None else axes.size_of(fig))
+    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7]) if fig is None else fig
     titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
-        panel = add_axes(figure, box, grid.size)
+        panel = axes.add_axes(figure, box, grid.size)
         _draw_panel(panel, panels, index, colors, box[2], label, titles)
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    bar = add_axes(figure, grid.bar, grid.size)
+    bar = axes.add_axes(figure, grid.bar, grid.size)
     room = grid.size[1] - grid.bar[1] if grid.place == "side" else None
     add_colorbar(bar, colors, named, max(grid.bar[2:]), room, grid.place != "side")
     _name_axes(figure, grid)
     if title:
         x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
-        write_heading(figure, title, x=x, y=y, ha="left")
+        axes.write_heading(figure, title, x=x, y=y, ha="left")
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
-def _draw_into(axes: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
+def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
     """Draw panels into the axes of a user."""
-    titles = _titles(panels, colors, min(size_of_axes(panel)[0] for panel in axes))
-    for index, panel in enumerate(axes):
-        width, height = size_of_axes(panel)
+    titles = _titles(panels, colors, min(axes.size_of_axes(panel)[0] for panel in given))
+    for index, panel in enumerate(given):
+        width, height = axes.size_of_axes(panel)
         _draw_panel(panel, panels, index, colors, width, label, titles)
         cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
-        x, y = _is_outer(panel, axes)
-        _label_panel(panel, panels, cell, FONT_SIZE, x=x, y=y)
-        panel.set_xlabel(_ACROSS if x else "", fontsize=FONT_SIZE)
-        panel.set_ylabel(_DOWN if y else "", fontsize=FONT_SIZE)
-    add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
-    figure: FigureBase | None = axes[-1].figure
+        x, y = _is_outer(panel, given)
+        _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
+        panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
+        panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
+    add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
+    figure: FigureBase | None = given[-1].figure
     return figure  # type: ignore[return-value]  # as above
 
 
@@ -191,16 +170,16 @@ def _draw_panel(
 ) -> None:
     name, scores = list(panels.scores.items())[index]
     panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
-    write_title(panel, titles[0][index], titles[1])
+    axes.write_title(panel, titles[0][index], titles[1])
     panel.spines[:].set_linewidth(0.5)
     high, wide = scores.shape
     for row in panels.rows.dimmed:
-        add_pale(panel, -0.5, row - 0.5, wide, 1)
+        axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
     for column in panels.columns.dimmed:
-        add_pale(panel, column - 0.5, -0.5, 1, high)
+        axes.add_pale(panel, column - 0.5, -0.5, 1, high)
     if panels.marked is not None:  # above the frame of the panel
         look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
-        add_frame(panel, -0.5, panels.marked - 0.5, wide, 1, **look)
+        axes.add_frame(panel, -0.5, panels.marked - 0.5, wide, 1, **look)
     set_content(panel, panels.content(name, label))
 
 
@@ -212,20 +191,20 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
         is_faint = 0 < highest < _FAINT * end and not colors.root
         note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
         titles.append(f"{name}{note}")
-    return fit_titles(titles, width)
+    return axes.fit_titles(titles, width)
 
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
     panel.set(xticks=[], yticks=[])
     if y:
-        write_labels(panel.yaxis, panels.rows.shown, cell, font, panels.marked, panels.rows.dimmed)
+        axes.write_labels(panel.yaxis, panels.rows.shown, cell, font, panels.marked, panels.rows.dimmed)
     if x:
-        write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
+        axes.write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
 
 
 def _name_axes(figure: FigureBase, grid: Grid) -> None:
     """Write what columns and rows are, below and at the left of the middle of the panels."""
-    look: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
+    look: dict[str, Any] = {"fontsize": axes.FONT_SIZE + 0.5, "color": "0.25"}
     (width, height), boxes = grid.size, grid.boxes
     left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
     middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
@@ -275,7 +254,11 @@ def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float]) ->
     If no page has room for a label of each token, every k-th token has one.
     """
     pages = [(page[0] * growth, page[1] * growth) for growth in (_GROWTH[:1] if wanted.fixed else _GROWTH)]
-    every = [(font, levels) for font in (FONT_SIZE, 7, 6, SMALLEST_FONT) for levels in range(1, MOST_LEVELS + 1)]
+    every = [
+        (font, levels)
+        for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT)
+        for levels in range(1, axes.MOST_LEVELS + 1)
+    ]
     for limits in pages:
         found = [one for one in _candidates(wanted, columns, limits, every) if one.fits]
         if found:
@@ -293,14 +276,14 @@ def _candidates(
     """Grids with each of the forms of labels: their font and their levels."""
     count, high, wide = wanted.count, len(wanted.rows), len(wanted.columns)
     largest = math.inf if wanted.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
-    best = square(count)
+    best = axes.square(count)
     for across in [min(columns, count)] if columns else range(1, count + 1):
         down = math.ceil(count / across)
         empty = -count % across
         for font, levels in forms:
-            label_width = level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
-            label_height = level_offsets(wanted.columns, levels, font)[-1] / 72
-            for place in (*(("cell",) if empty else ()), "below" if limits[0] < NARROW_PAGE else "side"):
+            label_width = axes.level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
+            label_height = axes.level_offsets(wanted.columns, levels, font)[-1] / 72
+            for place in (*(("cell",) if empty else ()), "below" if limits[0] < axes.NARROW_PAGE else "side"):
                 right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
                 below = 0.15 + bar_room(wanted.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
                 around = _EDGE + _NAME + right, wanted.top + _EDGE + _NAME + below  # panels and labels
@@ -315,7 +298,7 @@ def _candidates(
                 legible = font - 2.5 * levels
                 nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
                 rank = (legible, cell) if wanted.fixed else (legible, *nearly_square, cell)
-                fits = levels_for(cell, font) <= levels
+                fits = axes.levels_for(cell, font) <= levels
                 yield Candidate(across, font, cell, label_width, label_height, place, fits, rank)
 
 
@@ -333,7 +316,7 @@ def _placed(wanted: Wanted, chosen: Candidate, page: tuple[float, float]) -> Gri
     width, height = left + panels, lower
     if chosen.place == "side":
         bar = (width + _BAR_GAP, boxes[0][1], BAR, min(boxes[-1][1] + high - boxes[0][1], _LONGEST_BAR))
-        height = max(height, boxes[0][1] + min(text_width(wanted.scale, FONT_SIZE), _LONGEST_SCALE) + _EDGE)
+        height = max(height, boxes[0][1] + min(axes.text_width(wanted.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE)
         width += _BAR_GAP + BAR + _BAR_TEXT
     elif chosen.place == "below":
         length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)

@@ -18,22 +18,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    LINE,
-    MARK,
-    PAGE,
-    add_axes,
-    given_axes,
-    level_offsets,
-    set_label,
-    size_of,
-    size_of_axes,
-    text_width,
-    used_levels,
-    write_labels,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, set_content
 from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
@@ -57,7 +42,7 @@ def draw_route(
     residual: Residual = None,
     words: Words = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -96,7 +81,7 @@ def draw_route(
     >>> figure.axes[0].get_title()
     'Where [MASK] draws from'
     """
-    given = given_axes(ax, fig)
+    given = axes.given_axes(ax, fig)
     if not 0 < threshold <= 1:
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     axis, count = make_axis(tokens, words), len(tokens)
@@ -108,22 +93,22 @@ def draw_route(
     labels = axis.shown
     if given is not None:
         (panel,) = given
-        width, height = size_of_axes(panel)
+        width, height = axes.size_of_axes(panel)
     else:
-        whole = size if fig is None else size_of(fig)
-        left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
+        whole = size if fig is None else axes.size_of(fig)
+        left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = level_offsets(labels, used_levels(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
-        below += _LEGEND * LINE * (route.legend(width).count("\n") + 1) + 0.1
+        below = axes.level_offsets(labels, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, start)[-1] / 72 + 0.1
+        below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
-        fig = Picture(figsize=total, dpi=DPI[0]) if fig is None else fig
-        panel = add_axes(fig, (left, 0.32, width, height), total)
+        fig = Picture(figsize=total, dpi=axes.DPI[0]) if fig is None else fig
+        panel = axes.add_axes(fig, (left, 0.32, width, height), total)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
-    set_label(panel.set_title(title, fontsize=FONT_SIZE + 2))
+    axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
     panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, route.content())
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
@@ -146,7 +131,7 @@ class Route:
         if self.paths:
             marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
             parts += f" Orange: the {marked}, with each step's score."
-        return "\n".join(wrap(parts, max(24, int(len(parts) * width / text_width(parts, _LEGEND)))))
+        return "\n".join(wrap(parts, max(24, int(len(parts) * width / axes.text_width(parts, _LEGEND)))))
 
     def content(self) -> Content:
         """The routes in words and as a table."""
@@ -225,16 +210,16 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
     panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
     for rank, (_, path) in enumerate(route.paths):
         look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": max(0.8, 1.8 - 0.4 * rank)}
-        panel.plot(path, range(depth + 1), color=MARK, zorder=4 - 0.01 * rank, **look)
+        panel.plot(path, range(depth + 1), color=axes.MARK, zorder=4 - 0.01 * rank, **look)
     box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
     for at, number in _numbers(route.steps, [path for _, path in route.paths], cell, level):
-        panel.text(*at, number, fontsize=_NUMBER, color=MARK, ha="center", va="center", bbox=box, zorder=5)
+        panel.text(*at, number, fontsize=_NUMBER, color=axes.MARK, ha="center", va="center", bbox=box, zorder=5)
     panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
     every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
-    panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=FONT_SIZE)
+    panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=axes.FONT_SIZE)
     panel.tick_params(axis="y", length=0)
-    write_labels(panel.xaxis, labels, cell, FONT_SIZE, route.start)
+    axes.write_labels(panel.xaxis, labels, cell, axes.FONT_SIZE, route.start)
     for place in range(depth + 1):
         panel.axhline(place, color="0.92", linewidth=0.6, zorder=0)
     panel.spines[:].set_visible(False)
@@ -259,10 +244,10 @@ def _numbers(
             count, places = len(layers), {(layer, high, low) for layer in layers}
             is_new = not places <= seen
             seen |= places
-            if not is_new or level * count < _NUMBER * LINE:
+            if not is_new or level * count < _NUMBER * axes.LINE:
                 continue
             text = number if count == 1 else f"{number} ({count} layers)"
-            width, height = text_width(text, _NUMBER) + 0.04, _NUMBER * LINE
+            width, height = axes.text_width(text, _NUMBER) + 0.04, _NUMBER * axes.LINE
             for part in _PARTS:
                 x, y = low + part * (high - low), layers[0] + part * count
                 box = Bbox.from_bounds(x * cell - width / 2, y * level - height / 2, width, height)

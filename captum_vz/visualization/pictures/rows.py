@@ -15,25 +15,7 @@ from torch import Tensor
 
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    NARROW_PAGE,
-    PAGE,
-    add_axes,
-    add_frame,
-    add_pale,
-    given_axes,
-    level_offsets,
-    set_label,
-    size_of,
-    size_of_axes,
-    text_width,
-    used_levels,
-    write_heading,
-    write_labels,
-    write_plain_labels,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
@@ -66,7 +48,7 @@ class Strips:
     @property
     def longest(self) -> float:
         """The width of the longest label, in inches."""
-        return max(text_width(one, FONT_SIZE) for one in self.axis.shown)
+        return max(axes.text_width(one, axes.FONT_SIZE) for one in self.axis.shown)
 
     @property
     def tops(self) -> list[float]:
@@ -85,7 +67,10 @@ class Strips:
     @property
     def widths(self) -> list[float]:
         """The widths of the notes, in inches."""
-        return [0.1 + max(text_width(one, FONT_SIZE) for one in (heading, *texts)) for heading, texts in self.notes]
+        return [
+            0.1 + max(axes.text_width(one, axes.FONT_SIZE) for one in (heading, *texts))
+            for heading, texts in self.notes
+        ]
 
     def content(self) -> Content:
         """The rows in words and as a table."""
@@ -121,7 +106,7 @@ def draw_row(
     scale: str | None = None,
     vmax: float | None = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -197,7 +182,7 @@ def draw_comparison(
     scale: str = "root",
     vmax: float | None = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -292,7 +277,7 @@ def _drawn(
     fig: Any,
 ) -> Any:
     """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
-    given = given_axes(ax, fig)
+    given = axes.given_axes(ax, fig)
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
@@ -302,17 +287,17 @@ def _drawn(
     if title is None and strips.position is not None:
         title = f"What {quoted(strips.tokens[strips.position])} draws on"
     if given:
-        panel, (wide, high) = given[0], size_of_axes(given[0])
+        panel, (wide, high) = given[0], axes.size_of_axes(given[0])
         _draw(panel, strips, colors, wide / count, high / rows)
         add_colorbar(panel.inset_axes((1.15 if strips.notes else 1.03, 0, 0.04, 1)), colors, name, high)
         if title:
-            set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
+            axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
-    left = _EDGE + max(text_width(shortened(one, _LONGEST_NAME), FONT_SIZE) for one in strips.names) + 0.08
+    left = _EDGE + max(axes.text_width(shortened(one, _LONGEST_NAME), axes.FONT_SIZE) for one in strips.names) + 0.08
     right = 0.12 + sum(strips.widths)
-    limits = page if fig is None else size_of(fig)
+    limits = page if fig is None else axes.size_of(fig)
     height = ROW * rows
-    flat_bar = limits[0] < NARROW_PAGE or height < _FEW
+    flat_bar = limits[0] < axes.NARROW_PAGE or height < _FEW
     side = 0 if flat_bar else BAR + _BAR_TEXT
     room, flat = limits[0] - left - right - side, strips.longest + 0.1
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
@@ -321,7 +306,9 @@ def _drawn(
     across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
-        offsets = level_offsets(strips.axis.shown, used_levels(cell, FONT_SIZE), FONT_SIZE, strips.marked)
+        offsets = axes.level_offsets(
+            strips.axis.shown, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, strips.marked
+        )
         below = offsets[-1] / 72 + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
@@ -330,22 +317,24 @@ def _drawn(
     height = max(0.05, min(height, limits[1] - above - below - _EDGE))
     total = above + height + below + _EDGE
     if not flat_bar:
-        total = max(total, above + min(text_width(name, FONT_SIZE), 3) + _EDGE)
-    heading = text_width(title, FONT_SIZE + 2) if title else 0
+        total = max(total, above + min(axes.text_width(name, axes.FONT_SIZE), 3) + _EDGE)
+    heading = axes.text_width(title, axes.FONT_SIZE + 2) if title else 0
     size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total
     size = size if fig is None else limits
-    figure = Picture(figsize=size, dpi=DPI[0]) if fig is None else fig
-    panel = add_axes(figure, (left, above, across, height), size)
+    figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
+    panel = axes.add_axes(figure, (left, above, across, height), size)
     _draw(panel, strips, colors, cell, height / rows)
     if flat_bar:
-        bar = add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
+        bar = axes.add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
         add_colorbar(bar, colors, name, length, flat=True)
     else:
         length = min(_LONGEST_BAR, max(height, 0.8))
-        bar = add_axes(figure, (left + across + right, above, BAR, length), size)
+        bar = axes.add_axes(figure, (left + across + right, above, BAR, length), size)
         add_colorbar(bar, colors, name, length, size[1] - above)
     if title:
-        write_heading(figure, title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=FONT_SIZE + 2)
+        axes.write_heading(
+            figure, title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=axes.FONT_SIZE + 2
+        )
     return figure
 
 
@@ -360,19 +349,21 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: f
         panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, **look))
     panel.set(xlim=(-0.5, count - 0.5), ylim=(bottom - 0.5, -0.5))
     panel.spines[:].set_visible(False)
-    write_plain_labels(panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=FONT_SIZE)
+    axes.write_plain_labels(
+        panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=axes.FONT_SIZE
+    )
     panel.tick_params(axis="y", length=0)
-    write_labels(panel.xaxis, axis.shown, cell, FONT_SIZE, strips.marked, axis.dimmed)
+    axes.write_labels(panel.xaxis, axis.shown, cell, axes.FONT_SIZE, strips.marked, axis.dimmed)
     if strips.longest + 0.05 <= cell:
         panel.tick_params(axis="x", rotation=0)
     for column in axis.dimmed:
-        add_pale(panel, column - 0.5, -0.5, 1, bottom)
+        axes.add_pale(panel, column - 0.5, -0.5, 1, bottom)
     if strips.marked is not None:
-        add_frame(panel, strips.marked - 0.5, -0.5, 1, bottom, linewidth=1.2, zorder=2.6, clip_on=False)
+        axes.add_frame(panel, strips.marked - 0.5, -0.5, 1, bottom, linewidth=1.2, zorder=2.6, clip_on=False)
     set_content(panel, strips.content())
     left = count - 0.5 + 0.08 / cell
     for (heading, notes), wide, ink in zip(strips.notes, strips.widths, ("0.25", "0.6"), strict=False):
-        look = {"fontsize": FONT_SIZE, "color": ink}
+        look = {"fontsize": axes.FONT_SIZE, "color": ink}
         for top, note in zip(tops, notes, strict=True):
             panel.text(left, top, note, va="center", **look)
         panel.text(left + (wide - 0.1) / cell, -0.8, heading, va="bottom", ha="right", **look)

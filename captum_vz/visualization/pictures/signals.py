@@ -16,20 +16,7 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    MARK,
-    PAGE,
-    add_axes,
-    add_frame,
-    given_axes,
-    set_label,
-    size_of,
-    square,
-    write_heading,
-    write_title,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
@@ -102,18 +89,18 @@ def draw_audio(
         raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
     place = position_of(token, [""] * len(values))
     colors = make_scale([values], "shared", vmax)
-    (panel,) = given_axes(ax, fig) or (None,)
+    (panel,) = axes.given_axes(ax, fig) or (None,)
     if panel is None:
-        size = size if fig is None else size_of(fig)
+        size = size if fig is None else axes.size_of(fig)
         top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
-        figure = Picture(figsize=size, dpi=DPI[0]) if fig is None else fig
-        panel = add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
+        figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
+        panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
     _draw_sound(panel, sound, values, times, colors, place, label, length)
     for (start, end), name in zip(times, names or (), strict=False):
-        look: Any = {"ha": "center", "va": "bottom", "fontsize": FONT_SIZE}
-        set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, shortened(name), **look))
+        look: Any = {"ha": "center", "va": "bottom", "fontsize": axes.FONT_SIZE}
+        axes.set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, shortened(name), **look))
     if title:
-        set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if names is not None else 4))
+        axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if names is not None else 4))
     called = list(names or [""] * len(values))
     most = largest(values, lambda i: f"{called[i]} {times[i][0]:.2f} to {times[i][1]:.2f} s".strip())
     sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
@@ -154,14 +141,14 @@ def _draw_sound(
     bottom = -1.05 if colors.signed else 0.0
     if place is not None:
         start, stop = times[place]
-        panel.fill_between([start, stop], bottom, _MIDDLE + 0.5, facecolor="none", edgecolor=MARK, linewidth=1.2)
+        panel.fill_between([start, stop], bottom, _MIDDLE + 0.5, facecolor="none", edgecolor=axes.MARK, linewidth=1.2)
     panel.axhline(0, color="0.4", linewidth=0.6)
     panel.set(xlim=(0, length), ylim=(bottom, _MIDDLE + 0.52))
     ticks = [-1.0, 0.0, 1.0] if colors.signed else [0.0, 0.5, 1.0]
-    panel.set_yticks([*ticks, _MIDDLE], [*(f"{tick * end:.2g}" for tick in ticks), "sound"], fontsize=FONT_SIZE)
-    set_label(panel.set_ylabel(label, fontsize=FONT_SIZE, loc="bottom"))
-    panel.set_xlabel("seconds", fontsize=FONT_SIZE)
-    panel.tick_params(labelsize=FONT_SIZE, length=2)
+    panel.set_yticks([*ticks, _MIDDLE], [*(f"{tick * end:.2g}" for tick in ticks), "sound"], fontsize=axes.FONT_SIZE)
+    axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
+    panel.set_xlabel("seconds", fontsize=axes.FONT_SIZE)
+    panel.tick_params(labelsize=axes.FONT_SIZE, length=2)
     panel.spines[["top", "right"]].set_visible(False)
 
 
@@ -186,7 +173,7 @@ def draw_image(
     scale: str | None = None,
     vmax: float | None = None,
     columns: int | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -235,19 +222,19 @@ def draw_image(
     down, across = next(iter(patches.values())).shape
     colors = make_scale(list(patches.values()), scale, vmax, apart=rollouts(patches))
     count = len(patches) + 1
-    wide = min(columns or square(count), count)
+    wide = min(columns or axes.square(count), count)
     high = math.ceil(count / wide)
     if fig is None:
         side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
         full = side * wide + 0.8, min(size[1], side * high * (height / width + 0.15) + 0.4)
-        fig = Picture(figsize=full, dpi=DPI[0])
+        fig = Picture(figsize=full, dpi=axes.DPI[0])
         fig.set_layout_engine("constrained")
     panels: list[Axes] = list(fig.subplots(high, wide, squeeze=False).flat)
     for panel in panels:
         panel.set_axis_off()
     grey = pixels.mean(-1)
     panels[0].imshow(pixels if pixels.shape[2] == 3 else grey, cmap="gray", vmin=0, vmax=1)
-    write_title(panels[0], "image", FONT_SIZE)
+    axes.write_title(panels[0], "image", axes.FONT_SIZE)
     marked = -1 if position is None else position - (len(tokens) - down * across)
     sides = ListedColormap([colors.colors(0.1 if colors.signed else 0.9), colors.colors(0.9)])  # below and above zero
     for index, (panel, (name, scores)) in enumerate(zip(panels[1:], patches.items(), strict=False)):
@@ -257,16 +244,16 @@ def draw_image(
         strength = np.abs(2 * strength - 1) if colors.signed else strength
         panel.imshow(scores.numpy(), cmap=sides, norm=norm, extent=place, alpha=_CLEAR * strength)
         end = f" (to {colors.end(index):.2g})" if index in colors.apart else ""
-        write_title(panel, f"{name}{end}", FONT_SIZE)
+        axes.write_title(panel, f"{name}{end}", axes.FONT_SIZE)
         if marked >= 0:
             corner = marked % across * width / across - 0.5, marked // across * height / down - 0.5
-            add_frame(panel, *corner, width / across, height / down, linewidth=1)
+            axes.add_frame(panel, *corner, width / across, height / down, linewidth=1)
         set_content(panel, _image_content(name, scores, label))
     bar = fig.colorbar(colors.mappable(), ax=panels, shrink=0.6, aspect=30, pad=0.02)
-    bar.set_label(colors.label(label, "panel"), fontsize=FONT_SIZE)
-    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
+    bar.set_label(colors.label(label, "panel"), fontsize=axes.FONT_SIZE)
+    bar.ax.tick_params(labelsize=axes.FONT_SIZE - 1, length=2)
     if title:
-        write_heading(fig, title, fontsize=FONT_SIZE + 2)
+        axes.write_heading(fig, title, fontsize=axes.FONT_SIZE + 2)
     return fig  # type: ignore[return-value]  # a subfigure has the same methods
 
 

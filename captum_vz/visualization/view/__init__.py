@@ -17,11 +17,26 @@ from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.panels import Axis
 from captum_vz.visualization.tokens import position_of
 from captum_vz.visualization.view.data import Encoded, Labels, Method, encode, read_labels, read_methods
-from captum_vz.visualization.view.page import fingerprint, frame, page, record, static_table, three_steps
+from captum_vz.visualization.view.page import fingerprint, frame, page, static_table, three_steps
 
 __all__ = ["View", "three_steps", "view"]
 
 THEMES = ("auto", "light", "dark")
+
+
+#: page; method; map; unit; kinds that were left out; row>answer of each question; right answers; points
+_RESULT = re.compile(
+    r"captum-vz-predict 1; page ([0-9a-f]{8}); method (\d+); map (\d+); (pieces|words); without (\d*|-); "
+    r"((?:\d+>\d+)(?:,\d+>\d+)*); (\d+) right; (\d+) points"
+)
+
+
+class Score(NamedTuple):
+    """A learner's score: the number of questions, of right answers, and the mean of the points from 0 to 100."""
+
+    questions: int
+    right: int
+    points: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class View:
 
     def html(self) -> str:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
-        return page(self._record, self, static=static_table(self))
+        return page(self, static=static_table(self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
@@ -66,15 +81,34 @@ class View:
             ArgumentError: The string is of another page, is not complete, or its score does not follow from its
                 answers.
         """
-        return score_answers(self, result)
+        match = _RESULT.fullmatch(result.strip())
+        if match is None:
+            raise ArgumentError(
+                f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end."
+            )
+        page, method, panel, unit, without, answers, right, points = match.groups()
+        if page != fingerprint(self):
+            raise ArgumentError(
+                f"The result is of page {page}, and this page is {fingerprint(self)}: pass the same maps."
+            )
+        words = unit == "words"
+        hidden = set() if without == "-" else {int(kind) for kind in without}
+        try:
+            scores = _units(self, self.encoded.maps[int(method)][int(panel)], words)
+            found = [_points(self, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
+        except IndexError as error:
+            raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
+        score = Score(len(found), sum(one == 100 for one in found), int(sum(found) / len(found) + 0.5))
+        if (score.right, score.points) != (int(right), int(points)):
+            raise ArgumentError(
+                f"The result says {right} right and {points} points, but its answers have {score.right} right and "
+                f"{score.points} points."
+            )
+        return score
 
     def _repr_html_(self) -> str:
         """The page in a frame, then a table for viewers that leave out frames."""
-        return frame(page(self._record, self), self.title) + static_table(self)
-
-    @cached_property
-    def _record(self) -> dict[str, Any]:
-        return record(self)
+        return frame(page(self), self.title) + static_table(self)
 
 
 def view(
@@ -185,45 +219,6 @@ def _questions(predict: bool | Sequence[int], rows: Labels, chosen: int | None) 
     spread = [possible[round(i * (len(possible) - 1) / 4)] for i in range(5)] if len(possible) > 5 else possible
     first = [chosen] if chosen in possible else []
     return tuple(dict.fromkeys([*first, *spread]))[:5]
-
-
-#: page; method; map; unit; kinds that were left out; row>answer of each question; right answers; points
-_RESULT = re.compile(
-    r"captum-vz-predict 1; page ([0-9a-f]{8}); method (\d+); map (\d+); (pieces|words); without (\d*|-); "
-    r"((?:\d+>\d+)(?:,\d+>\d+)*); (\d+) right; (\d+) points"
-)
-
-
-class Score(NamedTuple):
-    """A learner's score: the number of questions, of right answers, and the mean of the points from 0 to 100."""
-
-    questions: int
-    right: int
-    points: int
-
-
-def score_answers(data: View, result: str) -> Score:
-    """Compute the score of a result string again, and compare. See :meth:`View.grade`."""
-    match = _RESULT.fullmatch(result.strip())
-    if match is None:
-        raise ArgumentError(f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end.")
-    page, method, panel, unit, without, answers, right, points = match.groups()
-    if page != fingerprint(data):
-        raise ArgumentError(f"The result is of page {page}, and this page is {fingerprint(data)}: pass the same maps.")
-    words = unit == "words"
-    hidden = set() if without == "-" else {int(kind) for kind in without}
-    try:
-        scores = _units(data, data.encoded.maps[int(method)][int(panel)], words)
-        found = [_points(data, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
-    except IndexError as error:
-        raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
-    score = Score(len(found), sum(one == 100 for one in found), int(sum(found) / len(found) + 0.5))
-    if (score.right, score.points) != (int(right), int(points)):
-        raise ArgumentError(
-            f"The result says {right} right and {points} points, but its answers have {score.right} right and "
-            f"{score.points} points."
-        )
-    return score
 
 
 def _units(data: View, scores: Tensor, words: bool) -> Tensor:

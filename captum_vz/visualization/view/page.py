@@ -22,7 +22,7 @@ FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 LEFT_OUT = "The interactive page is left out here. Run the cell, or trust the notebook (JupyterLab: Trust Notebook)."
 
 
-def record(data: Any) -> dict[str, Any]:
+def _record(data: Any) -> dict[str, Any]:
     """What the page's module reads."""
     encoded = data.encoded
     methods = [
@@ -65,14 +65,15 @@ def _origin(data: Any) -> str:
     return visible(" \u00b7 ".join(f"{field}: {value}" for field, value in fields.items()))
 
 
-def page(record: dict[str, Any], data: Any, static: str = "") -> str:
+def page(data: Any, static: str = "") -> str:
     """The document, in ASCII. `static` is for readers who have switched off scripts."""
+    found = _record(data)
     # A "<" in the data could end the script element.
-    text = json.dumps(record, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
-    found = Template(_asset("view.html")).substitute(
-        title=escape(record["title"]),
-        subtitle=escape(record["subtitle"]),
-        about=escape(record["about"]),
+    text = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    whole = Template(_asset("view.html")).substitute(
+        title=escape(found["title"]),
+        subtitle=escape(found["subtitle"]),
+        about=escape(found["about"]),
         help=_help(data),
         theme=data.theme,
         style=_asset("view.css"),
@@ -80,7 +81,7 @@ def page(record: dict[str, Any], data: Any, static: str = "") -> str:
         data=text.replace("&", "\\u0026"),
         static=static,
     )
-    return found.encode("ascii", "xmlcharrefreplace").decode()
+    return whole.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _help(data: Any) -> str:
