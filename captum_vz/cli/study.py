@@ -154,17 +154,17 @@ def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metri
         tables = {name: _records(getattr(study, name)) for name in ("summary", "differences", "skipped")}
         print(json.dumps({"settings": study.settings, **tables}))
     elif not options.quiet:
-        print(*notes, study, f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
+        print(*notes, study.told(metrics), f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
         name_files(None, options.html)
 
 
 def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
     """The tables and figures of a study as a page."""
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
-    for model, means in study.means(digits=2).items():
+    for model, means in study.means(metrics, digits=2).items():
         heads, rows = ["method", *means.columns], [[str(method), *row] for method, *row in means.itertuples()]
         parts += [heading(model), html_table("Means in the last layer, and their intervals", heads, rows)]
-    parts += map(paragraph, study.lines())
+    parts += map(paragraph, study.lines(metrics))
     for metric in metrics:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
     repeat = [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []

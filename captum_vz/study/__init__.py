@@ -104,13 +104,14 @@ __all__ = [
 ]
 
 # These modules need the extra `study`, and take seconds to import. `compare` does not import them.
-_NEED_EXTRA = ("scoring.metrics", "scoring", "examples.patching", "scoring.scorer")
-_NEED_EXTRA += ("scoring.sanity", "folder", "folder.provenance", "results", "run")
+_NEED_EXTRA = (
+    "scoring.metrics scoring examples.patching scoring.scorer scoring.sanity folder folder.provenance results run"
+)
 
 
 def __getattr__(name: str) -> Any:
     with needs_extra(__name__, "study"):
-        for home in _NEED_EXTRA if name in __all__ else ():
+        for home in _NEED_EXTRA.split() if name in __all__ else ():
             module = import_module(f"{__name__}.{home}")
             if hasattr(module, name):
                 return getattr(module, name)

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS
+from captum_vz.study.examples import counted
 from captum_vz.study.scoring import Metric
 from captum_vz.study.scoring.metrics import metric_named
 from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
@@ -92,7 +93,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
             below.axhline(single.sum() - 0.5, color="black", linewidth=0.6)
         draw_points(below, last)
         below.set_xlabel(title, fontsize=FONT)
-        count = f"{int(of_model['examples'].max()):,} sentences"
+        count = counted(int(of_model["examples"].max()), "sentence")
         write_title(above, panel_title(model, data, f"{title} by layer", count))
         write_title(below, panel_title(model, data, f"{title}, {LAST_LAYER} ({note})"))
         best = last.dropna(subset=["mean"]).nlargest(3, "mean")
@@ -160,9 +161,10 @@ def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Fig
                 gaps[at], texts[at] = (np.nan, "=") if row.tied else (gap, _hundredths(gap))
         limit = float(np.nanmax(np.abs(gaps))) if np.isfinite(gaps).any() else 1.0
         draw_grid(panel, gaps, texts, names, names, "PuOr", (-limit, limit))
-        counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (rows["examples"].min(), rows["examples"].max())))
+        few, most = int(rows["examples"].min()), int(rows["examples"].max())
+        sentences = counted(most, "sentence") if few == most else f"{few:,} to {most:,} sentences"
         told = "row minus column, in hundredths; =: no difference is shown (Holm)"
-        write_title(panel, f"{title}, {counts} sentences\n{told}")
+        write_title(panel, f"{title}, {sentences}\n{told}")
         columns = ("one", "other", "mean", "low", "high", "p", "examples", "tied")
         shown = int((~rows["tied"]).sum())
         set_table(panel, f"{title}: {shown} of {len(rows)} pairs of methods are shown to differ.", rows, columns)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._files import safe_name, write_whole
+from captum_vz._start import room
 from captum_vz.errors import needs_extra
-from captum_vz.study.examples import Example
+from captum_vz.study.examples import Example, counted
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder import (
     ALL,
@@ -121,13 +122,14 @@ class Study:
         table = pd.read_csv(path, dtype={"layer": "Int64", **names}, keep_default_na=False, na_values=[""])
         return table.fillna(dict.fromkeys(names, ""))
 
-    def means(self, digits: int = 3) -> dict[str, DataFrame]:
+    def means(self, metrics: Iterable[str] | None = None, digits: int = 3) -> dict[str, DataFrame]:
         """For each model a table in words, methods by metrics: the mean over all examples, and its interval.
 
-        Means are those of a method's last layer.
+        Means are those of a method's last layer. Without `metrics`, all metrics of the folder are shown.
         """
         last = self.summary.query(f"group == {ALL!r}").groupby(["model", "method", "metric"], sort=False).tail(1)
         last = last.assign(cell=[with_interval(one.mean, one.low, one.high, digits) for one in last.itertuples()])
+        last = last if metrics is None else last[last["metric"].isin([*metrics])]
         return {
             str(model): rows.pivot(index="method", columns="metric", values="cell")
             .loc[rows["method"].unique(), rows["metric"].unique()]
@@ -137,14 +139,21 @@ class Study:
 
     def __str__(self) -> str:
         """The tables of :meth:`means`, and :meth:`lines`."""
-        found = [f"{table.to_string()}\n" for table in self.means().values()]
-        return "\n".join([*found, *self.lines()]).rstrip()
+        return self.told()
 
-    def lines(self) -> list[str]:
+    def told(self, metrics: Sequence[str] | None = None) -> str:
+        """The study as it prints, of some metrics only."""
+        tables = [f"{table.to_string(line_width=room())}\n" for table in self.means(metrics).values()]
+        return "\n".join([*tables, *self.lines(metrics)]).rstrip()
+
+    def lines(self, metrics: Sequence[str] | None = None) -> list[str]:
         """Lines on the pairs of methods that are not shown to differ, and on skipped examples, with their numbers."""
-        skipped, lines = self.skipped, []
-        for (model, metric), rows in self.differences.groupby(["model", "metric"], sort=False):
-            ties, count = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
+        skipped, differences, lines = self.skipped, self.differences, []
+        if metrics is not None:
+            differences = differences[differences["metric"].isin(metrics)]
+            skipped = skipped[skipped["metric"].isna() | skipped["metric"].isin(metrics)]
+        for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
+            ties, count = tied_pairs(rows), counted(int(rows["examples"].max()), "sentence")
             few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
             told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
             if len(ties) == len(rows):
@@ -155,7 +164,7 @@ class Study:
         by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
         for who, rows in skipped.groupby(by, sort=False):
             why = f" ({rows['skipped'].iloc[0]})" if rows["skipped"].nunique() == 1 else ""
-            lines.append(f"{', '.join(filter(None, who))}: {len(rows)} examples skipped{why}")
+            lines.append(f"{', '.join(filter(None, who))}: {counted(len(rows), 'example')} skipped{why}")
         return lines
 
     def plot(self, metric: str) -> Figure:
@@ -246,8 +255,8 @@ def write_results(folder: Path, metrics: Iterable[str], confidence: float, resam
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:
-    """The pairs of methods that are not shown to differ, such as "alti = attention"."""
-    return [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
+    """The pairs of methods that are not shown to differ, such as "alti and attention"."""
+    return [f"{one} and {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
 
 
 def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:

@@ -136,7 +136,9 @@ def run_study(
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
         job.scorer(name, source)  # an error, before the folder is written
-    job = job._replace(blocks=store.claim(folder, fixed, list(models), *codes.values(), examples, BLOCK))
+    job = job._replace(
+        blocks=store.claim(folder, fixed, list(models), codes["methods"], codes["metrics"], examples, BLOCK)
+    )
     for name, (model, tokenizer) in loaded.items():
         job.check_weights(name, store.fingerprint(model, tokenizer))
     total = job.size_left()
@@ -156,9 +158,7 @@ def _check_examples(examples: Sequence[Example]) -> None:
         raise ValueError("examples is empty: pass at least one.")
     repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
     if repeated:
-        raise ValueError(
-            f"{len(repeated)} ids are used by several examples, such as {repeated[0]!r}: pass different ids."
-        )
+        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
     store.check_groups(examples)
 
 

@@ -37,8 +37,13 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
     line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
     assert [float(number) for number in re.findall(r"(\S+) \[", line)] == pytest.approx(mean, abs=5e-4)
-    assert main(["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS, "--quiet"]) == 0
+    again = ["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS]
+    assert main([*again, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+    assert main([*again, "--metrics", "cue_ap"]) == 0  # of the metrics in the folder, those that are asked for
+    out = capsys.readouterr().out
+    assert "cue_ap" in out
+    assert not re.search("cue_dot|blank_out", out)
 
 
 def test_typed_options_override_the_file(folder: Path) -> None:

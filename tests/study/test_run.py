@@ -132,7 +132,7 @@ def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> Non
     found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
     assert len(found.skipped) == 10
     assert set(found.summary.query("group == 'all'")["skipped"]) == {10}
-    told = "cue_dot: 9 examples skipped (there is no cue)\nagreement: 1 examples skipped (the target is word "
+    told = "cue_dot: 9 examples skipped (there is no cue)\nagreement: 1 example skipped (the target is word "
     assert told in str(found)
     with pytest.raises(ValueError, match=r"'agreement' could use none of the 10 examples.*there is no cue"):
         found.check_used()
@@ -256,7 +256,7 @@ def test_bad_study_refused(passed: dict[str, Any], complaint: str, bad: list[Exa
 
 
 def test_repeated_ids_refused(bad: list[Example], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 ids are used by several examples, such as 'anaphor 0'"):
+    with pytest.raises(ValueError, match=r"ids are used by several examples, such as 'anaphor 0'"):
         study(tmp_path, [*bad, bad[0]])
 
 

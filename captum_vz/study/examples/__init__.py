@@ -283,6 +283,11 @@ def as_examples(given: Any) -> list[Example]:
     return found
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, such as "1 sentence" or "2,279 sentences"."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+
+
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
     """At most so many of the items, evenly spaced."""
     count = min(most, len(items))

@@ -184,7 +184,7 @@ class Pair:
         for layer, state in zip(self.layers, kept, strict=True):
             # In copy j of the text, the state of token j is the other text's.
             own = torch.eye(tokens, dtype=torch.bool, device=state.device)[..., None]
-            with _before(layer, partial(torch.where, own, state)):
+            with _before(layer, partial(_chosen, own, state)):
                 falls.append(self._difference(self.model(**copies).logits))
         return falls
 
@@ -215,6 +215,10 @@ def counterpart(example: Example) -> Example:
         start, end = spans[place]
         words[place], text = word, text[:start] + word + text[end:]
     return replace(example, words=tuple(words), text=text, other_cue=())
+
+
+def _chosen(own: Tensor, state: Tensor, states: Tensor) -> Tensor:
+    return torch.where(own, state, states)
 
 
 def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> RemovableHandle:

@@ -23,6 +23,7 @@ from torch import nn
 from captum_vz import __version__
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS
+from captum_vz.study.examples import counted
 from captum_vz.study.folder import digest
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.files import add_provenance, root_figure, weights_fingerprint
@@ -98,7 +99,8 @@ class _Hasher(NumpyHasher):
 def _held(thing: Any) -> list[Any]:
     """The package or the file of a class or function, and what it holds."""
     package = _package(thing)
-    held, functions = [package], [thing] if isinstance(thing, FunctionType) else []
+    held: list[Any] = [package]
+    functions = [thing] if isinstance(thing, FunctionType) else []
     if not package:
         file = Path(getattr(sys.modules.get(thing.__module__), "__file__", None) or "")
         held.append(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
@@ -197,11 +199,11 @@ def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
         return figure
     makers = [(name, one) for each in settings for name, some in each[PROVENANCE]["models"].items() for one in some]
     first = makers[0][1] if makers else {}
-    counts = " and ".join(dict.fromkeys(f"{one['examples']['count']:,}" for one in settings))
+    counts = " and ".join(dict.fromkeys(counted(one["examples"]["count"], "sentence") for one in settings))
     parts = [
         f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
         *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
-        f"study of {counts} sentences, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
+        f"study of {counts}, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
     width = int(figure.get_figwidth() * 72 / (0.55 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
     wrapped, root = textwrap.wrap("; ".join(parts), width), root_figure(figure)
