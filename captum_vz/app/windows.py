@@ -1,4 +1,4 @@
-"""Windows of a text that is longer than the model takes."""
+"""The pieces in which a text is read: one, or windows of a text that is longer than the model takes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 
-
-def fixed_tokens(special: Sequence[bool], second: Sequence[bool]) -> list[bool]:
-    """The tokens that every window has: special tokens at the ends, and the first of two texts."""
-    count = len(special)
-    start = next((i for i, one in enumerate(special) if not one), count)
-    stop = next((i + 1 for i in reversed(range(count)) if not special[i]), 0)
-    if any(second):
-        start = second.index(True)
-    return [not start <= place < stop for place in range(count)]
-
-
 #: The part of a window that the next window repeats, if the user does not say.
 OVERLAP = 4
 
@@ -31,12 +20,14 @@ class Piece:
     """Some tokens of a text, which the model reads alone.
 
     Attributes:
-        places: Their positions in the text. None: all, and their number is known after the model has run.
         inputs: What the model takes, by keyword, for the only example.
+        places: The positions of the tokens in the text. None: the number of tokens is known after the model has run.
+        window: The tokens `(start, stop)` between the fixed ones, such as [CLS], that all pieces have.
     """
 
-    places: tuple[int, ...] | None
     inputs: dict[str, Tensor]
+    places: tuple[int, ...] | None = None
+    window: tuple[int, int] = (0, 0)
 
     def local(self, place: int) -> int:
         """The position in the piece of a position in the text."""
@@ -51,40 +42,28 @@ class Piece:
         return whole
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A text in pieces.
+def owner(pieces: Sequence[Piece], place: int) -> int:
+    """The number of the piece in which a token has the most context: it is the farthest from an edge of a window.
 
-    Attributes:
-        pieces: The pieces. One piece holds the whole text if it is short enough.
-        windows: For each piece the tokens `(start, stop)` between the fixed ones, such as [CLS], that all pieces have.
+    A window at an end of the text has its edge only inside. Tokens before all windows, such as [CLS], belong to the
+    first piece, and tokens after all windows to the last.
     """
+    first, last = pieces[0].window[0], pieces[-1].window[1]
+    if len(pieces) == 1 or place < first:
+        return 0
+    if place >= last:
+        return len(pieces) - 1
 
-    pieces: list[Piece]
-    windows: list[tuple[int, int]]
+    def context(number: int) -> int:
+        start, stop = pieces[number].window
+        before = place - start if start > first else last
+        after = stop - 1 - place if stop < last else last
+        return min(before, after) if start <= place < stop else -1
 
-    def owner(self, place: int) -> int:
-        """The piece in which a token has the most context: of those that hold it, the farthest from an edge.
-
-        A window at an end of the text has its edge only inside. Tokens before all windows, such as [CLS], belong to the
-        first piece, and tokens after all windows to the last.
-        """
-        first, last = self.windows[0][0], self.windows[-1][1]
-        if len(self.pieces) == 1 or place < first:
-            return 0
-        if place >= last:
-            return len(self.pieces) - 1
-
-        def context(number: int) -> int:
-            start, stop = self.windows[number]
-            before = place - start if start > first else last
-            after = stop - 1 - place if stop < last else last
-            return min(before, after) if start <= place < stop else -1
-
-        return max(range(len(self.pieces)), key=context)
+    return max(range(len(pieces)), key=context)
 
 
-def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> Cut:
+def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> list[Piece]:
     """Cut a text into windows of at most `size` tokens.
 
     Args:
@@ -97,38 +76,34 @@ def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, o
         ArgumentError: The window has no room for a token, or does not move.
 
     >>> found = cut({"input_ids": torch.arange(8)[None]}, [True] + 6 * [False] + [True], 5, 1)
-    >>> [piece.places for piece in found.pieces], found.owner(3), found.owner(4)
+    >>> [piece.places for piece in found], owner(found, 3), owner(found, 4)
     ([(0, 1, 2, 3, 7), (0, 3, 4, 5, 7), (0, 5, 6, 7)], 0, 1)
     """
     count = len(fixed)
     free = [place for place, stays in enumerate(fixed) if not stays]
     if size is None or count <= size or not free:
-        return Cut([Piece(tuple(range(count)), dict(inputs))], [(0, count)])
+        return [Piece(dict(inputs), tuple(range(count)), (0, count))]
     start, stop = free[0], free[-1] + 1
-    before, after = tuple(range(start)), tuple(range(stop, count))
-    room = size - len(before) - len(after)
+    room = size - (count - (stop - start))
     shared = max(room // OVERLAP, 0) if overlap is None else overlap
     if room < 1 or not 0 <= shared < room:
         less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
         raise ArgumentError(
-            f"window is {(size, shared)}, but each window has {len(before) + len(after)} fixed tokens, such as "
-            f"[CLS] or a question, and room for {max(room, 0)} others: pass a larger window, or {less}.",
+            f"window is {(size, shared)}, but each window has {size - room} fixed tokens, such as [CLS] or a question, "
+            f"and room for {max(room, 0)} others: pass a larger window, or {less}.",
             "window",
         )
-    pieces, windows = [], []
-    for first in range(start, stop, room - shared):
+    pieces: list[Piece] = []
+    while not pieces or pieces[-1].window[1] < stop:
+        first = start + len(pieces) * (room - shared)
         last = min(first + room, stop)
-        places = (*before, *range(first, last), *after)
-        index = list(places)
-        pieces.append(Piece(places, {name: _at(one, index, count) for name, one in inputs.items()}))
-        windows.append((first, last))
-        if last == stop:
-            break
-    return Cut(pieces, windows)
-
-
-def _at(value: Tensor, index: list[int], count: int) -> Tensor:
-    return value[:, index] if value.dim() > 1 and value.shape[1] == count else value
+        places = (*range(start), *range(first, last), *range(stop, count))
+        own = {
+            name: one[:, list(places)] if one.dim() > 1 and one.shape[1] == count else one
+            for name, one in inputs.items()
+        }
+        pieces.append(Piece(own, places, (first, last)))
+    return pieces
 
 
 def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, int | None]:
@@ -150,10 +125,9 @@ def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, 
     size, overlap = (*pair, None, None)[:2]
     if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair) or isinstance(overlap, bool):
         raise ArgumentError(f"window is {window!r}: pass True, a number of tokens, or (tokens, overlap).", "window")
-    if size is True:
-        size = most
-        if size is None:
-            raise ArgumentError("window is True, but the model takes texts of any length: pass a number.", "window")
+    size = most if size is True else size
+    if size is None:
+        raise ArgumentError("window is True, but the model takes texts of any length: pass a number.", "window")
     if most is not None and size > most:
         raise ArgumentError(
             f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
@@ -161,22 +135,12 @@ def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, 
     return size, overlap
 
 
-def joined(numbers: Sequence[Mapping[str, Tensor]], text: Cut, count: int, of_tokens: bool) -> dict[str, Tensor]:
-    """The numbers of the whole text: for each token those of its window; without an axis of tokens the mean.
-
-    Args:
-        numbers: The tensors of each piece's output, for its only example.
-        text: The pieces.
-        count: The tokens of the text.
-        of_tokens: Whether the tensors have an axis of tokens.
-    """
+def joined(numbers: Sequence[Mapping[str, Tensor]], pieces: Sequence[Piece], of_tokens: bool) -> dict[str, Tensor]:
+    """The numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
     if len(numbers) == 1:
         return dict(numbers[0])
-    names = numbers[0]
     if not of_tokens:
-        return {name: torch.stack([one[name] for one in numbers]).mean(0) for name in names}
-    owners = [text.owner(place) for place in range(count)]
-    return {
-        name: torch.stack([numbers[k][name][text.pieces[k].local(place)] for place, k in enumerate(owners)])
-        for name in names
-    }
+        return {name: torch.stack([one[name] for one in numbers]).mean(0) for name in numbers[0]}
+    places = range(max(pieces[-1].places or ()) + 1)
+    owners = [(owner(pieces, place), place) for place in places]
+    return {name: torch.stack([numbers[k][name][pieces[k].local(place)] for k, place in owners]) for name in numbers[0]}

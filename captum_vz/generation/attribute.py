@@ -175,7 +175,8 @@ def scores_of(method: Method, subject: Subject, text: FinishedText, features: Te
         places,
         list(zip(places, text.generated, strict=True)),
         attention="cross" if text.encoder_decoder else "self",
-        grows="alike" if text.grows_alike else "anew",
+        grows=True,
+        row_by_row=not text.grows_alike,
     )
     found = method.scores(subject, question, None if features is None else features.to(device))
     of_encoder = text.encoder_decoder and found.shape[-1] == len(text.prompt.ids)

@@ -81,8 +81,7 @@ class GenerationAttribution(Explanation):
         """The result of scores `(n, m + n, layers)`."""
         raw = scores.permute(0, 2, 1)
         rows = [Row(f"{step} {label}", None, raw[step, -1]) for step, label in enumerate(generated.labels)]
-        depth = len(layers)
-        part = Part(name, method, rows, raw, layers, depth - 1 if method.layered else None, depth)
+        part = Part(name, method, rows, raw, layers, len(layers) - 1 if method.layered else None)
         before = max(prompt.words, default=-1) + 1
         return cls(
             [*prompt.labels, *generated.labels],

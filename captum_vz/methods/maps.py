@@ -33,7 +33,7 @@ class LayerMethod(Method):
 
     @property
     def maps(self) -> Any:
-        """The class. Maps that explain an output are none of a text by itself."""
+        """The class. None for maps that explain an output: a text alone has no such maps."""
         return None if self.explains_output else self.kind
 
     @property
@@ -49,19 +49,16 @@ class LayerMethod(Method):
         """The wanted rows only, unless another method has computed whole maps."""
         if _key(self.kind, subject, features) in question.kept:
             return [question.select(one) for one in self.layer_maps(subject, question, features)]
-        asked: dict[str, Any] = {}
-        if self.explains_output:
-            decision = question.decision(subject)
-            asked = {"target": decision.target, "foil": decision.foil}
         made = self._made(subject, question)
-        run = made.run(question.inputs, feature_mask=features, token=question.rows, **asked, **self.options)
+        asked = _asked(self, subject, question)
+        run = made.run(question.inputs, feature_mask=features, token=question.rows, **asked)
         return [one.flatten(0, 1) for _, one in run.maps]
 
     def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
         """All maps, one for each run of a layer: ALBERT's only layer runs many times."""
         if self.explains_output:
             return []
-        run = whole_run(self.kind, self._made(subject, question), subject, question, features)
+        run = _whole_run(self.kind, self._made(subject, question), subject, question, features)
         return [one for _, one in run.maps]
 
     def _made(self, subject: Subject, question: Question) -> Any:
@@ -80,39 +77,26 @@ class JoinedMethod(Method):
 
     Attributes:
         kind: A class that joins maps, a function of the model and its layers, or an object of the user.
-        shared: The class of the maps, which several methods then compute once. None: those of `kind`.
-        each_layer: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
+        maps: The class of the maps, which several methods then compute once. None: those of `kind`.
+        layered: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
     """
 
     joins = True
 
     kind: Callable[..., MapAggregation] | MapAggregation
-    shared: Callable[..., LayerMaps] | None = None
-    each_layer: bool = True
-
-    @property
-    def layered(self) -> bool:
-        """Whether maps are joined up to each layer."""
-        return self.each_layer
-
-    @property
-    def maps(self) -> Any:
-        """The class of the maps."""
-        return self.shared
+    maps: Any = None
+    layered: bool = True
 
     @property
     def residual(self) -> float | str | None:
         """What the class or the object adds to each map. Maps of ALTI and GlobEnc hold the residual connection."""
         inner: Any = unwrapped(self.kind)
-        given = inner if is_object(self.kind) else None
-        if given is None:
-            named = signature(self.kind).parameters.get("residual")
-            residual = None if named is None else named.default
-            inside = isclass(inner) and issubclass(inner, (ALTI, GlobEnc, ALTIPlus))
-        else:
-            residual = given.residual
-            maps = given.maps
+        if is_object(self.kind):
+            residual, maps = inner.residual, inner.maps
             inside = isinstance(maps, LayerALTI) or getattr(maps, "include", "attention") != "attention"
+        else:
+            residual = getattr(signature(self.kind).parameters.get("residual"), "default", None)
+            inside = isclass(inner) and issubclass(inner, (ALTI, GlobEnc, ALTIPlus))
         return INSIDE if inside and residual is None else residual
 
     @property
@@ -122,52 +106,54 @@ class JoinedMethod(Method):
 
     @property
     def takes_features(self) -> bool:
-        """Maps of features are joined."""
+        """Whether maps of features can be joined."""
         inner = unwrapped(self.kind)
         return not (issubclass(inner, ALTIPlus) if isclass(inner) else isinstance(inner, ALTIPlus))
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
         """Rows of joined maps are computed together, unless they are divided by receptive fields of a whole text."""
-        made = made_of(self.kind, subject, question)
-        return not self.explains_output and not made.per_receptive_field
+        return not self.explains_output and not made_of(self.kind, subject, question).per_receptive_field
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The wanted rows of the joined maps."""
-        made, wanted = made_of(self.kind, subject, question), question.rows
-        if self.shared is None and not self.explains_output:
-            found = made.attribute(
-                question.inputs, feature_mask=features, token=wanted, all_layers=self.each_layer, **self.options
-            )
-            found = found if self.each_layer else [found]
+        made = made_of(self.kind, subject, question)
+        wanted: dict[str, Any] = {"token": question.rows, "all_layers": self.layered, "feature_mask": features}
+        if self.maps is not None:
+            found = made.join_run(self._run(subject, question, features), **wanted)
         elif self.explains_output:
-            decision = question.decision(subject)
-            asked = {"target": decision.target, "foil": decision.foil, **self.options}
+            asked = _asked(self, subject, question)
             run = made.maps.run(question.inputs, feature_mask=features, find_other_mixing=True, **asked)
-            found = made.join_run(run, token=wanted, all_layers=self.each_layer, feature_mask=features)
+            found = made.join_run(run, **wanted)
         else:
-            run = self._run(subject, question, features)
-            found = made.join_run(run, token=wanted, all_layers=self.each_layer, feature_mask=features)
+            found = made.attribute(question.inputs, **wanted, **self.options)
+            found = found if self.layered else [found]
         return [one.flatten(0, -2) for one in found]
 
     def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
         """The maps that are joined."""
-        return [] if self.shared is None else [one for _, one in self._run(subject, question, features).maps]
+        return [] if self.maps is None else [one for _, one in self._run(subject, question, features).maps]
 
     def whole_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
         """The joined maps."""
-        if self.shared is None:
+        if self.maps is None:
             return []
         made, run = made_of(self.kind, subject, question), self._run(subject, question, features)
-        found: list[Tensor] = made.join_run(run, all_layers=self.each_layer, feature_mask=features)
+        found: list[Tensor] = made.join_run(run, all_layers=self.layered, feature_mask=features)
         return found
 
     def _run(self, subject: Subject, question: Question, features: Tensor | None) -> MapRun:
-        assert self.shared is not None
-        made = made_of(self.shared, subject, question)
-        return whole_run(self.shared, made, subject, question, features, **self.options)
+        return _whole_run(self.maps, made_of(self.maps, subject, question), subject, question, features, **self.options)
 
 
-def whole_run(
+def _asked(method: LayerMethod | JoinedMethod, subject: Subject, question: Question) -> dict[str, Any]:
+    """The further arguments of a run of maps, with what is explained."""
+    if not method.explains_output:
+        return dict(method.options)
+    decision = question.decision(subject)
+    return {"target": decision.target, "foil": decision.foil, **method.options}
+
+
+def _whole_run(
     kind: Any, made: LayerMaps, subject: Subject, question: Question, features: Tensor | None, **options: Any
 ) -> MapRun:
     """All maps of a class, which are computed once for all questions about the same inputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import isclass
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz import ALTILogit, LayerAttention, TokenAttribution, ValueGates, ValueZeroingEffect
-from captum_vz.attr import ModelFreeAttribution
+from captum_vz import LayerAttention, TokenAttribution, ValueGates
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.methods.method import Method, added, check_layer, check_model, check_text, is_object, made_of
@@ -22,34 +21,29 @@ from captum_vz.subjects import Subject
 
 @dataclass(frozen=True, eq=False)
 class OutputMethod(Method):
-    """The base of methods whose scores are amounts of a number of the output."""
-
-    explains_output = True
-    is_signed = True
-
-
-@dataclass(frozen=True, eq=False)
-class EffectMethod(OutputMethod):
-    """The effect of values on the output, of all layers at once.
+    """The base of methods whose scores are amounts of a number of the output, a row for each example.
 
     Attributes:
         kind: The class, a function of the model and its layers, or an object of the user.
     """
 
+    explains_output = True
+    is_signed = True
+
+    kind: Any
+
+
+@dataclass(frozen=True, eq=False)
+class EffectMethod(OutputMethod):
+    """The effect of values on the output, of all layers at once."""
+
     takes_features = True
 
-    kind: Callable[..., ValueZeroingEffect] | ValueZeroingEffect
-
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """One row for each example."""
-        return [self._effect(made_of(self.kind, subject, question), subject, question, features)]
-
-    def _effect(self, made: Any, subject: Subject, question: Question, features: Tensor | None) -> Tensor:
-        decision = question.decision(subject)
-        found: Tensor = made.attribute(
-            question.inputs, target=decision.target, foil=decision.foil, feature_mask=features, **self.options
-        )
-        return found
+        """The effects of :class:`~captum_vz.ValueZeroingEffect`."""
+        asked, made = question.decision(subject), made_of(self.kind, subject, question)
+        inputs = question.inputs
+        return [made.attribute(inputs, target=asked.target, foil=asked.foil, feature_mask=features, **self.options)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,59 +53,48 @@ class LayerEffectMethod(EffectMethod):
     layered = True
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """One row for each example, of each layer."""
+        """The effects of each layer."""
         return [self.row_of_layer(subject, question, features, layer) for layer in range(len(subject.layers))]
 
     def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
-        """One row for each example, of this layer alone."""
+        """The effects of this layer."""
         check_layer(layer, len(subject.layers))
-        alone = replace(subject, layers=[subject.layers[layer]])
-        return self._effect(made_of(self.kind, alone, question), subject, question, features)
+        (found,) = super().rows(replace(subject, layers=[subject.layers[layer]]), question, features)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class LogitMethod(OutputMethod):
-    """The terms of a logit, by ALTI-Logit.
-
-    Attributes:
-        kind: The class, a function of the model and its layers, or an object of the user.
-    """
-
-    kind: Callable[..., ALTILogit] | ALTILogit
+    """The terms of a logit, by ALTI-Logit."""
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
         """The rows of many logits of one text are computed together."""
         return True
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """One row for each example, or for each logit of one text."""
+        """The terms of each example's logit, or of each logit of one text."""
         made, decision = made_of(self.kind, subject, question), question.decision(subject)
         if callable(decision.target):
             raise UnsupportedLayerError(f"{self.title} explains logits: pass value-zeroing-effect.")
-        target: Any = decision.target
-        foil: Any = decision.foil
+        asked: list[Any] = [decision.target, decision.foil]
         if question.is_several_of_one:
-            target, foil = (
-                None if one is None else [tuple(map(list, zip(*one, strict=True)))] for one in (target, foil)
-            )
-        found = made.attribute(question.inputs, target=target, foil=foil, **self.options)
+            asked = [None if one is None else [tuple(map(list, zip(*one, strict=True)))] for one in asked]
+        found = made.attribute(question.inputs, target=asked[0], foil=asked[1], **self.options)
         return [added(found.flatten(0, -2), features)]
 
 
 @dataclass(frozen=True, eq=False)
 class GradientMethod(OutputMethod):
-    """A class of Captum on the word embeddings.
+    """A class of Captum on the word embeddings, or a :class:`~captum_vz.TokenAttribution`.
 
     Attributes:
-        kind: The class of Captum; a :class:`~captum_vz.TokenAttribution` of the user, or its class.
         reduce: How the entries of a token's vector are joined: "sum", which keeps signs, or "l2".
     """
 
-    kind: Any
     reduce: Any = "sum"
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """One row for each example."""
+        """The joined entries of each token's vector."""
         check_text(self.title, subject, question)
         decision, made = question.decision(subject), self._made(subject)
         asked: dict[str, Any] = {"target": decision.target, "foil": decision.foil}
@@ -120,35 +103,27 @@ class GradientMethod(OutputMethod):
             made.objective = decision.target
         return [added(made.attribute(question.inputs, **asked, **self.options), features)]
 
-    def _made(self, subject: Subject) -> TokenAttribution:
+    def _made(self, subject: Subject) -> Any:
         if is_object(self.kind):
             check_model(self.kind, subject)
-            given: TokenAttribution = self.kind
-            return given
+            return self.kind
         own: dict[str, Any] = {"tokenizer": subject.tokenizer}
         if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
             own["embeddings"] = subject.model.get_input_embeddings()
         inner: Any = unwrapped(self.kind)
         if isclass(inner) and issubclass(inner, TokenAttribution):
-            made: TokenAttribution = self.kind(subject.forward, **own)
-            return made
+            return self.kind(subject.forward, **own)
         return TokenAttribution(subject.forward, self.kind, reduce=self.reduce, **own)
 
 
 @dataclass(frozen=True, eq=False)
 class GateMethod(OutputMethod):
-    """A class of Captum on :class:`~captum_vz.ValueGates`. Random numbers have the seed 0.
-
-    Attributes:
-        kind: The class of Captum.
-    """
+    """A class of Captum on :class:`~captum_vz.ValueGates`. Random numbers have the seed 0."""
 
     takes_features = True
 
-    kind: Any
-
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """One row for each example."""
+        """The scores of each token's gate."""
         inputs, decision, count = question.inputs, question.decision(subject), question.examples
         gated = ValueGates(subject.forward, subject.layers, attention=question.attention)
         member = self._gates(subject, question, features).expand(count, -1)  # the gate of each token
@@ -194,18 +169,14 @@ class BaselineMethod(Method):
         kind: The class, or an object of the user.
     """
 
-    kind: Callable[..., ModelFreeAttribution] | ModelFreeAttribution
+    kind: Any
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example. Tokens of a causal model see earlier tokens only."""
         check_text(self.title, subject, question)
-        made = self.kind
         if question.attention == "cross":
-            made_of(made, subject, question)
-        if not is_object(made):
-            assert callable(made)
-            causal = any(getattr(module, "is_causal", False) for module in subject.layers[0].modules())
-            made = made(causal=causal)
-        assert isinstance(made, ModelFreeAttribution)
+            made_of(self.kind, subject, question)  # refused
+        causal = any(getattr(module, "is_causal", False) for module in subject.layers[0].modules())
+        made = self.kind if is_object(self.kind) else self.kind(causal=causal)
         found = made.attribute(question.inputs, feature_mask=features, token=question.rows, **self.options)
         return [found] if isinstance(found, Tensor) else found

@@ -83,7 +83,7 @@ METHODS: Final[dict[str, Method]] = {
         extra=True,
         options={"n_steps": 50, "internal_batch_size": 256},
     ),
-    "attention-flow": JoinedMethod("attention flow", AttentionFlow, LayerAttention, each_layer=False, extra=True),
+    "attention-flow": JoinedMethod("attention flow", AttentionFlow, LayerAttention, layered=False, extra=True),
     "attention-gradient": LayerMethod("attention × gradient", LayerAttentionGradient, extra=True),
     "saliency": GradientMethod("saliency", Saliency, "l2", extra=True, options={"abs": False}),
     "input-x-gradient": GradientMethod("input × gradient", InputXGradient, extra=True),

@@ -93,11 +93,6 @@ class Explanation:
         return next((one.layer for one in self.parts.values() if one.layer is not None), None)
 
     @property
-    def depth(self) -> int:
-        """The number of layers from which `layer` is chosen."""
-        return self.first.depth
-
-    @property
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
         return self.first.scope
@@ -116,11 +111,6 @@ class Explanation:
     def rollout(self) -> Tensor | None:
         """The joined maps through all layers, see :class:`Maps`."""
         return self.first.maps.rollout
-
-    @property
-    def distances(self) -> list[Tensor]:
-        """The maps of Value Zeroing before rows are divided by their sums, see :class:`Maps`."""
-        return self.first.maps.distances
 
     @property
     def residual(self) -> float | str | None:

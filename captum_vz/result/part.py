@@ -60,7 +60,6 @@ class Part:
         scores: All scores, raw and with their signs, `(rows, layers, tokens)`.
         layers: The names of these layers.
         layer: The layer that is shown, from 0; of joined maps, the last of the layers; None: all layers.
-        depth: The number of layers from which `layer` is chosen.
         make_maps: Computes the maps, when they are first needed.
     """
 
@@ -70,7 +69,6 @@ class Part:
     scores: Tensor
     layers: tuple[str, ...]
     layer: int | None
-    depth: int
     make_maps: Callable[[], Maps] = Maps
 
     @cached_property

@@ -54,6 +54,7 @@ MOST_LAYERS = 10_000  # that run; layers that share their weights need no memory
 MODULES, NUMBERS = (10, 10_000), (32, 2**27)
 SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
 WEIGHTS = "model.safetensors"
+POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 SAVED_CONFIG = "Pass the config.json with which the weights were saved."
 
 
@@ -73,18 +74,25 @@ def load(name: str, hub: bool = True) -> tuple[Any, Any]:
     if name in EMBEDDED:
         return load_model(name)
     source, is_local = _find(name, hub)
-    try:  # the files of a model and the network can raise any error here: the user gets its first line
-        with _quiet():
-            model, report = _load_model(source, is_local)
-    except ArgumentError as error:
-        raise ArgumentError(f"cannot load the model {name!r}: {error}") from error
-    except Exception as error:
-        raise ArgumentError(f"cannot load the model {name!r}: {_reason(error)}") from error
-    check_weights(name, model, report)
+    with _loading(f"the model {name!r}"):
+        model, report = _load_model(source, is_local)
+    _check_weights(name, model, report)
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": is_local}
     task = task_of(model)
     if task in (*OF_IMAGES, *OF_SOUND):
-        return model, _load_processor(name, source, is_local, AutoImageProcessor if task in OF_IMAGES else None)
-    return model, _load_tokenizer(name, source, is_local)
+        auto: Any = AutoImageProcessor if task in OF_IMAGES else AutoFeatureExtractor
+        with _loading(f"the processor of the model {name!r}"):
+            return model, auto.from_pretrained(source, **options)
+    with _loading(f"a tokenizer of the model {name!r}"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, **options)
+        words = set(tokenizer.get_vocab()) - set(tokenizer.added_tokens_encoder)
+    # Without files, transformers makes a tokenizer of special tokens only. Sentencepiece's kind has a space as well.
+    if words <= {"\N{LOWER ONE EIGHTH BLOCK}"}:
+        raise ArgumentError(
+            f"the model {name!r} comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the "
+            "same folder, with tokenizer.save_pretrained."
+        )
+    return model, tokenizer
 
 
 def find_models(names: Iterable[str], hub: bool = True) -> None:
@@ -105,16 +113,13 @@ def pooling_of(name: str) -> str | None:
         return None
     kinds = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / "modules.json").read_text())}
     known = json.loads((folder / kinds.get("Pooling", "") / "config.json").read_text())
-    modes = {mode for mode in ("mean_tokens", "cls_token") if known.get(f"pooling_mode_{mode}")}
-    others = {mode for mode in known if mode.startswith("pooling_mode_") and known[mode] is True} - {
-        f"pooling_mode_{mode}" for mode in modes
-    }
-    if set(kinds) - {"Transformer", "Pooling", "Normalize"} or others or len(modes) != 1:
+    modes = [POOLING.get(mode) for mode, value in known.items() if mode.startswith("pooling_mode_") and value is True]
+    if set(kinds) - {"Transformer", "Pooling", "Normalize"} or len(modes) != 1 or modes[0] is None:
         raise ArgumentError(
             f"{name} is a sentence encoder of {', '.join(kinds)}, which is not read from its folder: load it with "
             "SentenceTransformer(folder), and pass this object."
         )
-    return "mean" if modes == {"mean_tokens"} else "cls"
+    return modes[0]
 
 
 def _find(name: str, hub: bool = True) -> tuple[str, bool]:
@@ -258,20 +263,12 @@ def _no_larger_than(files: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
+def _check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
     """Refuse a model with weights that the checkpoint lacks, and warn of weights that the model does not use.
 
     Transformers reports neither tied weights nor buffers such as `position_ids`. Two kinds of missing weights change no
     score: a decoder's, where the encoder is explained, and a pooler's in a model without a head, which returns no
     logits.
-
-    Args:
-        name: The model's name.
-        model: The loaded model, encoder and decoder.
-        report: What `from_pretrained` returns with `output_loading_info=True`.
-
-    Raises:
-        ArgumentError: Weights are missing.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     has_head = task_of(model) != ENCODER
@@ -284,9 +281,7 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
     ]
     unexpected = sorted(report["unexpected_keys"])
     mismatched = [
-        one
-        if isinstance(one, str)
-        else f"{one[0]} {tuple(one[1])} for {tuple(one[2])}"  # before transformers 5: a name
+        one if isinstance(one, str) else f"{one[0]} {tuple(one[1])} for {tuple(one[2])}"  # a name before transformers 5
         for one in sorted(report["mismatched_keys"])
     ]
     if mismatched:
@@ -311,32 +306,6 @@ def _some(names: Sequence[str]) -> str:
     """The first names, and how many others there are."""
     others = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + others
-
-
-def _load_tokenizer(name: str, source: str, is_local: bool) -> Any:
-    try:
-        with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
-        words = set(tokenizer.get_vocab()) - set(tokenizer.added_tokens_encoder)
-    except Exception as error:
-        raise ArgumentError(f"cannot load a tokenizer of the model {name!r}: {_reason(error)}") from error
-    # Without files, transformers makes a tokenizer of special tokens only. Sentencepiece's kind has a space as well.
-    if words <= {"\N{LOWER ONE EIGHTH BLOCK}"}:
-        raise ArgumentError(
-            f"the model {name!r} comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the "
-            "same folder, with tokenizer.save_pretrained."
-        )
-    return tokenizer
-
-
-def _load_processor(name: str, source: str, is_local: bool, auto: Any) -> Any:
-    try:
-        with _quiet():
-            return (auto or AutoFeatureExtractor).from_pretrained(
-                source, trust_remote_code=False, local_files_only=is_local
-            )
-    except Exception as error:
-        raise ArgumentError(f"cannot load the processor of the model {name!r}: {_reason(error)}") from error
 
 
 def _minilm() -> str:
@@ -364,17 +333,20 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep progress bars and remarks about weights out of the output."""
+def _loading(what: str) -> Iterator[None]:
+    """Name what is loaded in errors, and keep progress bars and remarks about weights out of the output."""
     ours, hub = transformers.logging, huggingface_hub.utils.logging
     before, hub_before, bar = ours.get_verbosity(), hub.get_verbosity(), ours.is_progress_bar_enabled()
     ours.set_verbosity(logging.CRITICAL)
     hub.set_verbosity(logging.CRITICAL)
     ours.disable_progress_bar()
-    try:
+    try:  # the files of a model and the network can raise any error here: the user gets its first line
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, ArgumentError) else _reason(error)
+        raise ArgumentError(f"cannot load {what}: {reason}") from error
     finally:
         ours.set_verbosity(before)
         hub.set_verbosity(hub_before)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.subjects.heads import AUDIO, IMAGE, SPEECH
-from captum_vz.subjects.subject import Subject
+from captum_vz.subjects import Subject
+from captum_vz.subjects.heads import IMAGE
 
 
 def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
@@ -25,12 +25,8 @@ def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
     """
     processor: Any = subject.processor
     if subject.task == IMAGE:
-        rescales = bool(getattr(processor, "do_rescale", True))
-        read, rate, expected = (
-            _image(given, rescales),
-            None,
-            "an image of Pillow, an array (height, width, 3), or a file",
-        )
+        rate, read = None, _image(given, bool(getattr(processor, "do_rescale", True)))
+        expected = "an image of Pillow, an array (height, width, 3), or a file"
     else:
         rate = getattr(processor, "sampling_rate", None)
         read, expected = _sound(given, rate), "an array (samples,), or a WAV file"
@@ -104,8 +100,8 @@ def _sound(given: Any, rate: int | None) -> Any:
 def _wave(path: str, rate: int | None) -> Any:
     try:
         with wave.open(path, "rb") as file:
-            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            expected, data = file.getnframes() * channels * width, file.readframes(file.getnframes())
+            channels, width, found, frames, *_ = file.getparams()
+            data, expected = file.readframes(frames), frames * channels * width
     except FileNotFoundError as error:
         raise ArgumentError(f"there is no file {path!r}: pass the file of a sound, a WAV.") from error
     except (wave.Error, EOFError, OSError) as error:
@@ -128,15 +124,11 @@ def _check_rate(name: str, found: Any, rate: int | None) -> None:
 
 def source_names(subject: Subject, count: int, inputs: Mapping[str, Tensor]) -> list[str]:
     """The names of the sources of an image or of sound: patches by their row and column, frames by their number."""
-    if subject.task in (AUDIO, SPEECH):
-        return [f"frame {i}" for i in range(count)]
-    pixels = inputs.get("pixel_values")
-    size = getattr(subject.model.config, "patch_size", None)
-    if pixels is None or not isinstance(size, int):
-        return [f"source {i}" for i in range(count)]
-    down, across = pixels.shape[-2] // size, pixels.shape[-1] // size
-    extra = count - down * across
-    if extra < 0:
-        return [f"source {i}" for i in range(count)]
-    before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
-    return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
+    pixels, size = inputs.get("pixel_values"), getattr(subject.model.config, "patch_size", None)
+    if subject.task == IMAGE and pixels is not None and isinstance(size, int):
+        down, across = pixels.shape[-2] // size, pixels.shape[-1] // size
+        extra = count - down * across
+        if extra >= 0:
+            before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
+            return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
+    return [f"{'source' if subject.task == IMAGE else 'frame'} {i}" for i in range(count)]

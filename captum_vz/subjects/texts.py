@@ -6,15 +6,18 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from transformers import BatchEncoding
 
 from captum_vz.errors import ArgumentError
+from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import class_labels, max_tokens, predicts_next, reads_whole_text
-from captum_vz.subjects.subject import Subject
 from captum_vz.visualization import readable_tokens
+
+#: Special tokens at the ends of texts, and whether they begin a text.
+ENDS: Final = {"cls": True, "bos": True, "sep": False, "eos": False}
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,11 @@ class PreparedText:
         inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
         tokens: The tokens as a person reads them, special tokens included.
         token: The position of the token to explain, not negative.
-        is_mask: Whether this token is a mask that the model fills.
     """
 
     inputs: dict[str, Tensor]
     tokens: tuple[str, ...]
     token: int
-    is_mask: bool
 
 
 def prepare_text(
@@ -58,8 +59,8 @@ def prepare_text(
 
     >>> from captum_vz.testbed import load_model
     >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")
-    >>> prepared.tokens[prepared.token], prepared.token, prepared.is_mask
-    ('[MASK]', 3, True)
+    >>> prepared.tokens[prepared.token], prepared.token
+    ('[MASK]', 3)
     """
     encoding: Any = text
     if isinstance(text, str):
@@ -95,14 +96,15 @@ def prepare_text(
         )
     tokens = tuple(readable_tokens(tokenizer, numbers))
     if token is None and reads_whole_text(model):
-        token, masks = read_token(model, tokenizer, numbers), []
-    place = find_token(token, tokens, masks, special)
+        token = _read_token(model, tokenizer, numbers)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
-    return PreparedText(inputs, tokens, place, bool(masks) and masks[place])
+    return PreparedText(inputs, tokens, find_token(token, tokens, masks, special))
 
 
-def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool], special: Sequence[bool]) -> int:
+def find_token(
+    wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool] = (), special: Sequence[bool] = ()
+) -> int:
     """The position of a token that is given by its position or as it is written.
 
     Args:
@@ -149,12 +151,12 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     >>> content_specials(load_model()[1])
     {'unk': 1, 'mask': 4}
     """
-    ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
-    numbers = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "mask")}
+    ends = [_special(tokenizer, name)[0] for name in (*ENDS, "pad")]
+    numbers = {name: _special(tokenizer, name)[0] for name in ("unk", "mask")}
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 
-def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
+def _read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
     """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
 
     Encoder-decoders read their last token, the end of the text.
@@ -178,32 +180,25 @@ def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
     """
     given = [one for one in (text, pair) if one is not None]
     filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
-    added = tokenizer("a", verbose=False)["input_ids"]
-    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
-    typed: list[str] = []
-    for place, one in enumerate(filled):
-        kept = one
-        for mark in begin:
-            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
-                kept = kept.lstrip()[len(mark[1]) :].lstrip()
-                typed.append(mark[1])
-        for mark in end:
-            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
-                kept = kept.rstrip()[: -len(mark[1])].rstrip()
-                typed.append(mark[1])
-        filled[place] = kept
+    added, typed = tokenizer("a", verbose=False)["input_ids"], dict[str, None]()
+    ends = dict.fromkeys((kind, *_special(tokenizer, name)) for name, kind in ENDS.items())
+    for begins, number, mark in ends:
+        if number is None or not mark or (added[:1] if begins else added[-1:]) != [number]:
+            continue
+        for place, one in enumerate(filled):
+            kept = one.lstrip() if begins else one.rstrip()
+            rest = kept.removeprefix(mark) if begins else kept.removesuffix(mark)
+            if rest != kept:
+                filled[place], typed[mark] = rest.lstrip() if begins else rest.rstrip(), None
     if typed:
-        marks = list(dict.fromkeys(typed))
-        verb = "is" if len(marks) == 1 else "are"
-        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        verb = "is" if len(typed) == 1 else "are"
+        told = f"{' and '.join(typed)} of the text {verb} not doubled: the tokenizer adds its special tokens."
         warnings.warn(told, stacklevel=4)
     return tokenizer(*filled, return_tensors="pt", verbose=False)
 
 
-def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
-    """Ids and texts of special tokens, each once."""
-    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
-    return [(number, mark) for number, mark in found.items() if number is not None and mark]
+def _special(tokenizer: Any, name: str) -> tuple[int | None, str | None]:
+    return getattr(tokenizer, f"{name}_token_id", None), getattr(tokenizer, f"{name}_token", None)
 
 
 def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
@@ -218,15 +213,13 @@ def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
     return [start <= place < start + len(own) for place in range(len(ids))]
 
 
-def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | None) -> list[str]:
+def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | str | None) -> list[str]:
     """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
-    model, tokenizer = subject.model, subject.tokenizer
-    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
+    model, tokenizer, names = subject.model, subject.tokenizer, prepared.tokens
+    mask = None if predicts_next(model) else tokenizer.mask_token
     ids = prepared.inputs["input_ids"][0].tolist()
     masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
-    # The unknown token of some decoders also begins or ends each text.
-    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    unknown = [i for i, number in enumerate(ids) if number == content_specials(tokenizer).get("unk")]
     found = []
     if unknown:
         found.append(f"unknown word at {_listed(unknown)}: the model is given {names[unknown[0]]}.")

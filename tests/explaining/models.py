@@ -143,5 +143,5 @@ def explanation(tokens: list[str], token: int, scores: dict[str, Tensor], layer:
     for name, row in scores.items():
         method = METHODS.get(name, METHODS["random"])
         rows, shown = [Row(tokens[token], token, row)], layer if method.layered else None
-        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown, layer + 1)
+        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown)
     return Explanation(tokens, parts)

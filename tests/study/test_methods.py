@@ -54,8 +54,8 @@ def test_joined_rows_share_the_maps(name: str, shipped: Shipped) -> None:
     model, _ = shipped
     layers, method = find_layers(model), METHODS[name]
     assert isinstance(method, JoinedMethod)
-    assert method.shared is not None
-    own, shared = method.kind(model, layers).maps, method.shared(model, layers)  # type: ignore[operator]  # a class
+    assert method.maps is not None
+    own, shared = method.kind(model, layers).maps, method.maps(model, layers)
     assert type(own) is type(shared)
     options = {key: value for key, value in vars(shared).items() if isinstance(value, (str, int, float, type(None)))}
     assert {key: vars(own)[key] for key in options} == options
