@@ -19,11 +19,10 @@ from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Method, Question, as_method, check_layer, name_of, rollout_of, shares
-from captum_vz.methods.maps import LayerMethod
+from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
 from captum_vz.result import Explanation, Maps, Part, Row, TokenText
-from captum_vz.subjects import Subject, check_order, subject_of
-from captum_vz.subjects.heads import SEQ2SEQ, TOKENS
+from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import encode
 
@@ -132,7 +131,7 @@ def explain(
             f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
             one,
         )
-    if subject.task == SEQ2SEQ and (chosen.explains_output or stack == "decoder"):
+    if subject.task == heads.SEQ2SEQ and (chosen.explains_output or stack == "decoder"):
         layers = find_layers(subject.model, "decoder") if chosen.layered else subject.layers
         return _generated(replace(subject, layers=layers), text, text_pair, wish, name, chosen)
     return explained_by(subject, text, text_pair, wish, {name: chosen})
@@ -182,7 +181,7 @@ def explained_by(
         several = "No method can explain this model: " if len(methods) > 1 else ""
         raise RefusedError(f"{several}{next(iter(refused.values()))}")
     found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
-    if subject.task == TOKENS and wish.method is None and len(parts) == 1:
+    if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
         found.told += _deciding(run, found, wish)
     return found
 

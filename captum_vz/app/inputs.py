@@ -19,20 +19,8 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
-from captum_vz.subjects import Subject
-from captum_vz.subjects.heads import (
-    ANSWER,
-    CAUSAL,
-    CHOICE,
-    ENCODER,
-    MASKED,
-    SENTENCE,
-    SPEECH,
-    TOKENS,
-    label_number,
-    max_tokens,
-)
-from captum_vz.subjects.signals import check_runs, read_input
+from captum_vz.subjects import Subject, heads
+from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import content_specials, encode, find_token, prepare_text, remarks, second_text
 
 #: What is wrong with a model that reads more tokens than the text has.
@@ -71,7 +59,7 @@ class Input:
     def numbers(self) -> dict[str, Tensor]:
         """The tensors that a task reads from the output, for the whole input."""
         task, model = self.subject.task, self.subject.model
-        if task == ENCODER:
+        if task == heads.ENCODER:
             return {}
         with torch.no_grad():
             outputs = [self.subject.forward(**piece.inputs) for piece in self.pieces]
@@ -79,8 +67,8 @@ class Input:
             {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
             for output in outputs
         ]
-        found = joined(numbers, self.pieces, task in (TOKENS, ANSWER, MASKED, CAUSAL))
-        if "logits" in found and task in (TOKENS, MASKED, CAUSAL):
+        found = joined(numbers, self.pieces, task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL))
+        if "logits" in found and task in (heads.TOKENS, heads.MASKED, heads.CAUSAL):
             check_count(model, len(found["logits"]), len(self.names))
         return found
 
@@ -142,18 +130,18 @@ def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
     if not subject.reads_text:
         return _signal(subject, text, pair, wish)
     check_texts(text, pair)
-    if subject.task == CHOICE:
+    if subject.task == heads.CHOICE:
         return _choice(subject, text, pair, wish)
     if not isinstance(pair, (str, type(None))):
         raise ArgumentError(
             f"text_pair is {len(pair)} texts, but {kind} reads one second text: pass a string.", "text_pair"
         )
-    if subject.task == ANSWER and pair is None:
+    if subject.task == heads.ANSWER and pair is None:
         raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
-    if subject.task == ENCODER and pair is not None:
+    if subject.task == heads.ENCODER and pair is not None:
         told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
         warnings.warn(told, stacklevel=4)
-    if subject.task == SENTENCE:
+    if subject.task == heads.SENTENCE:
         return _sentences(subject, text, pair, wish)
     return _text(subject, text, pair, wish)
 
@@ -178,10 +166,10 @@ def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
     encoding = encode(tokenizer, text, pair) if isinstance(text, str) else text
     count = encoding["input_ids"].shape[-1] if isinstance(encoding, Mapping) and "input_ids" in encoding else 0
     # First, because everything else takes longer for a longer text.
-    size, overlap = window_size(wish.window, max_tokens(subject.model, tokenizer), count)
+    size, overlap = window_size(wish.window, heads.max_tokens(subject.model, tokenizer), count)
     prepared = prepare_text(subject.model, tokenizer, encoding, None, any_length=True)
     read = TokenText.of(tokenizer, prepared.inputs["input_ids"][0].tolist())
-    if token is not None and (subject.task, token) != (TOKENS, EVERY_WORD):
+    if token is not None and (subject.task, token) != (heads.TOKENS, EVERY_WORD):
         if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
             token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
         prepared = replace(prepared, token=find_token(token, prepared.tokens))
@@ -219,7 +207,7 @@ def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
     predictions = [(str(answers[place]), shares[place].item()) for place in order]
     chosen = order[0]
     if wish.target is not None:
-        chosen = label_number(wish.target, dict(enumerate(answers)), "target")
+        chosen = heads.label_number(wish.target, dict(enumerate(answers)), "target")
     name, value = str(answers[chosen]), logits[chosen].item()
     target = Target(name, 0, read=lambda output: output[:, 0], of_token=False, value=value)
     found = _text(replace(subject, forward=forward), text, answers[chosen], wish)
@@ -230,7 +218,7 @@ def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
 def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) -> Tensor:
     """The output for a text that is not read in windows."""
     made = encode(subject.tokenizer, text, pair) if isinstance(text, str) else text
-    count, most = made["input_ids"].shape[1], max_tokens(subject.model, subject.tokenizer)
+    count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
     if most is not None and count > most:
         raise ArgumentError(
             f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
@@ -260,11 +248,17 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
     """An image or a sound."""
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes one input: leave text_pair=, words=, window= out.")
-    piece = Piece(read_input(subject, given))
-    check_runs(subject, piece.inputs)
     if wish.token is not None and not re.fullmatch(r"-?\d+", str(wish.token)):
         raise ArgumentError(f"token is {wish.token!r}: pass the position of a patch or a frame.", "token")
-    read = Input(subject, [piece], int(wish.token or 0))
-    if subject.task == SPEECH:
-        read.token = position(read.token, len(read.numbers["logits"]))
+    read = Input(subject, [Piece(read_input(subject, given))], int(wish.token or 0))
+    try:
+        numbers = read.numbers
+    except RuntimeError as error:  # a sound may be too short for the model's convolutions
+        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in read.pieces[0].inputs.items())
+        raise ArgumentError(
+            f"{type(subject.model).__name__} does not run on {shapes} ({str(error).partition(chr(10))[0]}): pass a "
+            f"{'larger image' if subject.task == heads.IMAGE else 'longer sound'}."
+        ) from error
+    if subject.task == heads.SPEECH:
+        read.token = position(read.token, len(numbers["logits"]))
     return read

@@ -12,20 +12,7 @@ from captum_vz.app.inputs import Input
 from captum_vz.app.wish import EVERY_WORD, Target, Wish
 from captum_vz.errors import ArgumentError
 from captum_vz.result.explanation import Predictions
-from captum_vz.subjects.heads import (
-    ANSWER,
-    AUDIO,
-    CAUSAL,
-    IMAGE,
-    MASKED,
-    SEQUENCE,
-    SPEECH,
-    TOKENS,
-    class_number,
-    label_names,
-    label_number,
-    predicts_next,
-)
+from captum_vz.subjects import heads
 from captum_vz.visualization import readable_tokens
 
 SHOWN = 5  # predictions that are kept
@@ -76,8 +63,8 @@ def _rows(
 
 def _labels(read: Input, wish: Wish) -> tuple[tuple[int | None, int | None], Callable[[int], str]]:
     """The numbers of the target's label and of the foil's, and a function that names a label."""
-    names = label_names(read.subject.model.config)
-    numbers = wish.numbers(lambda wanted, argument: label_number(wanted, names, argument))
+    names = heads.label_names(read.subject.model.config)
+    numbers = wish.numbers(lambda wanted, argument: heads.label_number(wanted, names, argument))
     return numbers, lambda number: names.get(number, str(number))
 
 
@@ -158,10 +145,10 @@ def _words(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     def word(number: int) -> str:
         return readable_tokens(tokenizer, [number])[0]
 
-    if predicts_next(model) or read.text.ids[read.token] == tokenizer.mask_token_id:
+    if heads.predicts_next(model) or read.text.ids[read.token] == tokenizer.mask_token_id:
         likeliest = logits.softmax(-1).topk(3)
         predictions = list(zip(map(word, likeliest.indices.tolist()), likeliest.values.tolist(), strict=True))
-    numbers = wish.numbers(partial(class_number, model, tokenizer))
+    numbers = wish.numbers(partial(heads.class_number, model, tokenizer))
     return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), word)
 
 
@@ -174,15 +161,15 @@ def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     chosen: Sequence[int] = [read.token] if wish.token is not None else starts or [0]
     letter = str if tokenizer is None else tokenizer.convert_ids_to_tokens
     names = {number: str(letter(number)) for number in range(logits.shape[-1])}
-    numbers = wish.numbers(lambda wanted, argument: label_number(wanted, names, argument))
+    numbers = wish.numbers(lambda wanted, argument: heads.label_number(wanted, names, argument))
     rows = _rows(wish, numbers, {i: f"frame {i}: " for i in chosen}, best.__getitem__, names.__getitem__)
     return [(names[best[i]], shares[i, best[i]].item()) for i in starts], rows
 
 
 _TASKS: Final[dict[str, Callable[[Input, Wish], tuple[Predictions, list[Target]]]]] = {
-    **dict.fromkeys((SEQUENCE, IMAGE, AUDIO), _sequence),
-    **dict.fromkeys((MASKED, CAUSAL), _words),
-    TOKENS: _tokens,
-    ANSWER: _answer,
-    SPEECH: _speech,
+    **dict.fromkeys((heads.SEQUENCE, heads.IMAGE, heads.AUDIO), _sequence),
+    **dict.fromkeys((heads.MASKED, heads.CAUSAL), _words),
+    heads.TOKENS: _tokens,
+    heads.ANSWER: _answer,
+    heads.SPEECH: _speech,
 }

@@ -11,25 +11,14 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import Method
-from captum_vz.subjects.heads import (
-    ANSWER,
-    AUDIO,
-    CAUSAL,
-    CHOICE,
-    ENCODER,
-    IMAGE,
-    MASKED,
-    SENTENCE,
-    SEQ2SEQ,
-    SEQUENCE,
-)
+from captum_vz.subjects import heads
 
 #: The methods that explain a model, unless the user chooses others.
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
 #: Tasks whose rows explain the state of a token, unless the user chooses a method, a target or a foil.
-BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
+BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
-OF_WHOLE: Final = (SEQUENCE, CHOICE, ANSWER, IMAGE, AUDIO, SENTENCE)
+OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD = "*"
 

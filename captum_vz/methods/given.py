@@ -19,9 +19,8 @@ from captum_vz.attr import ALTILogit, LayerMaps, MapAggregation, ModelFreeAttrib
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
-from captum_vz.methods.maps import JoinedMethod, LayerMethod
+from captum_vz.methods.kinds import BaselineMethod, EffectMethod, GradientMethod, JoinedMethod, LayerMethod, LogitMethod
 from captum_vz.methods.method import Method, WrongScoresError, added, check_model
-from captum_vz.methods.output import BaselineMethod, EffectMethod, GradientMethod, LogitMethod
 from captum_vz.methods.question import Question
 from captum_vz.methods.registry import METHODS, check_methods
 from captum_vz.subjects import Subject
@@ -146,8 +145,7 @@ class ObjectMethod(ForeignMethod):
         check_model(made, subject)
         given: dict[str, Any] = {"token": batch.token}
         if self.explains_output:
-            decision = question.decision(subject)
-            given |= {"target": decision.target, "foil": decision.foil}
+            given |= question.asked(subject)
         of_captum = is_captums(type(made))
         if of_captum:
             mask = batch.inputs.get("attention_mask")

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.subjects import Subject
 
@@ -18,32 +17,6 @@ from captum_vz.subjects import Subject
 Index = tuple[int, ...]
 #: Reads the explained number of each example from an output, `(batch,)`.
 Reader = Callable[[Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The explained number of each row.
-
-    Attributes:
-        target: A function that reads it from an output, or its index in the logits of each row's example.
-        foil: The indices of the numbers that are subtracted. None: nothing is subtracted.
-    """
-
-    target: Reader | list[Index]
-    foil: list[Index] | None = None
-
-    def read(self, output: Any, rows: Sequence[int]) -> Tensor:
-        """The numbers of an output whose examples belong to these rows, `(len(rows),)`, with their graph."""
-        if callable(self.target):
-            return self.target(output)
-        numbers = tensor_of(output)
-        assert numbers is not None  # the indices were found in it
-        target, *foil = (
-            numbers[(range(len(rows)), *map(list, zip(*(indices[row] for row in rows), strict=True)))]
-            for indices in (self.target, self.foil)
-            if indices is not None
-        )
-        return target - foil[0] if foil else target
 
 
 @dataclass(frozen=True)
@@ -117,38 +90,35 @@ class Question:
         cut = features if features is None or of_decoder else features[:, :stop]
         return replace(one, inputs=inputs, kept={}), cut
 
-    def decision(self, subject: Subject) -> Decision:
-        """The explained numbers. Of classes, one run of the model shows where the output has them.
+    def asked(self, subject: Subject) -> dict[str, Any]:
+        """The target and the foil as arguments of `attribute`: a function, or indices of the logits, one for each row.
+
+        Of classes, one run of the model shows where the output has them.
 
         Raises:
             UnsupportedLayerError: The model returns no logits.
             ArgumentError: A foil is what is explained.
         """
         if callable(self.target):
-            return Decision(self.target)
-        given = [*(self.target or ()), *(self.foil or ())]
+            return {"target": self.target, "foil": None}
         of_tokens, best = False, None
-        if self.target is None or not all(isinstance(one, tuple) for one in given):
+        if self.target is None or not all(isinstance(one, tuple) for one in (*self.target, *(self.foil or ()))):
             of_tokens, best = self._prediction(subject)
         places: list[Index] = [(place,) if of_tokens else () for place in self.places]
-
-        def indices(of_rows: Sequence[int | Index]) -> list[Index]:
-            return [
-                one if isinstance(one, tuple) else (*place, one) for place, one in zip(places, of_rows, strict=True)
-            ]
-
-        if self.target is not None:
-            targets = indices(self.target)
-        else:
+        classes = self.target
+        if classes is None:
             assert best is not None  # a target that is not given is predicted
-            rows = enumerate(places)
-            targets = indices([int(best[(0 if self.examples == 1 else row, *place)]) for row, place in rows])
-        foils = None if self.foil is None else indices(self.foil)
-        if foils is not None and any(one == other for one, other in zip(targets, foils, strict=True)):
+            examples = [0] * len(places) if self.examples == 1 else range(len(places))
+            classes = [int(best[(example, *place)]) for example, place in zip(examples, places, strict=True)]
+        targets, foils = (
+            [one if isinstance(one, tuple) else (*place, one) for place, one in zip(places, rows, strict=True)]
+            for rows in (classes, [()] * len(places) if self.foil is None else self.foil)
+        )
+        if any(one == other for one, other in zip(targets, foils, strict=True)):
             raise ArgumentError(
                 "foil is the class that is explained, so all scores would be 0: pass another foil.", "foil"
             )
-        return Decision(targets, foils)
+        return {"target": targets, "foil": None if self.foil is None else foils}
 
     def _prediction(self, subject: Subject) -> tuple[bool, Tensor]:
         """Whether the logits have an axis of tokens, and the class that is predicted for each example or token."""

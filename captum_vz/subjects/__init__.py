@@ -13,18 +13,7 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.subjects.heads import (
-    CHOICE,
-    ENCODER,
-    OF_IMAGES,
-    OF_SOUND,
-    SENTENCE,
-    SEQ2SEQ,
-    SPEECH,
-    encoder_of,
-    models_inside,
-    task_of,
-)
+from captum_vz.subjects import heads
 from captum_vz.subjects.loading import find_models, load, pooling_of
 
 TAKEN = (
@@ -52,7 +41,7 @@ class Subject:
     layers: list[nn.Module]
     tokenizer: Any
     processor: Any = None
-    task: str = ENCODER
+    task: str = heads.ENCODER
     name: str = ""
 
     @property
@@ -64,7 +53,7 @@ class Subject:
     @property
     def reads_text(self) -> bool:
         """Whether its input is a text."""
-        return self.task not in (*OF_IMAGES, *OF_SOUND)
+        return self.task not in (*heads.OF_IMAGES, *heads.OF_SOUND)
 
     @property
     def parts(self) -> tuple[Any, Any]:
@@ -81,15 +70,15 @@ class Subject:
     @property
     def encoder(self) -> Subject:
         """The encoder of an encoder-decoder, whose maps explain the text; any other model as it is."""
-        part = encoder_of(self.model)
-        if part is self.model or self.task not in (SEQ2SEQ, ENCODER):
+        part = heads.encoder_of(self.model)
+        if part is self.model or self.task not in (heads.SEQ2SEQ, heads.ENCODER):
             return self
-        return replace(self, model=part, forward=part, layers=find_layers(part), task=ENCODER)
+        return replace(self, model=part, forward=part, layers=find_layers(part), task=heads.ENCODER)
 
     @property
     def sentences(self) -> Subject | None:
         """The encoder of sentences that the folder of the model describes. None: it describes none."""
-        pooling = pooling_of(self.name) if self.task == ENCODER else None
+        pooling = pooling_of(self.name) if self.task == heads.ENCODER else None
 
         def embedding(**inputs: Any) -> Tensor:
             """The mean of the states of all tokens, or the state of the first token."""
@@ -97,7 +86,7 @@ class Subject:
             there = inputs["attention_mask"][..., None].to(states.dtype)
             return states[:, 0] if pooling == "cls" else (states * there).sum(1) / there.sum(1)
 
-        return None if pooling is None else replace(self, forward=embedding, task=SENTENCE)
+        return None if pooling is None else replace(self, forward=embedding, task=heads.SENTENCE)
 
 
 def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: str | None = None) -> Subject:
@@ -145,7 +134,7 @@ def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
         ArgumentError: The model reads something else.
     """
     subject = subject_of(given, tokenizer).encoder
-    if not subject.reads_text or subject.task == CHOICE:
+    if not subject.reads_text or subject.task == heads.CHOICE:
         raise ArgumentError(
             f"model is a {type(subject.model).__name__}, which reads no text by itself: pass it to captum_vz.explain, "
             "or pass another model.",
@@ -211,11 +200,11 @@ def _is_of(given: Any, package: str) -> bool:
 
 
 def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | None = None, name: str = "") -> Subject:
-    task, kind = task_of(model), type(model).__name__
-    named = next((one for one in models_inside(model) if hasattr(one, "config")), None)
-    if task in (*OF_IMAGES, *OF_SOUND):
+    task, kind = heads.task_of(model), type(model).__name__
+    named = next((one for one in heads.models_inside(model) if hasattr(one, "config")), None)
+    if task in (*heads.OF_IMAGES, *heads.OF_SOUND):
         processor = processor or tokenizer
-        tokenizer = tokenizer if task == SPEECH and hasattr(tokenizer, "convert_ids_to_tokens") else None
+        tokenizer = tokenizer if task == heads.SPEECH and hasattr(tokenizer, "convert_ids_to_tokens") else None
         if processor is None:
             raise ArgumentError(
                 f"the model {kind} comes without the processor of its images or sound: pass it as tokenizer=."
@@ -234,8 +223,8 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
             f"{kind} has no config, so it is no model of transformers: {TAKEN}. For other models use the classes, "
             "which take any function."
         )
-    if encoder_of(model) is not model:
-        if stack not in (None, "encoder") and (stack, task) != ("decoder", SEQ2SEQ):
+    if heads.encoder_of(model) is not model:
+        if stack not in (None, "encoder") and (stack, task) != ("decoder", heads.SEQ2SEQ):
             raise ArgumentError(
                 f"stack is {stack!r}, but {kind} is explained in its encoder: pass 'encoder'. A model that generates "
                 "text also takes 'decoder', which explains the words that it generates.",
@@ -258,4 +247,4 @@ def _of_sentences(given: Any) -> Subject:
         found: Tensor = given(inputs)["sentence_embedding"]
         return found
 
-    return Subject(model, embedding, find_layers(model), given.tokenizer, None, SENTENCE, name)
+    return Subject(model, embedding, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
@@ -40,19 +39,6 @@ def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
             "the processor of the model as tokenizer."
         ) from error
     return {name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)}
-
-
-@torch.no_grad()
-def check_runs(subject: Subject, inputs: Mapping[str, Tensor]) -> Any:
-    """The output of a model for an image or a sound. A sound may be too short for its convolutions."""
-    try:
-        return subject.forward(**inputs)
-    except RuntimeError as error:
-        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in inputs.items())
-        raise ArgumentError(
-            f"{type(subject.model).__name__} does not run on {shapes} ({str(error).partition(chr(10))[0]}): pass a "
-            f"{'larger image' if subject.task == IMAGE else 'longer sound'}."
-        ) from error
 
 
 def _image(given: Any, rescales: bool) -> Any:

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from captum_vz.errors import ArgumentError
-from captum_vz.subjects import Subject
-from captum_vz.subjects.heads import class_labels, max_tokens, predicts_next, reads_whole_text
+from captum_vz.subjects import Subject, heads
 from captum_vz.visualization import readable_tokens
 
 #: Special tokens at the ends of texts, and whether they begin a text.
@@ -74,7 +73,7 @@ def prepare_text(
             "return_tensors='pt', a mapping with input_ids (1, tokens)."
         )
     numbers = ids[0].long().tolist()
-    fills = not predicts_next(model)  # a mask token of a causal model has no prediction
+    fills = not heads.predicts_next(model)  # a mask token of a causal model has no prediction
     masks = [fills and number == tokenizer.mask_token_id for number in numbers]
     special = [number in tokenizer.all_special_ids for number in numbers]
     if all(special) and not any(masks):
@@ -84,7 +83,7 @@ def prepare_text(
                 "a text in the model's language and script."
             )
         raise ArgumentError("the text is empty: there is no token to explain. Pass a text with at least one word.")
-    most = max_tokens(model, tokenizer)
+    most = heads.max_tokens(model, tokenizer)
     if not any_length and most is not None and len(numbers) > most:
         raise ArgumentError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
     words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
@@ -95,7 +94,7 @@ def prepare_text(
             "pass the model's own tokenizer."
         )
     tokens = tuple(readable_tokens(tokenizer, numbers))
-    if token is None and reads_whole_text(model):
+    if token is None and heads.reads_whole_text(model):
         token = _read_token(model, tokenizer, numbers)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
@@ -216,7 +215,7 @@ def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
 def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | str | None) -> list[str]:
     """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
     model, tokenizer, names = subject.model, subject.tokenizer, prepared.tokens
-    mask = None if predicts_next(model) else tokenizer.mask_token
+    mask = None if heads.predicts_next(model) else tokenizer.mask_token
     ids = prepared.inputs["input_ids"][0].tolist()
     masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
     unknown = [i for i, number in enumerate(ids) if number == content_specials(tokenizer).get("unk")]
@@ -233,9 +232,9 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | st
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
     if token is None and not masks:
-        fills = not predicts_next(model) and not class_labels(model)
+        fills = not heads.predicts_next(model) and not heads.class_labels(model)
         why = "the text has no mask: its last token" if fills else "the last token of the text"
-        why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
+        why = f"{names[prepared.token]}, which the head reads," if heads.reads_whole_text(model) else why
         found.append(f"{why} is explained, token={prepared.token}.")
     return found
 
@@ -251,7 +250,7 @@ def check_room(text: str, subject: Subject, new: int) -> None:
         if new > room:
             raise ArgumentError(f"the model writes at most {room} tokens: ask for at most {room} new tokens.")
         return
-    most, count = max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
+    most, count = heads.max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
     room = new if most is None else most - count + 1  # the last new token is no input
     if new > room:
         raise ArgumentError(

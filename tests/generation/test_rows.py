@@ -39,7 +39,7 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.methods.output import GateMethod
+from captum_vz.methods.kinds import GateMethod
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.testbed import load_model
 from tests.generation.models import (

@@ -13,7 +13,7 @@ from captum_vz import LayerAttention, ValueGates, find_layers
 from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question, rollout_of
-from captum_vz.methods.maps import JoinedMethod
+from captum_vz.methods.kinds import JoinedMethod
 from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Scorer, as_method, compare
 from captum_vz.study.examples import Example
 from captum_vz.subjects import Subject
