@@ -12,9 +12,8 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
-from captum_vz.app.inputs import Input, check_count, check_texts, position, read_input_of
+from captum_vz.app.inputs import Input, check_count, check_texts, owner, position, read_input_of
 from captum_vz.app.tasks import targets_of
-from captum_vz.app.windows import owner
 from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation

@@ -21,8 +21,30 @@ from captum_vz.methods.question import Question
 from captum_vz.subjects import Subject
 
 
+class MapMethod(Method):
+    """The base of methods with maps of layers."""
+
+    def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
+        """All maps, one for each run of a layer: ALBERT's only layer runs many times."""
+        return [] if self.maps is None else [one for _, one in self.run_maps(subject, question, features).maps]
+
+    def run_maps(self, subject: Subject, question: Question, features: Tensor | None) -> MapRun:
+        """The run of all maps, which is computed once for all questions about the same inputs."""
+        key = _key(self.maps, subject, features)
+        if key not in question.kept:
+            made = _made_maps(self.maps, subject, question)
+            options: dict[str, Any] = {"find_other_mixing": True, **self.options}
+            question.kept[key] = made.run(question.inputs, feature_mask=features, **options)
+        found: MapRun = question.kept[key]
+        return found
+
+    def asked(self, subject: Subject, question: Question) -> dict[str, Any]:
+        """The further arguments of a run of maps, with what is explained."""
+        return {**(question.asked(subject) if self.explains_output else {}), **self.options}
+
+
 @dataclass(frozen=True, eq=False)
-class LayerMethod(Method):
+class LayerMethod(MapMethod):
     """A map of each layer, whose rows are the scores.
 
     Attributes:
@@ -52,30 +74,13 @@ class LayerMethod(Method):
         """The wanted rows only, unless another method has computed whole maps."""
         if _key(self.kind, subject, features) in question.kept:
             return [question.select(one) for one in self.layer_maps(subject, question, features)]
-        made = self._made(subject, question)
-        asked = _asked(self, subject, question)
+        made, asked = _made_maps(self.kind, subject, question), self.asked(subject, question)
         run = made.run(question.inputs, feature_mask=features, token=question.rows, **asked)
         return [one.flatten(0, 1) for _, one in run.maps]
 
-    def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
-        """All maps, one for each run of a layer: ALBERT's only layer runs many times."""
-        if self.explains_output:
-            return []
-        run = _whole_run(self.kind, self._made(subject, question), subject, question, features)
-        return [one for _, one in run.maps]
-
-    def _made(self, subject: Subject, question: Question) -> Any:
-        made = made_of(self.kind, subject, question)
-        if getattr(made, "reduce_heads", "") is None:
-            raise ArgumentError(
-                f"reduce_heads of {type(made).__name__} is None, which gives a map for each head, but there is one row "
-                "for each token: choose a reduction, or one head with heads=."
-            )
-        return made
-
 
 @dataclass(frozen=True, eq=False)
-class JoinedMethod(Method):
+class JoinedMethod(MapMethod):
     """The joined maps of the layers, up to each layer.
 
     Attributes:
@@ -122,9 +127,9 @@ class JoinedMethod(Method):
         made = made_of(self.kind, subject, question)
         wanted: dict[str, Any] = {"token": question.rows, "all_layers": self.layered, "feature_mask": features}
         if self.maps is not None:
-            found = made.join_run(self._run(subject, question, features), **wanted)
+            found = made.join_run(self.run_maps(subject, question, features), **wanted)
         elif self.explains_output:
-            asked = _asked(self, subject, question)
+            asked = self.asked(subject, question)
             run = made.maps.run(question.inputs, feature_mask=features, find_other_mixing=True, **asked)
             found = made.join_run(run, **wanted)
         else:
@@ -132,38 +137,23 @@ class JoinedMethod(Method):
             found = found if self.layered else [found]
         return [one.flatten(0, -2) for one in found]
 
-    def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
-        """The maps that are joined."""
-        return [] if self.maps is None else [one for _, one in self._run(subject, question, features).maps]
-
     def whole_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
         """The joined maps."""
         if self.maps is None:
             return []
-        made, run = made_of(self.kind, subject, question), self._run(subject, question, features)
+        made, run = made_of(self.kind, subject, question), self.run_maps(subject, question, features)
         found: list[Tensor] = made.join_run(run, all_layers=self.layered, feature_mask=features)
         return found
 
-    def _run(self, subject: Subject, question: Question, features: Tensor | None) -> MapRun:
-        return _whole_run(self.maps, made_of(self.maps, subject, question), subject, question, features, **self.options)
 
-
-def _asked(method: LayerMethod | JoinedMethod, subject: Subject, question: Question) -> dict[str, Any]:
-    """The further arguments of a run of maps, with what is explained."""
-    if not method.explains_output:
-        return dict(method.options)
-    return {**question.asked(subject), **method.options}
-
-
-def _whole_run(
-    kind: Any, made: LayerMaps, subject: Subject, question: Question, features: Tensor | None, **options: Any
-) -> MapRun:
-    """All maps of a class, which are computed once for all questions about the same inputs."""
-    key = _key(kind, subject, features)
-    if key not in question.kept:
-        question.kept[key] = made.run(question.inputs, feature_mask=features, find_other_mixing=True, **options)
-    found: MapRun = question.kept[key]
-    return found
+def _made_maps(kind: Any, subject: Subject, question: Question) -> Any:
+    made = made_of(kind, subject, question)
+    if getattr(made, "reduce_heads", "") is None:
+        raise ArgumentError(
+            f"reduce_heads of {type(made).__name__} is None, which gives a map for each head, but there is one row for "
+            "each token: choose a reduction, or one head with heads=."
+        )
+    return made
 
 
 def _key(kind: Any, subject: Subject, features: Tensor | None) -> Any:
@@ -184,7 +174,6 @@ class OutputMethod(Method):
     kind: Any
 
 
-@dataclass(frozen=True, eq=False)
 class EffectMethod(OutputMethod):
     """The effect of values on the output, of all layers at once."""
 
@@ -196,7 +185,6 @@ class EffectMethod(OutputMethod):
         return [made.attribute(question.inputs, feature_mask=features, **asked, **self.options)]
 
 
-@dataclass(frozen=True, eq=False)
 class LayerEffectMethod(EffectMethod):
     """The effect of the values of each layer alone."""
 
@@ -213,7 +201,6 @@ class LayerEffectMethod(EffectMethod):
         return found
 
 
-@dataclass(frozen=True, eq=False)
 class LogitMethod(OutputMethod):
     """The terms of a logit, by ALTI-Logit."""
 
@@ -264,7 +251,6 @@ class GradientMethod(OutputMethod):
         return TokenAttribution(subject.forward, self.kind, reduce=self.reduce, **own)
 
 
-@dataclass(frozen=True, eq=False)
 class GateMethod(OutputMethod):
     """A class of Captum on :class:`~captum_vz.ValueGates`. Random numbers have the seed 0."""
 

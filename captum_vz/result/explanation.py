@@ -318,7 +318,7 @@ class Explanation:
             signed = self.is_signed
             look: dict[str, Any] = {"full": None if signed else 1, "signed": signed, "columns": columns, "color": color}
             lines = [
-                f"{self.first.method.title}: {self.first.heading(row)}\n"
+                f"{self.first.title}: {self.first.heading(row)}\n"
                 + terminal_text(self.tokens, row.scores, row.token, **look)
                 for row in self.rows
             ]
