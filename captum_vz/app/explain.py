@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
-from captum_vz.app.inputs import Input, check_count, check_texts, owner, position, read_input_of
+from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
 from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
@@ -23,7 +23,7 @@ from captum_vz.methods.method import WrongScoresError
 from captum_vz.result import Explanation, Maps, Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
-from captum_vz.subjects.texts import encode
+from captum_vz.subjects.texts import encode, find_token
 
 #: A tagger's scores are small if they are less than this part of the logit.
 SMALL = 0.2
@@ -108,7 +108,7 @@ def explain(
     ('pictures', 'are')
     """
     check_order("explain", text)
-    wish = Wish(method, target, foil, token, layer, words, window, stack=stack)
+    wish = Wish(method, target, foil, token, layer, words, window)
     subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
@@ -147,17 +147,8 @@ def explained_by(
 ) -> Explanation:
     """The explanation of one input by several methods. Each takes of the wish what changes its scores.
 
-    Args:
-        subject: The model.
-        text: The text, image or sound.
-        text_pair: A second text.
-        wish: What is asked, for all methods.
-        methods: The methods by their names.
-        skip: Whether methods that refuse the model are left out.
-        advance: Called with the name of each method before it runs.
-
-    Raises:
-        RefusedError: A method refuses the model, or each of those that may be left out.
+    With `skip`, methods that refuse the model are left out, unless all do. `advance` is called with the name of each
+    method before it runs.
     """
     subject = subject.encoder
     if any(method.layered for method in methods.values()):
@@ -198,8 +189,8 @@ class _Run:
         """What one method computes for some targets, at a layer; None: the last one."""
         layer = -1 if layer is None else layer
         if not self.about and method.maps is not None and not method.explains_output:
-            count = len(method.layer_maps(self.subject, self.asked[0][0])[0][0])
-            targets = [replace(one, token=position(one.token, count)) for one in targets]
+            sources = [""] * len(method.layer_maps(self.subject, self.asked[0][0])[0][0])
+            targets = [replace(one, token=find_token(one.token, sources)) for one in targets]
         alone = layer if method.layered and method.maps is None else None  # others have all layers at once
         rows, raw = list[Row](), list[Tensor]()
         for target in targets:

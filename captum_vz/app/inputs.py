@@ -145,13 +145,6 @@ def check_count(model: Any, count: int, known: int) -> None:
         raise UnsupportedLayerError(f"{type(model).__name__} reads {count} tokens, but the text has {known}: {ADDED}")
 
 
-def position(place: int, count: int) -> int:
-    """A position from 0, of one that may count from the end."""
-    if not -count <= place < count:
-        raise ArgumentError(f"token is {place}: there are {count} positions, {-count} to {count - 1}.", "token")
-    return place % count
-
-
 def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
     """The input of any task."""
     kind = type(subject.model).__name__
@@ -185,11 +178,7 @@ def check_texts(text: Any, pair: Any) -> None:
 
 
 def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
-    """A text, or two. Warnings name what a user may not have meant.
-
-    Raises:
-        ArgumentError: The text is empty or too long, or there is no such token.
-    """
+    """A text, or two. Warnings name what a user may not have meant."""
     tokenizer, token = subject.tokenizer, wish.token
     encoding = encode(tokenizer, text, pair) if isinstance(text, str) else text
     count = encoding["input_ids"].shape[-1] if isinstance(encoding, Mapping) and "input_ids" in encoding else 0
@@ -288,7 +277,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
             f"{'larger image' if subject.task == heads.IMAGE else 'longer sound'}."
         ) from error
     if subject.task == heads.SPEECH:
-        read.token = position(read.token, len(numbers["logits"]))
+        read.token = find_token(read.token, [""] * len(numbers["logits"]))
     return read
 
 
@@ -314,16 +303,10 @@ def owner(pieces: Sequence[Piece], place: int) -> int:
 
 
 def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> list[Piece]:
-    """Cut a text into windows of at most `size` tokens.
+    """Cut a text into windows of at most `size` tokens, of which two neighbours share `overlap`; None: a quarter.
 
-    Args:
-        inputs: What the tokenizer gives, `(1, tokens)` each.
-        fixed: Whether each token is in each window: special tokens at the ends, and a question before its text.
-        size: The most tokens of a window, fixed tokens included. None: the text stays whole.
-        overlap: The tokens that two neighbours share. None: a quarter of a window.
-
-    Raises:
-        ArgumentError: The window has no room for a token, or does not move.
+    `fixed` tokens are in each window: special tokens at the ends, and a question before its text. Without a size, the
+    text stays whole.
 
     >>> found = cut({"input_ids": torch.arange(8)[None]}, [True] + 6 * [False] + [True], 5, 1)
     >>> [piece.places for piece in found], owner(found, 3), owner(found, 4)
@@ -357,12 +340,9 @@ def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, o
 
 
 def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, int | None]:
-    """The size of a window and its overlap; None for a text that stays whole.
+    """The size of a window and its overlap; None for a text of `count` tokens that stays whole.
 
-    Args:
-        window: What the user passes: True, a size, or (size, overlap).
-        most: The most tokens that the model takes; None: any number.
-        count: The tokens of the text.
+    The user passes True, a size, or (size, overlap). The model takes at most `most` tokens; None: any number.
     """
     if window is None or window is False:
         if most is not None and count > most:

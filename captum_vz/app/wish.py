@@ -25,11 +25,7 @@ EVERY_WORD = "*"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for, except the model and the text. See :func:`captum_vz.explain` for the meaning of each.
-
-    Raises:
-        ArgumentError: An argument is of another type.
-    """
+    """What a user asks for, except the model and the text. See :func:`captum_vz.explain` for the meaning of each."""
 
     method: Any = None
     target: int | str | None = None
@@ -38,7 +34,6 @@ class Wish:
     layer: int | None = None
     words: bool = False
     window: Any = None
-    stack: str | None = None
 
     def __post_init__(self) -> None:
         """Check the types."""

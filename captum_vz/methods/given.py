@@ -105,11 +105,7 @@ class ForeignMethod(Method):
 
 
 def checked(found: Any, shape: tuple[int, ...], layered: bool) -> list[Tensor]:
-    """The scores of a user's method in float64: one tensor `(rows, tokens)`, or one for each layer.
-
-    Raises:
-        WrongScoresError: It is something else.
-    """
+    """The scores of a user's method in float64: one tensor `(rows, tokens)`, or one for each layer."""
     expected = f"expected {'tensors' if layered else 'one tensor'} (batch, tokens) of shape {shape}"
     several = isinstance(found, (list, tuple)) and all(isinstance(one, (Tensor, np.ndarray)) for one in found)
     each = list(found) if several and found else [found]
@@ -187,11 +183,7 @@ class BuiltMethod(Method):
 
 
 def built(kind: Callable[..., Any], subject: Subject) -> Any:
-    """The object of a class, or of a function that builds it: with the model, its layers and its tokenizer.
-
-    Raises:
-        ArgumentError: It is no object with `attribute`.
-    """
+    """The object of a class, or of a function that builds it: with the model, its layers and its tokenizer."""
     inner: Any = unwrapped(kind)
     of_layers = not (isclass(inner) and issubclass(inner, TokenAttribution))
     known = signature(kind).parameters
@@ -268,14 +260,9 @@ def name_of(method: Any) -> str:
 
 
 def given_methods(methods: Any) -> dict[str, Method]:
-    """The methods that a user passes, by their names.
+    """The methods that a user passes, by their names: anything that :func:`as_method` takes, a list or a mapping.
 
-    Args:
-        methods: None for the default methods. A name, or anything that :func:`as_method` takes. A list of these. Or a
-            mapping from names to them.
-
-    Raises:
-        ArgumentError: A name is unknown or used twice, or something is no method.
+    None: the default methods.
     """
     if methods is None or isinstance(methods, str):
         return {name: METHODS[name] for name in check_methods(methods)}

@@ -178,14 +178,7 @@ def shares(scores: Tensor) -> Tensor:
 def checked_shares(name: str, method: Method, subject: Subject, question: Question, examples: Sequence[str]) -> Tensor:
     """The shares of a method's scores, `(layers, rows, tokens)` in float64 on the CPU. Padding has none.
 
-    NaN is an answer: it says that the method is undefined for an example.
-
-    Args:
-        name: The method's name, for the error.
-        method: The method.
-        subject: The model.
-        question: What is asked, with a list as `token`.
-        examples: The names of its examples, for the error.
+    NaN is an answer: it says that the method is undefined for an example. Errors name the method and the examples.
 
     Raises:
         ArgumentError: The scores are infinite, or a method of your own returned something else than scores.
@@ -215,11 +208,7 @@ def added(scores: Tensor, features: Tensor | None) -> Tensor:
 
 
 def made_of(kind: Any, subject: Subject, question: Question) -> Any:
-    """The object of a class of this package, for this model; an object of the user as it is.
-
-    Raises:
-        ArgumentError: An object was made for another model, or has no maps of an encoder's tokens, which are asked for.
-    """
+    """The object of a class of this package, for this model; an object of the user as it is, if it fits the model."""
     inner: Any = unwrapped(kind)
     crosses = question.attention == "cross"
     if is_object(kind):

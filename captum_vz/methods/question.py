@@ -94,10 +94,6 @@ class Question:
         """The target and the foil as arguments of `attribute`: a function, or indices of the logits, one for each row.
 
         Of classes, one run of the model shows where the output has them.
-
-        Raises:
-            UnsupportedLayerError: The model returns no logits.
-            ArgumentError: A foil is what is explained.
         """
         if callable(self.target):
             return {"target": self.target, "foil": None}

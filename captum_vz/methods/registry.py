@@ -103,11 +103,7 @@ COMPARED_METHODS: Final = (
 
 
 def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
-    """The names, in the order given; None: :data:`DEFAULT_METHODS`.
-
-    Raises:
-        ArgumentError: A name is not in :data:`METHODS`, or there is no name.
-    """
+    """The names, in the order given; None: :data:`DEFAULT_METHODS`. Unknown names are refused."""
     return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
 
 

@@ -93,8 +93,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
     """The model that a user passes, with what makes its inputs.
 
     Args:
-        given: The name of a model or its folder, a model, a model and its tokenizer, a pipeline, a SentenceTransformer,
-            or what this function returned.
+        given: What :func:`captum_vz.explain` takes, or what this function returned.
         tokenizer: The tokenizer of a model, or the processor of its images or sound.
         hub: Whether the Hugging Face hub may be asked for a name.
         stack: The stack of layers, see :func:`captum_vz.find_layers`.
@@ -128,11 +127,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
 
 
 def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
-    """:func:`subject_of` for calls that read one text. Of a model with encoder and decoder, the encoder.
-
-    Raises:
-        ArgumentError: The model reads something else.
-    """
+    """:func:`subject_of` for calls that read one text. Of a model with encoder and decoder, the encoder."""
     subject = subject_of(given, tokenizer).encoder
     if not subject.reads_text or subject.task == heads.CHOICE:
         raise ArgumentError(

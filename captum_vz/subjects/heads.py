@@ -100,11 +100,7 @@ def label_names(config: Any) -> dict[int, str]:
 
 
 def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -> int:
-    """The number of a label or, for a model of words, the id of a word, with or without the space before it.
-
-    Raises:
-        ArgumentError: There is no such label or word. The message begins with `argument`.
-    """
+    """The number of a label or, for a model of words, the id of a word. The errors begin with `argument`."""
     if labels := class_labels(model):
         return label_number(wanted, labels, argument)
     if task_of(model) == ANSWER:

@@ -28,17 +28,13 @@ POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 def load(name: str, hub: bool = True) -> tuple[Any, Any]:
-    """A model in eval mode by its name, with its head and its decoder, and its tokenizer.
+    """A model in eval mode by its name, with its head and its decoder, and its tokenizer or processor.
 
-    Of a model of images or sound the processor, in the place of a tokenizer.
-
-    Args:
-        name: The name of an embedded model, "minilm", or what Hugging Face finds by a folder or an id.
-        hub: Whether the Hugging Face hub may be asked. Otherwise, nothing is downloaded.
+    The name is that of an embedded model, "minilm", or what Hugging Face finds by a folder or an id. Without `hub`,
+    nothing is downloaded.
 
     Raises:
-        ArgumentError: There is no such model, it is not complete (weights that it lacks would be random), or its sizes
-            do not fit its checkpoint.
+        ArgumentError: There is no such model, or it is not complete: weights that it lacks would be random.
     """
     if name in EMBEDDED:
         return load_model(name)
@@ -72,11 +68,7 @@ def find_models(names: Iterable[str], hub: bool = True) -> None:
 
 
 def pooling_of(name: str) -> str | None:
-    """How the folder of a sentence encoder makes an embedding of states: "mean" or "cls". None: it says nothing.
-
-    Raises:
-        ArgumentError: It does something else.
-    """
+    """How the folder of a sentence encoder makes an embedding of states: "mean" or "cls". None: it says nothing."""
     folder = Path(_minilm() if name == MINILM else name)
     if name in EMBEDDED or not (folder / "modules.json").is_file():
         return None

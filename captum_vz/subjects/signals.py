@@ -17,11 +17,7 @@ from captum_vz.subjects.heads import IMAGE
 
 
 def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
-    """The inputs of an image or of sound: a file, an array, or an image of Pillow.
-
-    Raises:
-        ArgumentError: It is something else, or the processor does not take it.
-    """
+    """The inputs of an image or of sound: a file, an array, or an image of Pillow."""
     processor: Any = subject.processor
     if subject.task == IMAGE:
         rate, read = None, _image(given, bool(getattr(processor, "do_rescale", True)))

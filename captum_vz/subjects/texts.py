@@ -43,18 +43,12 @@ def prepare_text(
 ) -> PreparedText:
     """Tokenize a text, check its length, and find the token to explain.
 
-    Args:
-        model: The model, which says how many tokens it takes at most.
-        tokenizer: Its tokenizer.
-        text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
-            one text, with tensors `(1, tokens)`.
-        token: The token to explain, see :func:`find_token`. None: of a model with a head for the whole text, the token
-            that the head reads.
-        any_length: Whether the text may be longer than the model takes.
+    The text may also be what the tokenizer returned for one text. ``[MASK]`` means the tokenizer's own mask token. If
+    no token is named, a model with a head for the whole text explains the token that the head reads.
 
     Raises:
-        ArgumentError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
-            tokenizer is another model's, with more tokens.
+        ArgumentError: The text is empty, too long, or several texts. There is no such token. The tokenizer is another
+            model's, with more tokens.
 
     >>> from captum_vz.testbed import load_model
     >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")
@@ -104,14 +98,10 @@ def prepare_text(
 def find_token(
     wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool] = (), special: Sequence[bool] = ()
 ) -> int:
-    """The position of a token that is given by its position or as it is written.
+    """The position of a token that is given by its position, also as a string of digits, or as it is written.
 
-    Args:
-        wanted: A position, or a token in any case. Negative positions count from the end. A string of digits is a
-            position. None: the first mask or, without a mask, the last token that is no special token.
-        tokens: The tokens.
-        masks: For each token whether it is a mask token.
-        special: For each token whether it is a special token ([SEP], </s>).
+    Negative positions count from the end. None: the first mask or, without a mask, the last token that is no special
+    token.
 
     Raises:
         ArgumentError: There is no such token, or there are several.

@@ -64,7 +64,7 @@ def test_patches_are_counted() -> None:
     last = captum_vz.explain(model, PIXELS, token=-1, **asked)
     assert (last.token, last.rows[0].name) == (4, "patch 1,1")
     torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
-    with pytest.raises(ArgumentError, match="token is 5: there are 5 positions, -5 to 4"):
+    with pytest.raises(ArgumentError, match="token 5 is out of range: there are 5 tokens, positions -5 to 4"):
         captum_vz.explain(model, PIXELS, token=5, **asked)
 
 
@@ -123,7 +123,7 @@ def test_letters_of_speech_have_targets() -> None:
     effect = captum_vz.ValueZeroingEffect(model)
     expected = effect.attribute(inputs["input_values"], target=(frame, 2), foil=(frame, 3))
     torch.testing.assert_close(found.scores, expected[0])
-    with pytest.raises(ArgumentError, match="token is 99: there are"):
+    with pytest.raises(ArgumentError, match="token 99 is out of range: there are"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
     with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
