@@ -37,7 +37,7 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.result import Explanation
-from captum_vz.result.drawing import family_of
+from captum_vz.result.explanation import family_of
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, compare
 from captum_vz.study.comparison import blanked_out
 from captum_vz.subjects import text_subject_of
