@@ -233,7 +233,8 @@ class GenerationAttribution(Explanation):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
-        about = {"prompt": asdict(self.prompt), "generated": asdict(self.generated), "layers": self.layers}
+        tokens = {"prompt": asdict(self.prompt), "generated": asdict(self.generated)}
+        about: dict[str, Any] = {**tokens, "layers": self.layers}
         about |= {"method": self.method, "text": self.text, "signed": self.is_signed}
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
         write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
