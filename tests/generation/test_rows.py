@@ -284,20 +284,6 @@ def test_default_is_the_rollout() -> None:
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
 
 
-def test_gradient_maps_and_their_rollout_by_objects() -> None:
-    model = case_of("gpt2").model
-    maps = LayerAttentionGradient(model, find_layers(model), normalize=False)
-    assert torch.equal(
-        found_by(maps, "gpt2").scores, found_by(partial(LayerAttentionGradient, normalize=False), "gpt2").scores
-    )
-    relevance = Rollout(maps, residual="add")
-    found = found_by(relevance, "gpt2")
-    for step, token in enumerate(NEW):
-        inputs = inputs_of("gpt2", PROMPT, NEW[:step])
-        expected = relevance.attribute(inputs, (-1, token), token=-1)[0]
-        torch.testing.assert_close(rows(found)[step, : len(expected), -1], expected)
-
-
 def test_method_of_another_model_is_refused() -> None:
     other = case_of("llama").model
     with pytest.raises(ArgumentError, match="another model"):

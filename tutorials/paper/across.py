@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from captum_vz.study import with_interval
-from captum_vz.study.figures.style import last_layers, metric_title
+from captum_vz.study.figures import last_layers, metric_title
 from paper.tables import failed_lines, markdown_table, number
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from captum_vz.study.figures import IN_CELLS, draw_grid
-from captum_vz.study.figures.style import (
+from captum_vz.study.figures import (
     COLUMN,
+    IN_CELLS,
     ROW,
+    draw_grid,
     in_order,
     length_of,
     metric_title,
