@@ -42,12 +42,10 @@ class Method(ABC):
         own: Whether it is a method of your own, not of this package.
         source: The class, object or function that it was made of. None: it is of the registry.
         joins: Whether it joins the maps of layers.
-        is_signed: Whether its scores are amounts of an output, with signs, and no shares.
         is_foreign: Whether it is code of a user that knows no features, and may read all that is asked.
     """
 
     joins: ClassVar[bool] = False
-    is_signed: ClassVar[bool] = False
     is_foreign: ClassVar[bool] = False
 
     title: str
@@ -71,6 +69,11 @@ class Method(ABC):
     def residual(self) -> float | str | None:
         """What it adds to each map that it joins, see :func:`~captum_vz.functional.add_residual`. "inside": nothing."""
         return INSIDE
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether its scores are amounts of an output, with signs, and no shares."""
+        return False
 
     @property
     def explains_output(self) -> bool:

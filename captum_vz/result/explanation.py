@@ -183,12 +183,12 @@ class Explanation:
         if self.is_table:
             return draw_comparison(self.shares, self.tokens, self.token, **(look | {"truth": self.truth} | options))
         if self.is_signed:
-            look = {"scale": "shared", "title": f"{title} on the output"} | options
+            look = {"scale": "shared", "title": f"{title} on the output", **options}
             return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
         if self.maps:
             # Rows sum to 1, so pictures of any two texts have the same scale.
             heading, label = f"{title}: the maps of the layers, and their rollout", "share of the row (rows sum to 1)"
-            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading} | options
+            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading, **options}
             return draw_maps(part.named_maps(bool(self.windows)), self.tokens, self.token, **look)
         if len(rows) > 1:
             heading = ", ".join(filter(None, [title, part.scope]))

@@ -134,7 +134,7 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
     [1, 0, 1]
     """
     for fold in (str, str.casefold) if isinstance(wanted, str) else ():
-        found = [number for number, name in names.items() if fold(name) == fold(wanted)]
+        found = [number for number, name in names.items() if fold(name) == fold(str(wanted))]
         if len(found) > 1:
             shown = ", ".join(map(str, found))
             raise ArgumentError(
