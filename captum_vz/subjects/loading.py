@@ -43,7 +43,7 @@ from captum_vz.subjects.heads import (
     task_of,
     task_of_class,
 )
-from captum_vz.testbed.model import EMBEDDED, load_model
+from captum_vz.testbed import EMBEDDED, load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
 
