@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from captum_vz import verify
 from captum_vz.errors import RefusedError
-from captum_vz.metrics import cue_average_precision
-from captum_vz.metrics import kendall as tau_b
 from captum_vz_lessons.check.verdict import Verdict, exercise, judge, judge_function
 
 # Scores, and which of them are cues. The last three have ties, in which the order of the tokens must not count.
@@ -81,7 +79,10 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
     """
 
     def right(scores: Tensor, cues: Tensor) -> Tensor:
-        return cue_average_precision(scores[None], cues[None])[0]
+        chosen = scores >= scores.unique().flip(0)[:, None]
+        hits = (chosen & cues).sum(1).double()
+        growth = hits.diff(prepend=hits.new_zeros(1)) / cues.sum()
+        return (growth * hits / chosen.sum(1)).sum()
 
     def in_order(scores: Tensor, cues: Tensor) -> Tensor:
         return cues[scores.argsort(descending=True, stable=True)].double()
@@ -118,9 +119,14 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
 def kendall(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
     r"""Grade a function of two rows of scores: Kendall's :math:`\tau_b`."""
 
+    def signs(row: Tensor) -> Tensor:
+        return row[torch.combinations(torch.arange(len(row))).T].diff(dim=0).sign()
+
     def products(one: Tensor, other: Tensor) -> Tensor:
-        pairs = torch.combinations(torch.arange(len(one))).T
-        return (one[pairs].diff(dim=0).sign() * other[pairs].diff(dim=0).sign()).flatten()
+        return signs(one) * signs(other)
+
+    def right(one: Tensor, other: Tensor) -> Tensor:
+        return products(one, other).sum() / (signs(one).abs().sum() * signs(other).abs().sum()).sqrt()
 
     mistakes = {
         "ties. A pair that is tied in one row counts for the other row only: divide by tau-b's square root.": (
@@ -132,7 +138,7 @@ def kendall(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
         ),
     }
     cases = [(torch.tensor(one), torch.tensor(other)) for one, other in PAIRS]
-    return judge_function(yours, lambda one, other: tau_b(one[None], other[None])[0], cases, mistakes)
+    return judge_function(yours, right, cases, mistakes)
 
 
 @exercise(
