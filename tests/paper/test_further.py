@@ -18,8 +18,8 @@ from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization.pictures.files import alt_text_of
 from captum_vz.visualization.pictures.scales import short_number
 from paper import Reproduction, reproduce
-from paper.drawings import draw_groups
-from paper.further import REMOVING, VARIANTS, Sampling, _groups, evenly, sees_forms
+from paper.figures import draw_groups
+from paper.further import REMOVING, VARIANTS, evenly, groups_of, sees_forms
 from paper.report import variant_title
 from tests.study.conftest import Shipped
 
@@ -92,7 +92,7 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     unlike = (last["group"] == out) & (last["method"] == "attention")
     rows = last[~unlike].copy()
     rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
-    found = _groups(rows, ["cue_dot", "cue_ap"], Sampling())
+    found = groups_of(rows, ["cue_dot", "cue_ap"], 1999)
     table = found.set_index(["metric", "method", "by", "group"])
     for method, count in (("attention", 0), ("random", 0)):
         assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
