@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any, Final
 
+from captum_vz._start import room
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.axes import MARK
 from captum_vz.visualization.terminal import columns_of
@@ -37,6 +38,8 @@ GAP: Final = 2  # columns between the columns of a text
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[int] = ()) -> str:
     """Aligned columns, one line for each row. Control characters are written as escapes.
 
+    A table that is wider than the terminal is written in parts, each with the first column.
+
     Args:
         heads: The heads of the columns, which may have several lines.
         rows: Cells.
@@ -57,7 +60,14 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
         blank = " " * (widths[place] - columns_of(cell))
         return blank + cell if place in right else cell + blank
 
-    return "\n".join((" " * GAP).join(padded(i, cell) for i, cell in enumerate(line)).rstrip() for line in lines)
+    most, parts, used = room(), [[0]], sum(widths[:1])
+    for place, width in enumerate(widths[1:], 1):
+        if most is not None and used + GAP + width > most and len(parts[-1]) > 1:
+            parts, used = [*parts, [0]], widths[0]
+        parts[-1].append(place)
+        used += GAP + width
+    joined = [[(" " * GAP).join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:

@@ -29,8 +29,6 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Model,
-    ViTConfig,
-    ViTModel,
 )
 
 from captum_vz.cli import main
@@ -151,14 +149,10 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
 
 
-def test_tied_weights_are_not_missing(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cls.predictions.decoder.weight" not in load_file(f"{agreement}/model.safetensors")
-    assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
-
-
 def test_position_ids_may_be_stored(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     ids = {"bert.embeddings.position_ids": torch.arange(128)[None]}  # as transformers stored them before version 4.31
     change_weights(agreement, lambda weights: weights | ids)
+    assert "cls.predictions.decoder.weight" not in load_file(f"{agreement}/model.safetensors")  # it is tied
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
 
 
@@ -281,25 +275,14 @@ MILLION = 10**6
 @pytest.mark.parametrize(
     ("kind", "changes", "told"),
     [
-        (
-            "llama",
-            {"num_hidden_layers": MILLION},
-            "num_hidden_layers of its config.json is 1000000: expected 1 to 10000",
-        ),
-        ("gpt2", {"n_layer": MILLION}, "num_hidden_layers of its config.json is 1000000"),
-        ("albert", {"num_hidden_layers": MILLION}, "num_hidden_layers of its config.json is 1000000"),
+        ("llama", {"num_hidden_layers": MILLION}, "num_hidden_layers of its config.json is 1000000: expected 1 to"),
         ("albert", {"num_hidden_groups": MILLION}, "asks for more than 10,250 modules, but its checkpoint holds 25"),
-        ("albert", {"inner_group_num": MILLION}, "asks for more than 10,250 modules"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers of its config.json is 0: expected 1 to 10000"),
         ("gpt2", {"n_head": 0}, "num_attention_heads of its config.json is 0: expected 1 or more"),
         ("llama", {"num_attention_heads": 0}, "a size of its config.json is 0 (integer modulo by zero)"),
-        ("llama", {"num_attention_heads": -2}, "num_attention_heads of its config.json is -2"),
-        ("llama", {"num_key_value_heads": 0}, "num_key_value_heads of its config.json is 0"),
-        ("llama", {"head_dim": 0}, "a size of its config.json is 0"),
         ("llama", {"head_dim": MILLION**2}, "numbers, but its checkpoint holds 21 tensors in"),
         ("llama", {"intermediate_size": MILLION * 100}, "numbers, but its checkpoint holds"),
         ("albert", {"vocab_size": MILLION**2}, "numbers, but its checkpoint holds"),
-        ("gpt2", {"n_positions": MILLION**2}, "numbers, but its checkpoint holds"),
         ("albert", {"num_attention_heads": "2"}, "Validation error for field 'num_attention_heads': TypeError: "),
     ],
 )
@@ -348,11 +331,6 @@ def test_damaged_tokenizer_is_told(agreement: str, capsys: pytest.CaptureFixture
     assert "one of its files is damaged or not complete ('added_tokens')" in told
 
 
-def test_image_model_has_no_tokenizer(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = saved(ViTModel(ViTConfig(**TINY, image_size=8, patch_size=4)))
-    assert f"cannot load a tokenizer of the model {folder!r}: " in refused(capsys, "explain", "a", "--model", folder)
-
-
 def test_larger_tokenizer_is_refused(
     saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,11 +352,6 @@ def test_unreachable_hub_is_told(command: str, name: str, tmp_path: Path, capsys
     assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
     assert all(own in told for own in EMBEDDED)
     assert not output.exists()  # it was told before anything was computed
-
-
-@pytest.mark.parametrize("name", ["", "a/b/c", "two words"])
-def test_name_of_no_model_is_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is neither a folder nor an id of" in refused(capsys, "explain", SENTENCE, "--model", name)
 
 
 def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

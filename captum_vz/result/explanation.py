@@ -47,6 +47,7 @@ class Explanation:
         refused: The methods that were left out, with the reason.
         truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
             NaN for tokens that are not blanked out. None: it was not asked for.
+        falls: How much the probability of the answer falls without each token, `(tokens,)`, negative if it rises.
         told: Sentences about the scores, which are printed below them.
     """
 
@@ -60,6 +61,7 @@ class Explanation:
     windows: list[tuple[int, int]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     truth: Tensor | None = None
+    falls: Tensor | None = None
     told: list[str] = field(default_factory=list)
 
     @property
@@ -200,7 +202,8 @@ class Explanation:
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
-        truth = {} if self.truth is None else {TRUTH: self.truth}
+        given = {"fall": self.falls, TRUTH: self.truth}
+        truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
 
     def to_pandas(self) -> pd.DataFrame:

@@ -96,7 +96,8 @@ def compare(
     chosen = {name: method.of(subject) for name, method in given.items()}
     found = explained_by(subject, text, text_pair, wish, chosen, several is not None, advance)
     if truth:
-        found.truth = blanked_out(text, subject, token, target, foil).shares
+        blanked = blanked_out(text, subject, token, target, foil)
+        found.truth, found.falls = blanked.shares, blanked.falls
     return found
 
 
