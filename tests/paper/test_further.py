@@ -13,7 +13,7 @@ from scipy import stats
 
 from captum_vz import LayerAttention
 from captum_vz.study import Batch, Example, Scorer, Study
-from captum_vz.study.figures.style import in_order
+from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization.pictures.files import alt_text_of
 from captum_vz.visualization.pictures.scales import short_number

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from captum_vz.study import with_interval
-from captum_vz.study.figures.style import last_layers, metric_title
+from captum_vz.study.figures import last_layers, metric_title
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,18 +11,23 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatter
 
 from captum_vz.study import METRICS
-from captum_vz.study.figures import IN_CELLS, draw_grid, draw_layers, name_layers
-from captum_vz.study.figures.style import (
+from captum_vz.study.figures import (
     COLUMN,
     FONT,
+    IN_CELLS,
     LAST_LAYER,
     ROW,
+    draw_grid,
+    draw_layers,
     draw_points,
     in_order,
     label_ends,
     last_layers,
     length_of,
+    mark_of,
+    method_color,
     metric_title,
+    name_layers,
     new_figure,
     panel_title,
     set_table,
@@ -105,6 +110,39 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         upper.append(above)
     share_limits(upper, "y")
     return whole_figure(upper)
+
+
+def draw_sanity(checks: DataFrame, model: str, data: str = "", near: float = 0.2) -> Figure:
+    """Draws the correlation of each method's scores with its scores for copies with random layers.
+
+    Bands are the intervals over sentences. A method passes if its whole interval is below `near` when all layers are
+    random.
+    """
+    lines = {str(method): rows for method, rows in checks.groupby("method", sort=False)}
+    most = int(checks["random"].max())
+    height = max(1.6, ROW * len(lines) + 0.2)
+    figure = new_figure(height + 0.75)
+    panel = figure.subplots()
+    for method in in_order(lines):
+        rows, color = lines[method], method_color(method)
+        panel.plot([0, *rows["random"]], [1, *rows["mean"]], linewidth=1.0, **mark_of(method))
+        panel.fill_between(rows["random"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
+    panel.axhspan(-near, near, color="0.93", zorder=0)
+    panel.set_ylim(min(-0.3, float(checks["low"].min()) - 0.05), 1.08)
+    ends = {method: (most, float(np.nan_to_num(lines[method]["mean"].iloc[-1]))) for method in in_order(lines)}
+    label_ends(panel, ends, height)
+    panel.tick_params(labelsize=FONT, length=2)
+    panel.set_xticks(range(most + 1))
+    panel.set_xlabel("random layers, from the last on", fontsize=FONT)
+    panel.set_ylabel("Spearman with the trained model", fontsize=FONT)
+    count = int(checks["examples"].max())
+    about = panel_title(model, data, "sanity checks", f"{count} sentences")
+    write_title(panel, f"{about}\npassed: the interval at the right is in the grey band (±{near:g})")
+    last = checks[checks["random"] == most]
+    told = ", ".join(f"{row.method} {row.mean:.2f}" for row in last.itertuples())
+    sentence = f"{model}, correlation with the scores for a copy whose {most} layers are random: {told}."
+    set_table(panel, sentence, checks, ("method", "random", "mean", "low", "high", "examples", "undefined"))
+    return figure
 
 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from captum_vz.study import METRICS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import draw_sanity, draw_summary
-from captum_vz.study.figures.style import write_figure
+from captum_vz.study.figures import draw_summary
 from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table, number
 from paper.figures import (
     draw_agreement,
@@ -23,6 +22,7 @@ from paper.figures import (
     draw_groups,
     draw_page,
     draw_probing,
+    draw_sanity,
     draw_variants,
     group_heads,
 )
@@ -92,7 +92,9 @@ class Reproduction:
         write_whole(folder / "report.md", f"{self}\n".encode())
         for name in self.figures:
             if name not in ("cue_dot", "cue_ap"):
-                write_figure(self.plot(name), folder / safe_name(name), ("png", "pdf"))
+                figure = self.plot(name)
+                for kind in ("png", "pdf"):
+                    figure.savefig(folder / f"{safe_name(name)}.{kind}")
 
     def _figures(self) -> dict[str, Callable[[], Figure]]:
         tables, title = self.tables, self.title
