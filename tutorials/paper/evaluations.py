@@ -264,25 +264,13 @@ def compressions(values: DataFrame, classes: int, resamples: int) -> DataFrame:
         found = summarize(torch.tensor(bits.to_numpy()), resamples=resamples)
         accuracy = summarize(torch.tensor(by_probe["linear"]["value"].to_numpy()), resamples=resamples)
         seeds, controls = (uniform / one.groupby("seed")["value"].mean() for one in (labels, control))
-        rows.append(
-            {
-                "layer": layer,
-                "compression": uniform / found.mean,
-                "low": uniform / found.high,  # fewer bits mean more compression, so the ends of the interval swap
-                "high": uniform / found.low,
-                "bits": found.mean * found.examples,
-                "examples": found.examples,
-                "seeds": len(seeds),
-                "lowest": seeds.min(),
-                "highest": seeds.max(),
-                "control": uniform / control["value"].mean(),
-                "control_lowest": controls.min(),
-                "control_highest": controls.max(),
-                "accuracy": accuracy.mean,
-                "accuracy_low": accuracy.low,
-                "accuracy_high": accuracy.high,
-            }
-        )
+        ranges = {"lowest": seeds.min(), "highest": seeds.max(), "control": uniform / control["value"].mean()}
+        ranges |= {"control_lowest": controls.min(), "control_highest": controls.max()}
+        linear = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+        # Fewer bits mean more compression, so the ends of the interval swap.
+        compression = {"compression": uniform / found.mean, "low": uniform / found.high, "high": uniform / found.low}
+        counts = {"bits": found.mean * found.examples, "examples": found.examples, "seeds": len(seeds)}
+        rows.append({"layer": layer} | compression | counts | ranges | linear)
     return pd.DataFrame(rows)
 
 

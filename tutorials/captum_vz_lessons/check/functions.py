@@ -15,12 +15,12 @@ from captum_vz_lessons.check.verdict import Verdict, exercise, judge, judge_func
 
 # Scores, and which of them are cues. The last three have ties, in which the order of the tokens must not count.
 RANKINGS = (
-    ((0.5, 0.3, 0.1, 0.1), (False, True, False, False)),
-    ((0.9, 0.2, 0.4, 0.3), (True, False, False, True)),
-    ((0.1, 0.2, 0.3, 0.4), (True, False, False, False)),
-    ((0.4, 0.4, 0.1, 0.1), (True, False, False, False)),
-    ((0.4, 0.4, 0.1, 0.1), (False, True, False, False)),
-    ((0.2, 0.2, 0.2, 0.2), (False, False, True, True)),
+    ((0.5, 0.3, 0.1, 0.1), (0, 1, 0, 0)),
+    ((0.9, 0.2, 0.4, 0.3), (1, 0, 0, 1)),
+    ((0.1, 0.2, 0.3, 0.4), (1, 0, 0, 0)),
+    ((0.4, 0.4, 0.1, 0.1), (1, 0, 0, 0)),
+    ((0.4, 0.4, 0.1, 0.1), (0, 1, 0, 0)),
+    ((0.2, 0.2, 0.2, 0.2), (0, 0, 1, 1)),
 )
 # Two rows of scores for Kendall's tau.
 PAIRS = (
@@ -34,16 +34,14 @@ PAIRS = (
 def attention(yours: Callable[[Tensor, Tensor, Tensor], Any]) -> Verdict:
     r"""Grade a function of q, k and v, each `(tokens, d)`: :math:`\operatorname{softmax}(Q K^\top / \sqrt{d}) V`."""
 
-    def right(q: Tensor, k: Tensor, v: Tensor, times: float = 1) -> Tensor:
-        return (q @ k.T * times / q.shape[-1] ** 0.5).softmax(-1) @ v
+    def right(q: Tensor, k: Tensor, v: Tensor, times: float = 1, axis: int = -1) -> Tensor:
+        return (q @ k.T * times / q.shape[-1] ** 0.5).softmax(axis) @ v
 
     q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mistakes = {
         "the scores are not divided by the square root of d.": lambda q, k, v: right(q, k, v, 2),
         "the scores are divided by d. Divide by its square root.": lambda q, k, v: right(q, k, v, 0.5),
-        "the softmax runs over the wrong axis. The weights of each output token sum to 1.": (
-            lambda q, k, v: (q @ k.T / 2).softmax(0) @ v
-        ),
+        "the softmax runs over the wrong axis. The weights of a row sum to 1.": lambda q, k, v: right(q, k, v, 1, 0),
         "queries and keys are swapped: rows are output tokens, Q @ K.T.": lambda q, k, v: right(k, q, v),
         "the softmax is missing.": lambda q, k, v: q @ k.T / 2 @ v,
         "keys and values are swapped.": lambda q, k, v: right(q, v, k),
@@ -99,16 +97,12 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
         ),
         "the lowest score comes first. Sort the scores in descending order.": lambda s, c: right(-s, c),
         "divide by the number of cues.": lambda s, c: right(s, c) * c.sum(),
-        "this is the reciprocal rank of the first cue. Take the mean over all cues.": (
-            lambda s, c: 1 / (1 + in_order(s, c).argmax())
-        ),
-        "this is the precision at the number of cues. Take the precision at each cue.": (
-            lambda s, c: in_order(s, c)[: int(c.sum())].mean()
-        ),
+        "this is the reciprocal rank of one cue. Take all cues.": lambda s, c: 1 / (1 + in_order(s, c).argmax()),
+        "this is the precision at one place. Take it at each cue.": lambda s, c: in_order(s, c)[: int(c.sum())].mean(),
         "this is the mean score of the cues. Only the order of the scores counts.": lambda s, c: s[c].mean(),
         "this is the share of the cues. Only the order of the scores counts.": lambda s, c: s[c].sum() / s.sum(),
     }
-    cases = [(torch.tensor(scores), torch.tensor(cues)) for scores, cues in RANKINGS]
+    cases = [(torch.tensor(scores), torch.tensor(cues).bool()) for scores, cues in RANKINGS]
     return judge_function(yours, right, cases, mistakes)
 
 

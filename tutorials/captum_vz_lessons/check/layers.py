@@ -114,24 +114,21 @@ def pair_share(yours: Callable[[Tensor, int, int], Any], maps: Sequence[Tensor],
 
     This is the mean of the two entries, one number for each layer.
     """
+
+    def of(join: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int, int], Tensor]:
+        return lambda maps, one, other: join(maps[:, one, other], maps[:, other, one])
+
+    direction = "this is one direction only. Take the mean of both entries, (one, other) and (other, one)."
     mistakes = {
-        "this is one direction only. Take the mean of both entries, (one, other) and (other, one).": (
-            lambda maps, one, other: maps[:, one, other],
-            lambda maps, one, other: maps[:, other, one],
-        ),
-        "this is the sum. Take the mean.": lambda maps, one, other: maps[:, one, other] + maps[:, other, one],
+        direction: (of(lambda there, back: there), of(lambda there, back: back)),
+        "this is the sum. Take the mean.": of(torch.add),
+        "this is the product. Take the mean.": of(torch.mul),
+        "this is the larger of the two entries. Take their mean.": of(torch.maximum),
         "these are the shares that the tokens give to themselves.": (
             lambda maps, one, other: (maps[:, one, one] + maps[:, other, other]) / 2
         ),
-        "this is the product. Take the mean.": lambda maps, one, other: maps[:, one, other] * maps[:, other, one],
-        "this is the larger of the two entries. Take their mean.": (
-            lambda maps, one, other: torch.maximum(maps[:, one, other], maps[:, other, one])
-        ),
     }
-
-    def right(maps: Tensor, one: int, other: int) -> Tensor:
-        return (maps[:, one, other] + maps[:, other, one]) / 2
-
+    right = of(lambda there, back: (there + back) / 2)
     return judge_function(yours, right, [(_stacked(maps), one, other)], mistakes)
 
 

@@ -81,11 +81,7 @@ class Verdict:
 
 
 def exercise(second_hint: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Make a grader of a function that judges an answer: verdicts get its name, and the option `hint`.
-
-    Args:
-        second_hint: Which step to take, and with which function. No hint holds a number.
-    """
+    """Make a grader of a function that judges an answer: verdicts get its name, and the option `hint`."""
 
     def decorate(grade: Callable[..., Verdict]) -> Callable[..., Verdict]:
         @wraps(grade)
@@ -100,13 +96,7 @@ def exercise(second_hint: str) -> Callable[[Callable[..., Verdict]], Callable[..
 
 
 def judge(yours: Any, right: Any, mistakes: Mistakes) -> Verdict:
-    """Compare an answer with the right one, and name the mistake that explains a difference.
-
-    Args:
-        yours: The answer: a tensor, an array, a list or a number.
-        right: The right answer.
-        mistakes: Usual mistakes and the answers that they give.
-    """
+    """Compare an answer (a tensor, an array, a list or a number) with the right one, and name a usual mistake."""
     expected, found = torch.as_tensor(right).detach().double().cpu(), tensor_of(yours)
     if found is None:
         wanted = f"numbers of shape {tuple(expected.shape)}" if expected.dim() else "a number"
@@ -149,11 +139,7 @@ def judge_function(
 ) -> Verdict:
     """Compare what a function of the learner returns with what the right function returns, in each case.
 
-    Args:
-        yours: The function of the learner.
-        right: The right function. The lesson goes on with it if the other one is wrong.
-        cases: The arguments of each call.
-        mistakes: Usual mistakes and the functions that make them; a tuple holds several functions.
+    Mistakes are functions, or tuples of functions. The lesson goes on with the right function if the other is wrong.
     """
 
     def results(function: Callable[..., Any]) -> Any:
