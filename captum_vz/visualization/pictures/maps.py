@@ -160,9 +160,8 @@ def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
         return True, True
     places = [place for other in others if (place := other.get_subplotspec()) is not None]
     grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
-    below = any(one.colspan == own.colspan and one.rowspan.start > own.rowspan.start for one in grid)
-    left = any(one.rowspan == own.rowspan and one.colspan.start < own.colspan.start for one in grid)
-    return not below, not left
+    lowest = all(one.rowspan.start <= own.rowspan.start for one in grid if one.colspan == own.colspan)
+    return lowest, all(one.colspan.start >= own.colspan.start for one in grid if one.rowspan == own.rowspan)
 
 
 def _draw_panel(
