@@ -84,7 +84,7 @@ class GenerationAttribution(Explanation):
         before = max(prompt.words, default=-1) + 1
         return cls(
             [*prompt.labels, *generated.labels],
-            {name: Part(name, method, rows, raw, layers, shown, len(layers))},
+            {name: Part(name, method, rows, raw, layers, shown)},
             words=[*prompt.words, *(before + word for word in generated.words)],
             special=[*prompt.special, *generated.special],
             prompt=prompt,

@@ -41,7 +41,7 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.methods.output import GateMethod
+from captum_vz.methods.kinds import GateMethod
 from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
