@@ -28,8 +28,7 @@ from transformers import (
 )
 
 from captum_vz.cli import main
-from captum_vz.testbed import load_model
-from captum_vz.testbed.model import EMBEDDED
+from captum_vz.testbed import EMBEDDED, load_model
 from tests.command import refused
 from tests.reference.case import BEFORE_5
 from tests.test_cli import byte_level_tokenizer

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import captum_vz
-from captum_vz.testbed.model import EMBEDDED
+from captum_vz.testbed import EMBEDDED
 from tests.documents import ROOT
 
 PACKAGE = ROOT / "captum_vz"

@@ -18,7 +18,7 @@ import transformers
 
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
-from captum_vz.testbed.model import EMBEDDED, load_model
+from captum_vz.testbed import EMBEDDED, load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
 
