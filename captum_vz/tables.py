@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from collections.abc import Collection, Sequence
 from html import escape
+from itertools import zip_longest
 from typing import Any, Final
 
 from captum_vz._start import room
@@ -17,6 +18,7 @@ from captum_vz.visualization.tokens import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
+_GAP: Final = "  "  # between the columns of a text
 _STYLE: Final = f"""
 :root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
@@ -30,9 +32,6 @@ tr.marked th {{ border-left: 4px solid var(--mark); }}
 img {{ background: white; height: auto; max-width: 100%; }}
 pre {{ overflow-x: auto; }}
 """
-
-
-GAP: Final = 2  # columns between the columns of a text
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[int] = ()) -> str:
@@ -50,10 +49,9 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     hat         0.5
     pictures   0.25
     """
-    split = [head.split("\n") for head in heads]
-    height = max(map(len, split)) if any(heads) else 0
-    top = zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True) if height else ()
-    lines = [[printable(str(cell)) for cell in line] for line in [*top, *rows]]
+    split = [head.split("\n") for head in heads] if any(heads) else []
+    top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
+    lines = [[printable(str(cell)) for cell in line] for line in [*reversed(list(top)), *rows]]
     widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
 
     def padded(place: int, cell: str) -> str:
@@ -62,11 +60,11 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
 
     most, parts, used = room(), [[0]], sum(widths[:1])
     for place, width in enumerate(widths[1:], 1):
-        if most is not None and used + GAP + width > most and len(parts[-1]) > 1:
-            parts, used = [*parts, [0]], widths[0]
+        used += len(_GAP) + width
+        if most is not None and used > most and len(parts[-1]) > 1:
+            parts, used = [*parts, [0]], widths[0] + len(_GAP) + width
         parts[-1].append(place)
-        used += GAP + width
-    joined = [[(" " * GAP).join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    joined = [[_GAP.join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
     return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
 
 
@@ -128,32 +126,23 @@ def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]
         marked: The row that is marked.
     """
     top = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
-    lines = []
-    for place, (name, *cells) in enumerate(rows):
-        inner = f'<th scope="row">{_text(name)}</th>' + "".join(map(_cell, cells))
-        lines.append(f"<tr{' class=marked' if place == marked else ''}>{inner}</tr>")
-    # Outside of the box that scrolls, so that a wide table does not cut it off.
-    told = f'<p class="caption">{_text(caption)}</p>'
-    inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    named = f'aria-label="{_text(caption)}"'
-    return f'{told}<div class="wide" role="region" {named} tabindex="0"><table {named}>{inner}</table></div>'
+    lines = "".join(
+        f'<tr{" class=marked" * (place == marked)}><th scope="row">{_text(name)}</th>{"".join(map(_cell, cells))}</tr>'
+        for place, (name, *cells) in enumerate(rows)
+    )
+    told = _text(caption)
+    # The caption is outside of the box that scrolls, so that a wide table does not cut it off.
+    return (
+        f'<p class="caption">{told}</p><div class="wide" role="region" aria-label="{told}" tabindex="0">'
+        f'<table aria-label="{told}"><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+    )
 
 
 def picture(figure: Any, alt: str) -> str:
-    """A figure of matplotlib, inside the page.
-
-    Args:
-        figure: The figure.
-        alt: What a reader who does not see it should know.
-    """
-    written = io.BytesIO()
-    figure.savefig(written, format="png")
-    return image(written.getvalue(), alt)
-
-
-def image(png: bytes, alt: str) -> str:
-    """A picture in the format PNG, inside the page."""
-    return f'<p><img alt="{_text(alt)}" src="data:image/png;base64,{b64encode(png).decode()}"></p>'
+    """A figure of matplotlib, inside the page, and what a reader who does not see it should know."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return f'<p><img alt="{_text(alt)}" src="data:image/png;base64,{b64encode(png.getvalue()).decode()}"></p>'
 
 
 def note(lines: Sequence[str], alert: bool = False) -> str:

@@ -246,13 +246,6 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
     assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)
 
 
-def test_loading_restores_verbosity(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    capsys.readouterr()
-    explain_json(capsys, "a is b", "--model", gpt2, "--token", "1")
-    assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
-
-
 def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def remarking(batch: Batch) -> Tensor:
         warnings.warn("a row stays zero", stacklevel=2)

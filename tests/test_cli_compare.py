@@ -152,7 +152,7 @@ def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> 
     largest = max(fall for fall in falls if fall)
     assert f"falls most without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
     rows = compared(capsys, "--truth", "--foil", "is", "--full").splitlines()
-    (fall,) = (row.split()[2] for row in rows if " pictures " in row)
+    (fall,) = (row.split()[2] for row in rows if row.split()[:2] == ["2", "pictures"])
     assert fall == f"{largest:.3f}*"
 
 
@@ -183,5 +183,5 @@ def test_methods_are_lines_that_fit(
     assert main(["compare", text, "--methods", *methods, "--full"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
-    rows = [line.split() for line in lines if line[2:4] == " 2"]
-    assert [one for row in rows for one in row[2:]] == str(found).split("pictures", 1)[1].split("\n")[0].split()
+    cells = [cell.strip("*") for line in lines if line.split()[:2] == ["2", "pictures"] for cell in line.split()[2:]]
+    assert cells == [f"{found.shares[name][2]:.3f}" for name in methods]

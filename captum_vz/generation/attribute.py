@@ -155,7 +155,8 @@ def _scores(
         places,
         list(zip(places, text.generated, strict=True)),
         attention="cross" if text.start else "self",
-        grows="alike" if longest <= longest_alike(subject.model) else "anew",
+        grows=True,
+        row_by_row=longest > longest_alike(subject.model),
     )
     found = method.scores(subject, question, None if features is None else features.to(device), layer=layer)
     of_encoder = text.start and found.shape[-1] == len(text.prompt.ids)

@@ -28,7 +28,7 @@ def draw_steps(
 ) -> Figure:
     """Draw scores `(n, columns)` of generated tokens by sources. See :meth:`GenerationAttribution.plot`.
 
-    A line stands after the first `split` columns, which are prompt tokens. The share of the prompt in each row, `(n,)`,
+    A line follows the first `split` columns, which are prompt tokens. The share of the prompt in each row, `(n,)`,
     is left out if scores are signed.
     """
     if not sources:

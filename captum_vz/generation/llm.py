@@ -1,4 +1,19 @@
-"""The forms of Captum's `LLMAttribution`: for methods with maps, and for methods made of gates."""
+"""The forms of Captum's `LLMAttribution`: for methods with maps, and for methods made of gates.
+
+>>> from captum.attr import LLMAttribution
+>>> from captum_vz import ValueGates, ValueZeroing, find_layers
+>>> from captum_vz.testbed import load_model
+>>> model, tokenizer = load_model("causal")
+>>> method = ValueZeroing(model, find_layers(model))
+>>> inp, target = TextTokenInput("the pictures of some hat", tokenizer), "have upset anna"
+>>> LLMTokenMaps(method, tokenizer).attribute(inp, target=target).token_attr.shape
+torch.Size([3, 6])
+>>> LLMAttribution(to_captum_llm(method), tokenizer).attribute(inp, target=target).token_attr.shape
+torch.Size([3, 6])
+>>> gates = LLMAttribution(FeatureAblation(ValueGates(model)), tokenizer)
+>>> gates.attribute(gated_input(inp, tokenizer), target=target).token_attr.shape
+torch.Size([3, 6])
+"""
 
 from __future__ import annotations
 
@@ -44,15 +59,6 @@ class LLMTokenMaps(Attribution):
             does by default, its "prob", or its logit (None). Other methods take None, because they explain no
             probability.
         model: The model. None: the model of `attr_method`.
-
-    >>> from captum.attr import TextTokenInput
-    >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> method = LLMTokenMaps(ValueZeroing(model, find_layers(model)), tokenizer)
-    >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
-    >>> method.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
 
     def __init__(self, attr_method: Any, tokenizer: Any, attr_target: str | None = None, *, model: Any = None) -> None:
@@ -183,15 +189,6 @@ def to_captum_llm(method: Attribution) -> FeatureAblation:
 
     Returns:
         What `LLMAttribution` takes as `attr_method`. Its own `attribute` is called by `LLMAttribution` only.
-
-    >>> from captum.attr import LLMAttribution, TextTokenInput
-    >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> llm = LLMAttribution(to_captum_llm(ValueZeroing(model, find_layers(model))), tokenizer)
-    >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
-    >>> llm.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
     _check_method(method)
     return _TokenMapsAblation(method)
@@ -268,10 +265,8 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
     .. math:: g_j = p_{k(j)}
 
     where :math:`p` is what Captum makes of the features, 1 where a feature is present, and k(j) the feature of token j.
-    No token is replaced. Tokens without a feature, and generated tokens, have a gate of 1. `Mohebbi et al. 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_ zero such values.
-
-    The scores of `FeatureAblation` are those of :class:`~captum_vz.ValueZeroingEffect`, of log-probabilities.
+    No token is replaced. Tokens without a feature, and generated tokens, have a gate of 1. The scores of
+    `FeatureAblation` are those of :class:`~captum_vz.ValueZeroingEffect`, of log-probabilities.
 
     Args:
         inp: A `TextTokenInput`, whose features are tokens, or a `TextTemplateInput`, whose features are the values of a
@@ -280,18 +275,6 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
 
     Returns:
         An input of the same class, with the same features.
-
-    Raises:
-        ArgumentError: An input of another class. A template that changes its values.
-
-    >>> from captum.attr import FeatureAblation, LLMAttribution, TextTokenInput
-    >>> from captum_vz import ValueGates
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> llm = LLMAttribution(FeatureAblation(ValueGates(model)), tokenizer)
-    >>> inp = gated_input(TextTokenInput("the pictures of some hat", tokenizer), tokenizer)
-    >>> llm.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
     ids, columns = _features(inp, tokenizer)
     gated: Any = copy(inp)

@@ -84,7 +84,7 @@ class GenerationAttribution(Explanation):
         before = max(prompt.words, default=-1) + 1
         return cls(
             [*prompt.labels, *generated.labels],
-            {name: Part(name, method, rows, raw, layers, shown, len(layers))},
+            {name: Part(name, method, rows, raw, layers, shown)},
             words=[*prompt.words, *(before + word for word in generated.words)],
             special=[*prompt.special, *generated.special],
             prompt=prompt,
@@ -233,8 +233,8 @@ class GenerationAttribution(Explanation):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
-        about = {"prompt": asdict(self.prompt), "generated": asdict(self.generated), "layers": self.layers}
-        about |= {"method": self.method, "text": self.text, "signed": self.is_signed}
+        about: dict[str, Any] = {"prompt": asdict(self.prompt), "generated": asdict(self.generated)}
+        about |= {"layers": self.layers, "method": self.method, "text": self.text, "signed": self.is_signed}
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
         write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
 
@@ -258,7 +258,7 @@ class GenerationAttribution(Explanation):
     def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False, **options: Any) -> Figure:
         """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
 
-        Colours of shares are by the square root, and the share of the prompt stands at the right of each row.
+        Colours of shares are by the square root, and the share of the prompt is at the right of each row.
 
         Args:
             layer: The layer; negative counts from the end.
@@ -339,8 +339,8 @@ class GenerationAttribution(Explanation):
     def to_inseq(self, layer: int = -1) -> Any:
         """A `FeatureAttributionOutput` of inseq, https://github.com/inseq-team/inseq, which has to be installed.
 
-        The tokens of an encoder are inseq's source. Otherwise, prompt and generated tokens are its target. NaN stands
-        for later tokens.
+        The tokens of an encoder are inseq's source. Otherwise, prompt and generated tokens are its target. NaN marks
+        later tokens.
 
         Args:
             layer: The layer; negative counts from the end.

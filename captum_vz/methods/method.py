@@ -108,14 +108,17 @@ class Method(ABC):
             ArgumentError: There is no such layer; a method of your own returns something else than scores.
             RefusedError: The method refuses the model.
         """
-        if question.is_several_of_one and (question.grows == "anew" or not self.in_one_pass(subject, question)):
-            # Each row is explained alone.
+        asked = [(question, features)]
+        if question.is_several_of_one and (question.row_by_row or not self.in_one_pass(subject, question)):
             asked = [question.about(row, features) for row in range(len(question.places))]
-            alone = [self._layers(subject, one, cut, layer) for one, cut in asked]
-            width = max(one.shape[-1] for one in alone)
-            scores = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in alone], 1)
-        else:
-            scores = self._layers(subject, question, features, layer)
+        found = []
+        for one in asked:
+            if layer is None or not self.layered:
+                found.append(torch.stack([rows.detach().cpu() for rows in self.rows(subject, *one)]))
+            else:
+                found.append(self.row_of_layer(subject, *one, layer).detach().cpu()[None])
+        width = max(one.shape[-1] for one in found)
+        scores = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in found], 1)
         return scores[:, 0] if isinstance(question.token, int) else scores
 
     @abstractmethod
@@ -154,11 +157,6 @@ class Method(ABC):
             return tuple(map(self.scope, range(count)))
         return ("output" if self.explains_output else self.scope(0) or "scores",)
 
-    def _layers(self, subject: Subject, question: Question, features: Tensor | None, layer: int | None) -> Tensor:
-        if layer is not None and self.layered:
-            return self.row_of_layer(subject, question, features, layer).detach().cpu()[None]
-        return torch.stack([one.detach().cpu() for one in self.rows(subject, question, features)])
-
 
 def check_layer(layer: int, depth: int) -> None:
     """Refuse a layer that is not one of `depth` layers."""
@@ -180,43 +178,24 @@ def shares(scores: Tensor) -> Tensor:
     return normalize_rows(scores.abs())
 
 
-def checked_shares(
-    name: str,
-    method: Method,
-    subject: Subject,
-    question: Question,
-    examples: Sequence[str] = ("the text",),
-    features: Tensor | None = None,
-) -> Tensor:
+def checked_shares(name: str, method: Method, subject: Subject, question: Question, examples: Sequence[str]) -> Tensor:
     """The shares of a method's scores, `(layers, rows, tokens)` in float64 on the CPU. Padding has none.
 
-    NaN is an answer: it says that the method is undefined for an example.
-
-    Args:
-        name: The method's name, for the error.
-        method: The method.
-        subject: The model.
-        question: What is asked, with a list as `token`.
-        examples: The names of its examples, for the error.
-        features: See :meth:`Method.scores`.
+    NaN is an answer: it says that the method is undefined for an example. Errors name the method and the examples.
 
     Raises:
         ArgumentError: The scores are infinite, or a method of your own returned something else than scores.
     """
-
-    def told(came: str, places: Sequence[int]) -> str:
-        return f"method {name!r}, example {', '.join(repr(examples[place]) for place in places[:3])}: {came}"
-
     try:
-        scores = method.scores(subject, question, features).double()
+        scores = method.scores(subject, question).double()
+        infinite = scores.isinf().any(-1)
+        if infinite.any():
+            layer, place = infinite.nonzero()[0].tolist()
+            row, examples = scores[layer, place], [examples[place]]
+            came = f"a row with the sum {float(row.sum()):.4g} and the smallest entry {float(row.min()):.4g}"
+            raise WrongScoresError(f"the method returned {came}; expected finite numbers, or NaN.")
     except WrongScoresError as error:
-        raise ArgumentError(told(str(error), range(len(examples)))) from error
-    infinite = scores.isinf().any(-1)
-    if infinite.any():
-        layer, place = infinite.nonzero()[0].tolist()
-        row = scores[layer, place]
-        came = f"a row with the sum {float(row.sum()):.4g} and the smallest entry {float(row.min()):.4g}"
-        raise ArgumentError(told(f"the method returned {came}; expected finite numbers, or NaN.", [place]))
+        raise ArgumentError(f"method {name!r}, example {', '.join(map(repr, examples[:3]))}: {error}") from error
     mask = question.inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == scores.shape[1:]:
         scores = scores.masked_fill(~mask.cpu().bool(), 0)
@@ -232,11 +211,7 @@ def added(scores: Tensor, features: Tensor | None) -> Tensor:
 
 
 def made_of(kind: Any, subject: Subject, question: Question) -> Any:
-    """The object of a class of this package, for this model; an object of the user as it is.
-
-    Raises:
-        ArgumentError: An object was made for another model, or has no maps of an encoder's tokens, which are asked for.
-    """
+    """The object of a class of this package, for this model; an object of the user as it is, if it fits the model."""
     inner: Any = unwrapped(kind)
     crosses = question.attention == "cross"
     if is_object(kind):
@@ -252,33 +227,6 @@ def made_of(kind: Any, subject: Subject, question: Question) -> Any:
     return kind(subject.forward, list(subject.layers), attention="cross")
 
 
-def is_object(kind: Any) -> bool:
-    """Whether it is an object with `attribute`, and no class or function that makes one."""
-    inner = unwrapped(kind)
-    return not isclass(inner) and callable(getattr(inner, "attribute", None))
-
-
-def check_model(method: Any, subject: Subject) -> None:
-    """Refuse an object that was made for another model."""
-    model = getattr(method, "forward_func", None)
-    known = subject.model, subject.forward
-    inside = (one for whole in known if isinstance(whole, nn.Module) for one in whole.modules())
-    if isinstance(model, nn.Module) and all(model is not one for one in inside):
-        raise ArgumentError(
-            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
-            "model."
-        )
-
-
-def check_text(title: str, subject: Subject, question: Question) -> None:
-    """Refuse a method that scores the words of a text, if there is none."""
-    if "input_ids" not in question.inputs:
-        raise UnsupportedLayerError(
-            f"{title} scores the tokens of a text, but {type(subject.model).__name__} reads none: choose another "
-            "method, such as value-zeroing-effect."
-        )
-
-
 def _check_sources(kind: Any, attention: Any) -> None:
     """Refuse a method whose sources are not the tokens of the encoder, which are the prompt."""
     joins = isclass(kind) and issubclass(kind, MapAggregation)
@@ -292,4 +240,30 @@ def _check_sources(kind: Any, attention: Any) -> None:
         raise ArgumentError(
             f"attention of {kind.__name__} is {shown}, but only the cross-attention of the decoder has the tokens of "
             f"the prompt as sources. Pass the class {kind.__name__}, or make the method with attention='cross'."
+        )
+
+
+def is_object(kind: Any) -> bool:
+    """Whether it is an object with `attribute`, and no class or function that makes one."""
+    inner = unwrapped(kind)
+    return not isclass(inner) and callable(getattr(inner, "attribute", None))
+
+
+def check_model(method: Any, subject: Subject) -> None:
+    """Refuse an object that was made for another model."""
+    model = getattr(method, "forward_func", None)
+    known = (whole for whole in (subject.model, subject.forward) if isinstance(whole, nn.Module))
+    if isinstance(model, nn.Module) and all(model is not one for whole in known for one in whole.modules()):
+        raise ArgumentError(
+            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
+            "model."
+        )
+
+
+def check_text(title: str, subject: Subject, question: Question) -> None:
+    """Refuse a method that scores the words of a text, if there is none."""
+    if "input_ids" not in question.inputs:
+        raise UnsupportedLayerError(
+            f"{title} scores the tokens of a text, but {type(subject.model).__name__} reads none: choose another "
+            "method, such as value-zeroing-effect."
         )

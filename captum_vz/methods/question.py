@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.subjects import Subject
 
@@ -18,32 +17,6 @@ from captum_vz.subjects import Subject
 Index = tuple[int, ...]
 #: Reads the explained number of each example from an output, `(batch,)`.
 Reader = Callable[[Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The explained number of each row.
-
-    Attributes:
-        target: A function that reads it from an output, or its index in the logits of each row's example.
-        foil: The indices of the numbers that are subtracted. None: nothing is subtracted.
-    """
-
-    target: Reader | list[Index]
-    foil: list[Index] | None = None
-
-    def read(self, output: Any, rows: Sequence[int]) -> Tensor:
-        """The numbers of an output whose examples belong to these rows, `(len(rows),)`, with their graph."""
-        if callable(self.target):
-            return self.target(output)
-        numbers = tensor_of(output)
-        assert numbers is not None  # the indices were found in it
-        found = _entries(numbers, [self.target[row] for row in rows])
-        return found if self.foil is None else found - _entries(numbers, [self.foil[row] for row in rows])
-
-
-def _entries(numbers: Tensor, indices: Sequence[Index]) -> Tensor:
-    return numbers[(range(len(numbers)), *map(list, zip(*indices, strict=True)))]
 
 
 @dataclass(frozen=True)
@@ -59,8 +32,9 @@ class Question:
             function that reads the explained number from an output. None: the class that the model predicts.
         foil: What is subtracted from it, for each row a class or an index. None: nothing.
         attention: "self", or "cross": rows of a decoder, whose sources are the tokens of its encoder.
-        grows: Whether the rows are steps of a text that grows, such as a generated one. "alike": the text has the rows
-            of the texts so far. "anew": the model's positions depend on the text's length. None: the text is finished.
+        grows: Whether the rows are steps of a text that grows, such as a generated one. Each row then explains the text
+            up to its token.
+        row_by_row: Whether each row needs its own run of the model: positions depend on the length of the text.
         kept: What one method computes for the others: maps, and the model's prediction. Questions about the same inputs
             share it.
     """
@@ -70,7 +44,8 @@ class Question:
     target: Reader | Sequence[int | Index] | None = None
     foil: Sequence[int | Index] | None = None
     attention: Literal["self", "cross"] = "self"
-    grows: Literal["alike", "anew"] | None = None
+    grows: bool = False
+    row_by_row: bool = False
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -95,24 +70,19 @@ class Question:
 
     def select(self, maps: Tensor) -> Tensor:
         """The rows `(rows, in)` of whole maps `(batch, out, in)`."""
-        examples = [0] * len(self.places) if self.examples == 1 else list(range(self.examples))
-        return maps[examples, self.places]
+        return maps[[0] * len(self.places) if self.examples == 1 else range(self.examples), self.places]
 
     def about(self, row: int, features: Tensor | None = None) -> tuple[Question, Tensor | None]:
-        """The question about one row of several of one text, and the features of its tokens.
-
-        A text that grows ends at the row's token.
-        """
+        """The question about one row of several of one text, and the features of its tokens."""
         one = replace(
             self,
             token=[self.places[row]],
             target=self.target if self.target is None or callable(self.target) else [self.target[row]],
             foil=None if self.foil is None else [self.foil[row]],
         )
-        if self.grows is None:
+        if not self.grows:
             return one, features
-        stop = self.places[row] + 1
-        of_decoder = self.attention == "cross"
+        stop, of_decoder = self.places[row] + 1, self.attention == "cross"
         inputs = {
             name: x[:, :stop] if isinstance(x, Tensor) and (name.startswith("decoder_") or not of_decoder) else x
             for name, x in self.inputs.items()
@@ -120,35 +90,31 @@ class Question:
         cut = features if features is None or of_decoder else features[:, :stop]
         return replace(one, inputs=inputs, kept={}), cut
 
-    def decision(self, subject: Subject) -> Decision:
-        """The explained numbers. Of classes, one run of the model shows where the output has them.
+    def asked(self, subject: Subject) -> dict[str, Any]:
+        """The target and the foil as arguments of `attribute`: a function, or indices of the logits, one for each row.
 
-        Raises:
-            UnsupportedLayerError: The model returns no logits.
-            ArgumentError: A foil is what is explained.
+        Of classes, one run of the model shows where the output has them.
         """
         if callable(self.target):
-            return Decision(self.target)
-        if self.target is not None and all(isinstance(one, tuple) for one in (*self.target, *(self.foil or ()))):
-            return self._decided([one for one in self.target if isinstance(one, tuple)], lambda row: ())
-        of_tokens, best = self._prediction(subject)
-
-        def place(row: int) -> Index:
-            return (self.places[row],) if of_tokens else ()
-
-        if self.target is not None:
-            return self._decided([_index(place(row), one) for row, one in enumerate(self.target)], place)
-        predicted = [best[0 if self.examples == 1 else row] for row in range(len(self.places))]
-        rows = [int(one[place(row)]) for row, one in enumerate(predicted)]
-        return self._decided([(*place(row), one) for row, one in enumerate(rows)], place)
-
-    def _decided(self, targets: list[Index], place: Callable[[int], Index]) -> Decision:
-        foils = None if self.foil is None else [_index(place(row), one) for row, one in enumerate(self.foil)]
-        if foils is not None and any(one == other for one, other in zip(targets, foils, strict=True)):
+            return {"target": self.target, "foil": None}
+        of_tokens, best = False, None
+        if self.target is None or not all(isinstance(one, tuple) for one in (*self.target, *(self.foil or ()))):
+            of_tokens, best = self._prediction(subject)
+        places: list[Index] = [(place,) if of_tokens else () for place in self.places]
+        classes = self.target
+        if classes is None:
+            assert best is not None  # a target that is not given is predicted
+            examples = [0] * len(places) if self.examples == 1 else range(len(places))
+            classes = [int(best[(example, *place)]) for example, place in zip(examples, places, strict=True)]
+        targets, foils = (
+            [one if isinstance(one, tuple) else (*place, one) for place, one in zip(places, rows, strict=True)]
+            for rows in (classes, [()] * len(places) if self.foil is None else self.foil)
+        )
+        if any(one == other for one, other in zip(targets, foils, strict=True)):
             raise ArgumentError(
                 "foil is the class that is explained, so all scores would be 0: pass another foil.", "foil"
             )
-        return Decision(targets, foils)
+        return {"target": targets, "foil": None if self.foil is None else foils}
 
     def _prediction(self, subject: Subject) -> tuple[bool, Tensor]:
         """Whether the logits have an axis of tokens, and the class that is predicted for each example or token."""
@@ -158,15 +124,11 @@ class Question:
                 output = subject.forward(**self.inputs)
             logits = getattr(output, "logits", None)
             if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-                answers = hasattr(output, "start_logits")
-                raise UnsupportedLayerError(
-                    f"{type(subject.model).__name__} gives no logits, but the method explains a logit: "
-                    f"{'use captum_vz.explain, which takes answers.' if answers else 'pass a model with a head.'}"
-                )
+                remedy = "pass a model with a head."
+                if hasattr(output, "start_logits"):
+                    remedy = "use captum_vz.explain, which takes answers."
+                name = type(subject.model).__name__
+                raise UnsupportedLayerError(f"{name} gives no logits, but the method explains a logit: {remedy}")
             self.kept[key] = logits.ndim == 3, logits.argmax(-1).cpu()
         found: tuple[bool, Tensor] = self.kept[key]
         return found
-
-
-def _index(place: Index, given: int | Index) -> Index:
-    return given if isinstance(given, tuple) else (*place, given)

@@ -274,9 +274,6 @@ def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:
 
     Returns:
         Booleans of the same shape.
-
-    >>> content_tokens(torch.tensor([[101, 7592, 102, 0]]), [101, 102, 0, None])
-    tensor([[False,  True, False, False]])
     """
     known = [number for number in special_ids if number is not None]
     return ~torch.isin(ids, torch.tensor(known, dtype=ids.dtype, device=ids.device))

@@ -41,7 +41,7 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.methods.output import GateMethod
+from captum_vz.methods.kinds import GateMethod
 from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
@@ -282,20 +282,6 @@ def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
 def test_default_is_the_rollout() -> None:
     found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
-
-
-def test_gradient_maps_and_their_rollout_by_objects() -> None:
-    model = case_of("gpt2").model
-    maps = LayerAttentionGradient(model, find_layers(model), normalize=False)
-    assert torch.equal(
-        found_by(maps, "gpt2").scores, found_by(partial(LayerAttentionGradient, normalize=False), "gpt2").scores
-    )
-    relevance = Rollout(maps, residual="add")
-    found = found_by(relevance, "gpt2")
-    for step, token in enumerate(NEW):
-        inputs = inputs_of("gpt2", PROMPT, NEW[:step])
-        expected = relevance.attribute(inputs, (-1, token), token=-1)[0]
-        torch.testing.assert_close(rows(found)[step, : len(expected), -1], expected)
 
 
 def test_method_of_another_model_is_refused() -> None:

@@ -115,15 +115,8 @@ def test_theme_of_the_page_around(attributes: str, expected: str, opened: Open) 
     page = opened(around(FIRST, attributes=attributes), wait=False, color_scheme=system)
     (frame,) = frames(page, 1)
     assert theme(frame) == expected
-
-
-def test_theme_changes_with_the_notebook(opened: Open) -> None:
-    page = opened(around(FIRST, attributes="data-jp-theme-light='true'"), wait=False)
-    (frame,) = frames(page, 1)
-    assert theme(frame) == "light"
-    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")  # it changes with the notebook
     assert theme(frame) == "dark"
-    assert frame.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
 
 
 def test_theme_of_the_system_and_given(opened: Open) -> None:
@@ -173,13 +166,6 @@ def test_shades_of_the_table_are_plain_colors() -> None:
     table = view(torch.tensor([[0.75, 0.25], [-0.75, 0.0]]), ["a", "b"])._repr_html_().partition("</iframe>")[2]
     cells = re.findall(r"<td style=\"[^\"]*;background-color:(#[0-9a-f]{6});color:#000\">([^<]*)</td>", table)
     assert cells == [("#5ea2cf", "0.75"), ("#c9e0ef", "0.25"), ("#ff9d59", "-0.75"), ("#ffffff", "0.00")]
-
-
-def test_long_text_has_its_strongest_sources() -> None:
-    scores = shares(60, 3)
-    table = view(scores, [f"t{i}" for i in range(60)])._repr_html_().partition("</iframe>")[2]
-    place = int(scores[59].argmax())
-    assert f"<bdi>t{place}</bdi> {scores[59, place]:.3f}" in table.rpartition("<tr>")[2]
 
 
 def test_page_without_scripts_has_the_table(opened: Open) -> None:
