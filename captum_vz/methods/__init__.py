@@ -11,8 +11,7 @@ shares of them.
 """
 
 from captum_vz.methods.given import Batch, as_method, given_methods, load_plugin, name_of, register_method
-from captum_vz.methods.method import Method, check_layer, checked_shares, residual_text, shares
-from captum_vz.methods.question import Question
+from captum_vz.methods.method import Method, Question, check_layer, checked_shares, residual_text, shares
 from captum_vz.methods.registry import (
     COMPARED_METHODS,
     DEFAULT_METHODS,

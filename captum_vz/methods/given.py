@@ -20,8 +20,7 @@ from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods.kinds import BaselineMethod, EffectMethod, GradientMethod, JoinedMethod, LayerMethod, LogitMethod
-from captum_vz.methods.method import Method, WrongScoresError, added, check_model
-from captum_vz.methods.question import Question
+from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
 from captum_vz.methods.registry import METHODS, check_methods
 from captum_vz.subjects import Subject
 

@@ -16,8 +16,17 @@ from captum_vz.attr import LayerMaps, MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.methods.method import INSIDE, Method, added, check_layer, check_model, check_text, is_object, made_of
-from captum_vz.methods.question import Question
+from captum_vz.methods.method import (
+    INSIDE,
+    Method,
+    Question,
+    added,
+    check_layer,
+    check_model,
+    check_text,
+    is_object,
+    made_of,
+)
 from captum_vz.subjects import Subject
 
 

@@ -124,7 +124,7 @@ def _reciprocal(values: Tensor, keep: Tensor, cued: Tensor) -> float:
     best = values[cued].max()
     before = int((values[keep] > best).sum())
     ties, cues = int((values[keep] == best).sum()), int((values[cued] == best).sum())
-    # The first of the cues stands at place i of the ties, if the others stand at later places.
+    # The first of the cues is at place i of the ties, if the others are at later places.
     chances = [comb(ties - i, cues - 1) / comb(ties, cues) for i in range(1, ties - cues + 2)]
     return sum(chance / (before + i) for i, chance in enumerate(chances, start=1))
 
@@ -146,9 +146,8 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
         `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
-    places = _places(k, kept)
-    found = (_share_of_places(values, kept, places) * cued).sum(-1) / places[:, 0].clamp_min(1)
-    return found.masked_fill(missing, torch.nan)
+    shares, places = _highest(values, kept, k)
+    return ((shares * cued).sum(-1) / places.clamp_min(1)).masked_fill(missing, torch.nan)
 
 
 def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -224,10 +223,9 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
     """
     first, second, kept = _pair(one, other, keep)
-    places = _places(k, kept)
-    a, b = (_share_of_places(row, kept, places) for row in (first, second))
+    (a, places), (b, _) = (_highest(row, kept, k) for row in (first, second))
     unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
-    return ((a * b).sum(-1) / places[:, 0]).masked_fill(unknown, torch.nan)
+    return ((a * b).sum(-1) / places).masked_fill(unknown, torch.nan)
 
 
 class Agreement(NamedTuple):
@@ -304,14 +302,10 @@ def _ranks(values: Tensor, keep: Tensor, ties: str) -> Tensor:
     return torch.from_numpy(stats.rankdata(ranked.numpy(), method=ties, axis=-1)).double()
 
 
-def _places(k: int, keep: Tensor) -> Tensor:
-    """How many of the highest scores count in each row, `(batch, 1)`."""
+def _highest(values: Tensor, keep: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Whether each token is among the k highest, 1 or 0, or a part of the last places for ties; the places of a row."""
     if type(k) is not int or k < 1:
         raise ArgumentError(f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1.")
-    return keep.sum(-1, keepdim=True).clamp_max(k)
-
-
-def _share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
-    """The share of a place among the highest of each token: 1 or 0, or a part of the last places for ties."""
+    places = keep.sum(-1).clamp_max(k)
     before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
-    return ((places - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0)
+    return ((places[:, None] - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0), places

@@ -8,7 +8,7 @@ import torch
 
 from captum_vz.visualization import View, view
 from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
-from tests.view.pages import TOKENS, Open, layer, part, ready, shares, shown_layer, token
+from tests.view.pages import TOKENS, Open, ready, shares, token
 from tests.view.rest import at_rest
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
@@ -30,20 +30,6 @@ def theme(page: Any) -> str:
     at_rest(page)
     found: str = page.evaluate("document.documentElement.dataset.theme")
     return found
-
-
-def test_two_views_do_not_disturb_each_other(opened: Open) -> None:
-    page = opened(around(FIRST, SECOND), wait=False)
-    one, two = frames(page, 2)
-    at_rest(page)  # the live region of each has spoken
-    before = two.inner_text("main")
-    token(one, "the").click()
-    layer(one, "layer 0").click()
-    part(one, "options")
-    one.get_by_label("stop words").check()
-    assert shown_layer(one) == "layer 0"
-    assert two.inner_text("main") == before
-    assert not two.get_by_label("stop words").is_checked()
 
 
 def test_frame_is_as_high_as_its_content(opened: Open) -> None:

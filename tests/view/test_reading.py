@@ -194,7 +194,7 @@ def test_strip_shows_the_row_in_each_layer(opened: Open) -> None:
 
 
 def test_two_methods_side_by_side(opened: Open) -> None:
-    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, layer=1).html())
+    page = opened(view(TWO, TOKENS, layer=1).html())
     part(page, "two")
     assert page.locator("#beside option").all_inner_texts() == ["two"]  # without the method that is shown already
     release(page)
@@ -205,14 +205,8 @@ def test_two_methods_side_by_side(opened: Open) -> None:
     places = [page.locator("#texts > div").nth(i).bounding_box() for i in (0, 1)]
     assert places[0]["y"] == places[1]["y"]
     assert places[0]["x"] + places[0]["width"] <= places[1]["x"]
-
-
-def test_two_methods_show_the_same_layer(opened: Open) -> None:
-    """Two methods show the same layer. If only one has a rollout, the other one shows its last layer."""
-    page = opened(view({"one": LAYERS, "two": OTHER}, TOKENS, token=5, layer=1).html())
-    part(page, "two")
+    # If only one has a rollout, the other one shows its last layer.
     assert page.locator("#texts h2").all_inner_texts() == ["one, layer 1", "two, layer 1"]
-    assert_shows(page, OTHER["layer 1"], 5, 1)
     page.select_option("#method", label="two")
     assert page.locator("#beside option").all_inner_texts() == ["one"]
     layer(page, "rollout").click()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
@@ -160,9 +161,8 @@ def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
         return True, True
     places = [place for other in others if (place := other.get_subplotspec()) is not None]
     grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
-    below = any(one.colspan == own.colspan and one.rowspan.start > own.rowspan.start for one in grid)
-    left = any(one.rowspan == own.rowspan and one.colspan.start < own.colspan.start for one in grid)
-    return not below, not left
+    lowest = all(one.rowspan.start <= own.rowspan.start for one in grid if one.colspan == own.colspan)
+    return lowest, all(one.colspan.start >= own.colspan.start for one in grid if one.rowspan == own.rowspan)
 
 
 def _draw_panel(
@@ -254,11 +254,7 @@ def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float]) ->
     If no page has room for a label of each token, every k-th token has one.
     """
     pages = [(page[0] * growth, page[1] * growth) for growth in (_GROWTH[:1] if wanted.fixed else _GROWTH)]
-    every = [
-        (font, levels)
-        for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT)
-        for levels in range(1, axes.MOST_LEVELS + 1)
-    ]
+    every = list(product((axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT), range(1, axes.MOST_LEVELS + 1)))
     for limits in pages:
         found = [one for one in _candidates(wanted, columns, limits, every) if one.fits]
         if found:

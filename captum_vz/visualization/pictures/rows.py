@@ -234,20 +234,19 @@ def draw_comparison(
         raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
     position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     rows = {name: one_example(row, len(tokens)) for name, row in scores.items()}
-    given, families = None, families or {}
+    given = None
     if truth is not None:
         one_example(truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth, len(tokens))
         given = truth.detach().reshape(-1).double().cpu()
-    order = list(dict.fromkeys(families.get(name, "") for name in rows))
-
-    def place(name: str) -> tuple[int, float]:
-        agrees = 0.0 if given is None else float(overlap(rows[name], given))
-        return order.index(families.get(name, "")), -agrees if agrees == agrees else 0.0
-
-    ordered = sorted(rows, key=place)
+    family = {name: (families or {}).get(name, "") for name in rows}
+    order = list(dict.fromkeys(family.values()))
+    agrees = {
+        name: 0.0 if given is None else float(overlap(row, given).nan_to_num(nan=0.0)) for name, row in rows.items()
+    }
+    ordered = sorted(rows, key=lambda name: (order.index(family[name]), -agrees[name]))
     lines = [axis.columns(rows[name]) for name in ordered]
     names = [", ".join(filter(None, [name, (scopes or {}).get(name)])) for name in ordered]
-    groups: list[str | None] = [families.get(name, "") for name in ordered]
+    groups: list[str | None] = [family[name] for name in ordered]
     notes: list[tuple[str, list[str]]] = []
     if given is not None:
         known = axis.columns(given.isfinite().double()) > 0
