@@ -153,11 +153,13 @@ def test_nothing_is_unpickled() -> None:
     # Workers of Ray get the methods of a study and return its errors. The identity of code is a digest of its pickle.
     assert sorted(found) == ["provenance.py", "run.py"]
     assert not re.search(r"pickle\.load\(", "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py")))
-    sources = [path.read_text("utf-8") for path in PACKAGE.rglob("*.py")]
-    calls = [call for source in sources for call in re.findall(r"\.from_pretrained\(((?s:.*?))\)\n", source)]
-    options = [one for source in sources for one in re.findall(r"\boptions: dict\[str, Any\] = (\{.*\})\n", source)]
-    calls = [call for call in calls if call != "folder"]  # embedded models are loaded by classes of transformers
+    loading = (PACKAGE / "subjects" / "loading.py").read_text("utf-8")
+    calls = re.findall(r"\.from_pretrained\(((?s:.*?))\)\n", loading)
+    options = re.findall(r"\boptions: dict\[str, Any\] = (\{.*\})\n", loading)
     assert len(calls) == 4
     assert all(call.rstrip().rstrip(",").endswith("**options") for call in calls)
-    assert options
+    assert len(options) == 2
     assert all('"trust_remote_code": False' in one for one in options)
+    # The embedded models are loaded from a folder by classes of transformers.
+    others = [path for path in PACKAGE.rglob("*.py") if ".from_pretrained(" in path.read_text("utf-8")]
+    assert {path.parent.name for path in others} == {"subjects", "testbed"}
