@@ -14,13 +14,13 @@ from traceback import extract_tb
 from types import CodeType
 from typing import Any, Final
 
-from captum_vz.attr import ALTILogit, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
+from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods.maps import JoinedMethod, LayerMethod
 from captum_vz.methods.method import Method
-from captum_vz.methods.output import BaselineMethod, EffectMethod, GradientMethod, LogitMethod
+from captum_vz.methods.output import BaselineMethod, EffectMethod, GradientMethod, LogitMethod, RelevanceMethod
 from captum_vz.methods.own import BuiltMethod, FunctionMethod, ObjectMethod
 from captum_vz.methods.registry import METHODS, check_methods
 
@@ -34,6 +34,7 @@ _KINDS: Final[dict[type, Any]] = {
     ModelFreeAttribution: BaselineMethod,
     Effect: EffectMethod,
     ALTILogit: LogitMethod,
+    AttnLRP: RelevanceMethod,
     TokenAttribution: GradientMethod,
 }
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz import ALTILogit, LayerAttention, TokenAttribution, ValueGates, ValueZeroingEffect
+from captum_vz import ALTILogit, AttnLRP, LayerAttention, TokenAttribution, ValueGates, ValueZeroingEffect
 from captum_vz.attr import ModelFreeAttribution
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import UnsupportedLayerError
+from captum_vz.functional import token_scores
 from captum_vz.methods.method import Method, added, check_layer, check_model, check_text, is_object, made_of
 from captum_vz.methods.question import Question
 from captum_vz.subjects import Subject
@@ -133,6 +134,28 @@ class GradientMethod(OutputMethod):
             made: TokenAttribution = self.kind(subject.forward, **own)
             return made
         return TokenAttribution(subject.forward, self.kind, reduce=self.reduce, **own)
+
+
+@dataclass(frozen=True, eq=False)
+class RelevanceMethod(OutputMethod):
+    """The relevance of the word embeddings, by AttnLRP.
+
+    Attributes:
+        kind: The class, a function of the model that builds it, or an object of the user.
+    """
+
+    kind: Callable[..., AttnLRP] | AttnLRP
+
+    def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
+        """One row for each example."""
+        check_text(self.title, subject, question)
+        decision, made = question.decision(subject), self.kind
+        if isinstance(made, AttnLRP):
+            check_model(made, subject)
+        else:
+            made = made(subject.forward)
+        found = made.attribute(question.inputs, target=decision.target, foil=decision.foil, **self.options)
+        return [added(token_scores(found), features)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from captum_vz import (
     ALTILogit,
     AttentionFlow,
     AttentionRollout,
+    AttnLRP,
     GlobEnc,
     HiddenTokenAttribution,
     LayerALTI,
@@ -36,6 +37,7 @@ from captum_vz.methods.output import (
     GradientMethod,
     LayerEffectMethod,
     LogitMethod,
+    RelevanceMethod,
 )
 
 
@@ -95,6 +97,7 @@ METHODS: Final[dict[str, Method]] = {
         "integrated gradients, norm", IntegratedGradients, "l2", extra=True, options=_integrated
     ),
     "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
+    "attn-lrp": RelevanceMethod("AttnLRP", AttnLRP, extra=True),
     "alti-logit": LogitMethod("ALTI-Logit", ALTILogit, extra=True),
     "random": BaselineMethod("random", RandomAttribution),
     "position": BaselineMethod("position", PositionAttribution),

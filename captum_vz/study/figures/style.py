@@ -58,6 +58,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "hidden-token-attribution",
         "input-x-gradient-l2",
         "integrated-gradients-l2",
+        "attn-lrp",
     ),
     "0.35": ("random", "position"),
 }
