@@ -259,14 +259,14 @@ def test_batch_is_its_examples(name: str) -> None:
     [*((name, "right") for name in ("BERT", "GPT-2", "LLaMA", "Mixtral")), ("BERT", "left"), ("LLaMA", "left")],
 )
 def test_padding_has_no_relevance(name: str, side: str) -> None:
-    model = built(name)
+    model = built(name, dtype=torch.float32)
     ids, mask = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
     place = slice(3, None) if side == "left" else slice(None, 5)
     ids[:, place], mask[:, place] = IDS, 1
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     found = AttnLRP(model).attribute(inputs, target=(-1 if side == "left" else 4, 3))
-    assert_same(found[:, place], AttnLRP(model).attribute(IDS, target=(-1, 3)), NEAR)
+    assert_same(found[:, place], AttnLRP(model).attribute(IDS, target=(-1, 3)), 10 * NEAR)
     assert not found[mask == 0].any()
 
 
