@@ -43,8 +43,7 @@ NONLINEAR: Final = {
 IN_PLACE: Final[dict[Any, Any]] = {
     getattr(Tensor, f"{name}_"): getattr(torch, name)
     for name in ("mul", "multiply", "div", "divide", "true_divide", "pow", "sqrt", "rsqrt", "reciprocal", "addcmul")
-}
-IN_PLACE |= {Tensor.__imul__: torch.mul, Tensor.__itruediv__: torch.div, Tensor.__ipow__: torch.pow}
+} | {Tensor.__imul__: torch.mul, Tensor.__itruediv__: torch.div, Tensor.__ipow__: torch.pow}
 
 # Nodes by the names of their operations, without "Backward" and the number of the overload.
 #: Linear operations, choices of entries, and functions with f(cx) = c f(x) for c > 0: their gradient is the rule.
@@ -84,10 +83,13 @@ class Slope(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]  # no *gradients
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """The gradient times the slope."""
         (slope,) = ctx.saved_tensors
         return gradient.to(slope.dtype) * slope, None, None
+
+
+with_slope: Final[Callable[..., Tensor]] = Slope.apply
 
 
 class Nonlinearities(TorchFunctionMode):
@@ -105,7 +107,7 @@ class Nonlinearities(TorchFunctionMode):
         if not (isinstance(x, Tensor) and x.requires_grad) or "out" in named:
             return func(*args, **kwargs)
         given = x.detach()
-        found = Slope.apply(x, *(func(one, *rest, **named) for one in (given.clone(), torch.zeros_like(given))))
+        found = with_slope(x, *(func(one, *rest, **named) for one in (given.clone(), torch.zeros_like(given))))
         in_place = func.__name__.endswith("_") or kwargs.get("inplace") or (rest and rest[-1] is True)
         return x.copy_(found) if in_place else found
 
@@ -120,8 +122,9 @@ def whole_activations() -> Callable[[nn.Module, Any, Any], Any]:
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         x = args[0] if isinstance(args, tuple) and len(args) == 1 else None
-        tensors = isinstance(x, Tensor) and isinstance(output, Tensor) and x is not output
-        if not tensors or get_ident() != thread or not (x.requires_grad and output.requires_grad):
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x is output or get_ident() != thread:
+            return None
+        if not (x.requires_grad and output.requires_grad):
             return None
         if module not in known:
             own = [one for one in own_parameters(module).values() if one is not None and one.numel() > 1]
@@ -131,7 +134,7 @@ def whole_activations() -> Callable[[nn.Module, Any, Any], Any]:
             return None
         with torch.no_grad(), without_function_modes():
             origin = module.forward(torch.zeros_like(x))
-        return Slope.apply(x, output.detach(), origin)
+        return with_slope(x, output.detach(), origin)
 
     return hook
 
@@ -183,11 +186,11 @@ def change_gradients(root: Node, ends: Iterable[Node], begin: int, constant_weig
             continue
         waiting.pop()
         if node not in moving:
-            places = {place for place, one in passing[node].items() if moving[one]}
-            moving[node] = bool(places) or node in ends
+            changing = {place for place, one in passing[node].items() if moving[one]}
+            moving[node] = bool(changing) or node in ends
             operation = _operation(node, begin)
-            if places and operation and operation not in LINEAR:
-                rule = _rule(node, operation, places)
+            if changing and operation and operation not in LINEAR:
+                rule = _rule(node, operation, changing)
                 if rule is None:
                     raise UnsupportedLayerError(_refusal(operation, node.name(), name))
                 if rule is not _unchanged:
