@@ -4,6 +4,7 @@ Python would print a traceback there, and torch's own code ends the process if i
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,12 @@ def is_terminal(stream: Any) -> bool:
     """Whether a stream is a terminal that shows colours, and the user has not refused them, see https://no-color.org."""
     shown = stream is not None and stream.isatty()
     return bool(shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+
+def room() -> int | None:
+    """The columns of the terminal that stdout is; None if stdout is no terminal."""
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_shown else None
 
 
 def tell(message: str) -> None:

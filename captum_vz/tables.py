@@ -7,8 +7,10 @@ import re
 from base64 import b64encode
 from collections.abc import Collection, Sequence
 from html import escape
+from itertools import zip_longest
 from typing import Any, Final
 
+from captum_vz._start import room
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.axes import MARK
 from captum_vz.visualization.terminal import columns_of
@@ -16,6 +18,7 @@ from captum_vz.visualization.tokens import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
+_GAP: Final = "  "  # between the columns of a text
 _STYLE: Final = f"""
 :root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
@@ -31,11 +34,10 @@ pre {{ overflow-x: auto; }}
 """
 
 
-GAP: Final = 2  # columns between the columns of a text
-
-
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[int] = ()) -> str:
     """Aligned columns, one line for each row. Control characters are written as escapes.
+
+    A table that is wider than the terminal is written in parts, each with the first column.
 
     Args:
         heads: The heads of the columns, which may have several lines.
@@ -47,17 +49,23 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     hat         0.5
     pictures   0.25
     """
-    split = [head.split("\n") for head in heads]
-    height = max(map(len, split)) if any(heads) else 0
-    top = zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True) if height else ()
-    lines = [[printable(str(cell)) for cell in line] for line in [*top, *rows]]
+    split = [head.split("\n") for head in heads] if any(heads) else []
+    top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
+    lines = [[printable(str(cell)) for cell in line] for line in [*reversed(list(top)), *rows]]
     widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
 
     def padded(place: int, cell: str) -> str:
         blank = " " * (widths[place] - columns_of(cell))
         return blank + cell if place in right else cell + blank
 
-    return "\n".join((" " * GAP).join(padded(i, cell) for i, cell in enumerate(line)).rstrip() for line in lines)
+    most, parts, used = room(), [[0]], sum(widths[:1])
+    for place, width in enumerate(widths[1:], 1):
+        used += len(_GAP) + width
+        if most is not None and used > most and len(parts[-1]) > 1:
+            parts, used = [*parts, [0]], widths[0] + len(_GAP) + width
+        parts[-1].append(place)
+    joined = [[_GAP.join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
@@ -118,32 +126,23 @@ def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]
         marked: The row that is marked.
     """
     top = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
-    lines = []
-    for place, (name, *cells) in enumerate(rows):
-        inner = f'<th scope="row">{_text(name)}</th>' + "".join(map(_cell, cells))
-        lines.append(f"<tr{' class=marked' if place == marked else ''}>{inner}</tr>")
-    # Outside of the box that scrolls, so that a wide table does not cut it off.
-    told = f'<p class="caption">{_text(caption)}</p>'
-    inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    named = f'aria-label="{_text(caption)}"'
-    return f'{told}<div class="wide" role="region" {named} tabindex="0"><table {named}>{inner}</table></div>'
+    lines = "".join(
+        f'<tr{" class=marked" * (place == marked)}><th scope="row">{_text(name)}</th>{"".join(map(_cell, cells))}</tr>'
+        for place, (name, *cells) in enumerate(rows)
+    )
+    told = _text(caption)
+    # The caption is outside of the box that scrolls, so that a wide table does not cut it off.
+    return (
+        f'<p class="caption">{told}</p><div class="wide" role="region" aria-label="{told}" tabindex="0">'
+        f'<table aria-label="{told}"><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+    )
 
 
 def picture(figure: Any, alt: str) -> str:
-    """A figure of matplotlib, inside the page.
-
-    Args:
-        figure: The figure.
-        alt: What a reader who does not see it should know.
-    """
-    written = io.BytesIO()
-    figure.savefig(written, format="png")
-    return image(written.getvalue(), alt)
-
-
-def image(png: bytes, alt: str) -> str:
-    """A picture in the format PNG, inside the page."""
-    return f'<p><img alt="{_text(alt)}" src="data:image/png;base64,{b64encode(png).decode()}"></p>'
+    """A figure of matplotlib, inside the page, and what a reader who does not see it should know."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return f'<p><img alt="{_text(alt)}" src="data:image/png;base64,{b64encode(png.getvalue()).decode()}"></p>'
 
 
 def note(lines: Sequence[str], alert: bool = False) -> str:

@@ -151,6 +151,17 @@ def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> 
     assert found["agreement"] == pytest.approx(expected.agreement)
     largest = max(fall for fall in falls if fall)
     assert f"falls most without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
+    rows = compared(capsys, "--truth", "--foil", "is", "--full").splitlines()
+    (fall,) = (row.split()[2] for row in rows if row.split()[:2] == ["2", "pictures"])
+    assert fall == f"{largest:.3f}*"
+
+
+def test_methods_are_sorted_by_agreement(capsys: pytest.CaptureFixture[str]) -> None:
+    agreement = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True).agreement
+    _, heads, *lines = compared(capsys, "--truth", "--foil", "is").splitlines()
+    assert heads.split()[:2] == ["method", "agrees"]
+    expected = sorted(agreement.items(), key=lambda one: -one[1])
+    assert [line.split()[:2] for line in lines[:3]] == [[name, f"{one:.2f}"] for name, one in expected]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
@@ -159,7 +170,7 @@ def test_methods_are_lines_that_fit(
 ) -> None:
     """At most 80 columns, at most as many as the terminal has, and each method's strongest token first."""
     monkeypatch.setattr("captum_vz.cli.texts.room", lambda: columns)
-    monkeypatch.setattr("captum_vz.cli.output.room", lambda: columns)
+    monkeypatch.setattr("captum_vz.tables.room", lambda: columns)
     methods = ["value-zeroing-effect-layer", "value-zeroing-rollout", "attention", "alti"]
     text = "the pictures of some extraordinarily hat [MASK] scaring marcus."
     assert main(["compare", text, "--methods", *methods]) == 0
@@ -169,3 +180,8 @@ def test_methods_are_lines_that_fit(
     for line, name in zip(lines, methods, strict=True):
         token = line.split()[1].rstrip("…")
         assert found.tokens[int(found.shares[name].argmax())].startswith(token)
+    assert main(["compare", text, "--methods", *methods, "--full"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    cells = [cell.strip("*") for line in lines if line.split()[:2] == ["2", "pictures"] for cell in line.split()[2:]]
+    assert cells == [f"{found.shares[name][2]:.3f}" for name in methods]

@@ -1,6 +1,5 @@
 """The files that the command writes are whole or missing, whatever the disk does."""
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -13,26 +12,11 @@ from tests.command import alone_in, full_disk, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 PROMPT = "the pictures of some hat"
-CELLS = [
-    {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# A lesson"},
-    {"cell_type": "code", "id": "b", "metadata": {}, "source": "x = 1" * 300, "outputs": [], "execution_count": None},
-    {
-        "cell_type": "code",
-        "id": "c",
-        "metadata": {"tags": ["solution"]},
-        "source": "x = 2",
-        "outputs": [],
-        "execution_count": None,
-    },
-]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits, links and devices are those of POSIX")
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "lesson.ipynb").write_text(
-        json.dumps({"cells": CELLS, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-    )
     return alone_in(tmp_path, monkeypatch)
 
 
@@ -71,7 +55,7 @@ def test_stopped_picture_leaves_no_file(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "fsync", stopped)
     assert main(["explain", SENTENCE, "--output", "new.png"]) == 130
-    assert [path.name for path in folder.iterdir()] == ["lesson.ipynb"]
+    assert not list(folder.iterdir())
 
 
 def test_replaced_file_keeps_its_rights_and_links(folder: Path) -> None:

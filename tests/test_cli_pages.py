@@ -91,17 +91,6 @@ def test_page_of_methods_has_one_view(capsys: pytest.CaptureFixture[str]) -> Non
     assert "agrees with blank-out: value-zeroing 0." in found.text
 
 
-def test_page_leaves_out_the_mask(capsys: pytest.CaptureFixture[str]) -> None:
-    """The view of a generated text has the prompt tokens that are not masked."""
-    text = "the pictures of some hat"
-    assert main(["generate", text, "--max-new-tokens", "1", "--mask", "stop", "special", "--html", "page.html"]) == 0
-    capsys.readouterr()
-    document = Path("page.html").read_text("ascii")
-    columns = re.search(r'"columns":\{"tokens":\[([^\]]*)\]', document)
-    assert columns is not None
-    assert columns[1].split(",")[:2] == ['"pictures"', '"hat"']
-
-
 def test_page_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--grammar", "4", "--methods", "random", "position", "--folder", "out"]
     found = page_of(capsys, "study", *options)
@@ -139,11 +128,6 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
             assert capsys.readouterr() == piped
     assert main(arguments) == 0
     assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] == "explain" or "--step" in arguments)
-
-
-def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of the output, without escape sequences."""
-    return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
 
 
 # Progress

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import captum_vz
-from captum_vz.testbed.model import EMBEDDED
+from captum_vz.testbed import EMBEDDED
 from tests.documents import ROOT
 
 PACKAGE = ROOT / "captum_vz"
@@ -151,7 +151,7 @@ def test_nothing_is_unpickled() -> None:
     dangerous = re.compile(rf"{pickled}|torch\.load\(|weights_only|trust_remote_code=(?!False)")
     found = [path.name for path in PACKAGE.rglob("*.py") if dangerous.search(path.read_text("utf-8"))]
     # Workers of Ray get the methods of a study and return its errors. The identity of code is a digest of its pickle.
-    assert sorted(found) == ["identity.py", "run.py"]
+    assert sorted(found) == ["provenance.py", "run.py"]
     assert not re.search(r"pickle\.load\(", "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py")))
     autos = r"AutoConfig|AutoTokenizer|AutoFeatureExtractor\)|_auto_class\(config\)"
     calls = re.compile(rf"(?:{autos})\.from_pretrained\(((?s:.*?))\)\n")

@@ -31,33 +31,40 @@ TUTORIALS = lessons()
 LARGEST = 1_000_000  # bytes
 MACHINE_PATH = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packages")
 
-every_lesson = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+
+@pytest.fixture(params=TUTORIALS, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def notebook(path: Path) -> NotebookNode:
+    return nbformat.read(path, as_version=4)
 
 
 def test_ten_lessons() -> None:
     assert [path.name[:3] for path in TUTORIALS] == [f"{number:02}_" for number in range(1, 11)]
 
 
-@every_lesson
-def test_lesson_asks_and_grades(path: Path) -> None:
-    tags = [tags_of(cell) for cell in nbformat.read(path, as_version=4).cells]
+def test_lesson_asks_and_grades(notebook: NotebookNode) -> None:
+    tags = [tags_of(cell) for cell in notebook.cells]
     assert sum("question" in one for one in tags) >= 2
     assert sum("exercise" in one for one in tags) >= 1
+    assert not disorder(notebook)
+    checks = [shown(cell) for cell in notebook.cells if "check" in tags_of(cell)]
+    assert all(RIGHT in said and NOT_YET not in said for said in checks)
 
 
-@every_lesson
-def test_imports_are_one_short_cell(path: Path) -> None:
+def test_imports_are_one_short_cell(notebook: NotebookNode) -> None:
     """A student sees at a glance what a lesson takes: imports, nothing else. No other cell sets up the notebook."""
-    first, *others = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    first, *others = (cell.source for cell in notebook.cells if cell.cell_type == "code")
     lines = [line for line in first.splitlines() if line]
     assert all(re.match(r"(import|from) .+[^(]$", line) for line in lines)
     assert len(lines) <= 10
     assert not any("%matplotlib" in source or "IProgress" in source for source in others)
 
 
-@every_lesson
-def test_tutorial_outputs_are_complete(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
+def test_outputs_are_complete(notebook: NotebookNode) -> None:
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
@@ -67,56 +74,33 @@ def test_tutorial_outputs_are_complete(path: Path) -> None:
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-@every_lesson
-def test_tutorial_is_small_and_clean(path: Path) -> None:
+def test_lesson_is_small_and_clean(path: Path, notebook: NotebookNode) -> None:
     assert path.stat().st_size < LARGEST
     assert not MACHINE_PATH.search(path.read_text("utf-8"))
-    notebook = nbformat.read(path, as_version=4)
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     assert all(set(cell.metadata) <= {"tags"} and tags_of(cell) <= TAGS for cell in notebook.cells)
 
 
-@every_lesson
-def test_page_of_lessons_has_their_minutes(path: Path) -> None:
+def test_page_of_lessons_has_their_minutes(path: Path, notebook: NotebookNode) -> None:
     page = (path.parent / "docs" / "teaching.md").read_text("utf-8")
     (row,) = [line.split("|") for line in page.splitlines() if line.startswith("|") and path.name in line]
-    assert (int(row[2]), int(row[3])) == minutes(nbformat.read(path, as_version=4))
+    assert (int(row[2]), int(row[3])) == minutes(notebook)
 
 
-@every_lesson
-def test_quoted_numbers_are_computed(path: Path) -> None:
-    assert not unsupported_numbers(nbformat.read(path, as_version=4))
+def test_quoted_numbers_are_computed(notebook: NotebookNode) -> None:
+    assert not unsupported_numbers(notebook)
 
 
-@every_lesson
-def test_solutions_are_accepted(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    assert not disorder(notebook)
-    for cell in notebook.cells:
-        if "check" in tags_of(cell):
-            assert RIGHT in shown(cell)
-            assert NOT_YET not in shown(cell)
-
-
-@every_lesson
-def test_students_copy_holds_no_solution(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    copy = student_copy(notebook)
-    assert not [cell for cell in copy.cells if "solution" in tags_of(cell) or cell.get("outputs")]
-    left_out = [cell.source for cell in notebook.cells if "solution" in tags_of(cell)]
-    assert not [text for text in left_out for cell in copy.cells if text in cell.source]
-    nbformat.validate(copy)
-
-
-@every_lesson
-def test_students_copy_tells_no_answer(path: Path) -> None:
+def test_students_copy_tells_no_answer(notebook: NotebookNode) -> None:
     """The copy lacks all that quotes a result after a question or an exercise, and its cells do not need solutions."""
-    notebook = nbformat.read(path, as_version=4)
     assert not early_answers(notebook)
     assert not not_handed_on(notebook)
+    copy = student_copy(notebook)
+    nbformat.validate(copy)
+    assert not [cell for cell in copy.cells if "solution" in tags_of(cell) or cell.get("outputs")]
     told = [cell.source for cell in notebook.cells if {"answer", "summary", "solution"} & tags_of(cell)]
     lines = {line for text in told for line in text.splitlines() if not line.startswith("#")}
-    kept = {line for cell in student_copy(notebook).cells for line in cell.source.splitlines()}
+    kept = {line for cell in copy.cells for line in cell.source.splitlines()}
     elsewhere = {line for cell in notebook.cells if cell.source not in told for line in cell.source.splitlines()}
     assert not (lines & kept) - elsewhere
 

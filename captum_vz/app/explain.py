@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from captum_vz import find_layers
+import torch
+from torch import Tensor
+
+from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
-from captum_vz.app.inputs import Input, read_input_of
-from captum_vz.app.wish import EFFECT_OF_LAYER, MAPS, Wish, check_texts
+from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
+from captum_vz.app.tasks import targets_of
+from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation
-from captum_vz.methods import METHODS, Method, as_method, check_layer, name_of
-from captum_vz.result import Explanation, Part, Row, TokenText
-from captum_vz.subjects import Subject, check_order, subject_of
-from captum_vz.subjects.heads import SEQ2SEQ, TOKENS
-from captum_vz.subjects.texts import encode
+from captum_vz.methods import METHODS, Method, Question, as_method, check_layer, name_of, rollout_of, shares
+from captum_vz.methods.kinds import LayerMethod
+from captum_vz.methods.method import WrongScoresError
+from captum_vz.result import Explanation, Maps, Part, Row, TokenText
+from captum_vz.subjects import Subject, check_order, heads, subject_of
+from captum_vz.subjects.signals import source_names
+from captum_vz.subjects.texts import encode, find_token
 
 #: A tagger's scores are small if they are less than this part of the logit.
 SMALL = 0.2
@@ -101,28 +108,32 @@ def explain(
     ('pictures', 'are')
     """
     check_order("explain", text)
-    wish = Wish(method, target, foil, token, layer, words, window, stack=stack)
-    return explain_subject(subject_of(model, tokenizer, stack=stack), text, text_pair, wish)
-
-
-def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
-    """:func:`explain` for a model that was found, and a wish."""
+    wish = Wish(method, target, foil, token, layer, words, window)
+    subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
-    asked = wish.default_method(subject.task) if wish.method is None else wish.method
+    asked = wish.default_method(subject.task) if method is None else method
     if isinstance(asked, str):
         asked = known_name("method", asked, METHODS)
-    name, method = name_of(asked), as_method(asked).of(subject)
-    if wish.layer is not None and not method.layered:
+    name, chosen = name_of(asked), as_method(asked).of(subject)
+    if layer is not None and not chosen.layered:
         raise ArgumentError(
             f"{name} has no scores of single layers: leave layer= out, or choose a method that has, such as "
-            f"{EFFECT_OF_LAYER if method.explains_output else MAPS}."
+            f"{EFFECT_OF_LAYER if chosen.explains_output else MAPS}."
         )
-    wish.check(subject.task, name, method)
-    if subject.task == SEQ2SEQ and (method.explains_output or wish.stack == "decoder"):
-        layers = find_layers(subject.model, "decoder") if method.layered else subject.layers
-        return _generated(replace(subject, layers=layers), text, text_pair, wish, name, method)
-    return explained_by(subject, text, text_pair, wish, {name: method})
+    for one in wish.unused(subject.task, chosen):
+        number, row = "a number of the output", "the row of a token"
+        if one == "token":
+            number, row = row, number
+        raise ArgumentError(
+            f"{one} is {getattr(wish, one)!r}, which chooses {number}, but {name} explains {row}: "
+            f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
+            one,
+        )
+    if subject.task == heads.SEQ2SEQ and (chosen.explains_output or stack == "decoder"):
+        layers = find_layers(subject.model, "decoder") if chosen.layered else subject.layers
+        return _generated(replace(subject, layers=layers), text, text_pair, wish, name, chosen)
+    return explained_by(subject, text, text_pair, wish, {name: chosen})
 
 
 def explained_by(
@@ -136,44 +147,124 @@ def explained_by(
 ) -> Explanation:
     """The explanation of one input by several methods. Each takes of the wish what changes its scores.
 
-    Args:
-        subject: The model.
-        text: The text, image or sound.
-        text_pair: A second text.
-        wish: What is asked, for all methods.
-        methods: The methods by their names.
-        skip: Whether methods that refuse the model are left out.
-        advance: Called with the name of each method before it runs.
-
-    Raises:
-        RefusedError: A method refuses the model, or each of those that may be left out.
+    With `skip`, methods that refuse the model are left out, unless all do. `advance` is called with the name of each
+    method before it runs.
     """
     subject = subject.encoder
     if any(method.layered for method in methods.values()):
         check_layer(-1 if wish.layer is None else wish.layer, subject.depth)
     read = read_input_of(subject, text, text_pair, wish)
+    run = _Run(read)
     parts, refused, predictions = dict[str, Part](), dict[str, str](), list[tuple[str, float]]()
     for name, method in methods.items():
         if advance is not None:
             advance(name)
         own = wish.of_method(method, subject.task)
         try:
-            predictions, rows = read.ask(own)
-            parts[name] = read.part(name, method, own, rows)
-        except ArgumentError:
-            raise
+            predictions, targets = targets_of(read, own)
+            parts[name] = run.part(name, method, own.layer, targets)
         except RefusedError as error:
-            if not skip:
+            if not skip or isinstance(error, ArgumentError):
                 raise
             refused[name] = str(error)
     if not parts:
         several = "No method can explain this model: " if len(methods) > 1 else ""
         raise RefusedError(f"{several}{next(iter(refused.values()))}")
-    found = read.explanation(parts, predictions)
-    found.refused = refused
-    if subject.task == TOKENS and wish.method is None and len(parts) == 1:
-        found.told += _deciding(read, found.first, wish)
+    found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
+    if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
+        found.told += _deciding(run, found, wish)
     return found
+
+
+class _Run:
+    """Runs methods on one input. Methods that need the same maps share them."""
+
+    def __init__(self, read: Input) -> None:
+        self.read, self.subject, self.pieces = read, read.subject, read.pieces
+        self.asked = [(Question(piece.inputs, 0), read.features(piece)) for piece in read.pieces]
+        self.about = read.about()
+        self.is_whole = len(read.pieces) == 1
+
+    def part(self, name: str, method: Method, layer: int | None, targets: Sequence[Target]) -> Part:
+        """What one method computes for some targets, at a layer; None: the last one."""
+        layer = -1 if layer is None else layer
+        if not self.about and method.maps is not None and not method.explains_output:
+            sources = [""] * len(method.layer_maps(self.subject, self.asked[0][0])[0][0])
+            targets = [replace(one, token=find_token(one.token, sources)) for one in targets]
+        alone = layer if method.layered and method.maps is None else None  # others have all layers at once
+        rows, raw = list[Row](), list[Tensor]()
+        for target in targets:
+            of_all = not target.of_token and not self.is_whole
+            numbers = range(len(self.pieces)) if of_all else [owner(self.pieces, target.token)]
+            try:
+                found = [self._scores(method, number, target, alone) for number in numbers]
+            except WrongScoresError as error:
+                raise ArgumentError(f"method {name!r}: {error}") from error
+            token = target.token if target.of_token or not method.explains_output else None
+            windows = [None if self.is_whole else self.pieces[number].window for number in numbers]
+            if of_all and method.explains_output:
+                found, windows = [torch.stack(found).mean(0)], [None]
+            for scores, window in zip(found, windows, strict=True):
+                shown = scores[layer if method.layered and alone is None else 0]
+                rows.append(Row(target.name, token, shown, window, target.value))
+                raw.append(scores)
+        scores = torch.stack(raw)
+        if scores.isinf().any():
+            raise ArgumentError(f"method {name!r} returned infinite numbers; expected finite ones, or NaN.")
+        self._check_sources(scores.shape[-1])
+        depth = scores.shape[1] if method.layered and alone is None else self.subject.depth
+        names = method.layer_names(scores.shape[1]) if alone is None else (method.scope(layer % depth),)
+        if self.read.by_words:
+            scores = scores[..., self.read.firsts]
+        rows = [self._shown(method, row) for row in rows]
+        make = partial(self._maps, method, layer if method.layered else -1)
+        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make)
+
+    def _scores(self, method: Method, number: int, target: Target, layer: int | None) -> Tensor:
+        """The scores `(layers, tokens)` from one piece. A label of the whole text is read at the piece's last token."""
+        piece, (question, features) = self.pieces[number], self.asked[number]
+        missing = piece.places is not None and target.token not in piece.places
+        place = len(piece.places or ()) - 1 if missing else piece.local(target.token)
+        asked = replace(question, token=place, **target.asked(place))
+        scores = method.scores(self.subject, asked, features, layer=layer)
+        return scores if self.is_whole else piece.spread(scores, len(self.read.names))
+
+    def _check_sources(self, count: int) -> None:
+        """Refuse a model that adds tokens. Of an image or a sound, only now the number of sources is known."""
+        if self.read.names:
+            check_count(self.subject.model, count, len(self.read.names))
+        elif not self.about:
+            names = source_names(self.subject, count, self.pieces[0].inputs)
+            self.about = {"tokens": names, "words": list(range(count)), "special": [False] * count, "raw_tokens": names}
+
+    def _shown(self, method: Method, row: Row) -> Row:
+        """A row of words, if words are explained. Scores without signs become shares, and the row is named."""
+        scores, token = row.scores, row.token
+        if self.read.by_words:
+            scores, token = scores[self.read.firsts], None if token is None else self.read.text.words[token]
+        name = row.name if method.explains_output else self.about["tokens"][token or 0]
+        return replace(row, name=name, token=token, scores=scores if method.is_signed else shares(scores))
+
+    def _maps(self, method: Method, layer: int) -> Maps:
+        """The maps behind the rows of a method."""
+        if method.maps is None:
+            return Maps()
+        pooled, first = self.read.pooled, (self.subject, *self.asked[0])
+        if not self.is_whole:
+            return Maps([pooled(self._joined_map(method, layer))])
+        layers = [pooled(one[0]) for one in method.layer_maps(*first)]
+        joining = rollout_of(method)
+        rollout = None if joining is None or not layers else pooled(joining.whole_maps(*first)[-1][0])
+        lengths = LayerMethod("distances", partial(ValueZeroing, normalize=False))
+        found = lengths.layer_maps(*first) if method.maps is ValueZeroing else []
+        return Maps(layers, rollout, [pooled(one[0]) for one in found])
+
+    def _joined_map(self, method: Method, layer: int) -> Tensor:
+        """The map of the whole text, each row from the window in which its token has the most context."""
+        maps, count = [method.whole_maps(self.subject, *one)[layer][0] for one in self.asked], len(self.read.names)
+        owners = [owner(self.pieces, place) for place in range(count)]
+        rows = [maps[number][self.pieces[number].local(place)] for place, number in enumerate(owners)]
+        return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
 
 
 def _generated(subject: Subject, text: Any, pair: Any, wish: Wish, name: str, method: Method) -> Explanation:
@@ -190,25 +281,22 @@ def _generated(subject: Subject, text: Any, pair: Any, wish: Wish, name: str, me
     read = TokenText.of(subject.tokenizer, ids)
     scores = found.scores[:, : len(ids)].permute(0, 2, 1)
     rows = [Row(f"{step} {label}", None, scores[step, layer]) for step, label in enumerate(found.generated.labels)]
+    part = Part(name, method, rows, scores, found.layers, layer if method.layered else None)
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
-    shown = layer if method.layered else None
-    part = Part(name, method, rows, scores, found.layers, shown, len(subject.layers))
     of = subject.task, [(found.text, 1.0)], list(read.words), list(read.special), raw
     return Explanation(list(read.labels), {name: part}, *of)
 
 
-def _deciding(read: Input, part: Part, wish: Wish) -> list[str]:
+def _deciding(run: _Run, found: Explanation, wish: Wish) -> list[str]:
     """What decides the labels of words that hardly draw on other words: the words' own vectors."""
-    small = [row for row in part.rows if row.explained and row.scores.abs().sum() < SMALL * abs(row.explained)]
-    if not small or not part.is_signed:
+    rows = found.rows
+    small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
+    if not small or not found.is_signed:
         return []
     name = "input-x-gradient"
-    decides = read.part(name, METHODS[name], wish, read.ask(wish)[1])
-    kept = [row for row, of in zip(decides.rows, part.rows, strict=True) if any(of is one for one in small)]
-    told = []
-    for row in kept:
-        best = int(row.scores.abs().argmax())
-        told.append(f"{row.name} by {read.tokens[best]} {row.scores[best]:+.2f}")
+    decides = run.part(name, METHODS[name], None, targets_of(run.read, wish)[1]).rows
+    best = {place: int(decides[place].scores.abs().argmax()) for place in small}
+    told = [f"{rows[i].name} by {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
     return [
         "a word's own vector, which zeroing values does not touch, decides these labels more than the values do: "
         f"{', '.join(told)} ({name}; method={name!r} shows all tokens)"

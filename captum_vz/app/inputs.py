@@ -1,11 +1,11 @@
-"""How an input is read: its tokens, what each of them is, what the model says about it, and which rows explain it."""
+"""How an input is read: its tokens, what each of them is, what the model returns for it, and windows of a long text."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,192 +13,136 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from captum_vz.app.computing import Computing, position
-from captum_vz.app.tasks import Asked, Question, questions
-from captum_vz.app.windows import Cut, Piece, cut, fixed_tokens, window_size
-from captum_vz.app.windows import joined as joined_numbers
-from captum_vz.app.wish import BY_MAPS, Wish, check_texts
+from captum_vz.app.wish import BY_MAPS, EVERY_WORD, Target, Wish
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.methods import Method
-from captum_vz.result import Explanation, Part, TokenText
+from captum_vz.functional import pool_groups
+from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
-from captum_vz.subjects import Subject
-from captum_vz.subjects.heads import (
-    ANSWER,
-    CAUSAL,
-    CHOICE,
-    ENCODER,
-    MASKED,
-    SENTENCE,
-    SPEECH,
-    TOKENS,
-    label_number,
-    max_tokens,
-)
-from captum_vz.subjects.signals import check_runs, read_input, source_names
-from captum_vz.subjects.texts import PreparedText, content_specials, encode, prepare_text, remarks, second_text
+from captum_vz.subjects import Subject, heads
+from captum_vz.subjects.signals import read_input
+from captum_vz.subjects.texts import content_specials, encode, find_token, prepare_text, remarks, second_text
 
-#: What a user passes as `token` for a row of each word.
-EVERY_WORD = "*"
 #: What is wrong with a model that reads more tokens than the text has.
 ADDED = "it adds its own, as prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
 #: The tensors of an output that tasks read.
 FIELDS = ("logits", "start_logits", "end_logits")
+#: The part of a window that the next window repeats, if the user does not say.
+OVERLAP = 4
 
 
-@dataclass
-class Reading:
-    """A text as a model reads it, for all methods that explain it.
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of a text, which the model reads alone.
 
     Attributes:
-        subject: The model.
-        ids: The ids of the tokens.
-        read: The tokens, and the words that they form.
-        prepared: The inputs, and the explained token.
-        pieces: The text in pieces: one, or windows.
-        special: Whether each token begins, ends or pads texts.
-        second: Whether each token is of the second text.
-        every_word: Whether each word has a row, also those that the model does not label.
-        by_words: Whether the tokens of a word are explained together.
+        inputs: What the model takes, by keyword, for the only example.
+        places: The positions of the tokens in the text. None: the number of tokens is known after the model has run.
+        window: The tokens `(start, stop)` between the fixed ones, such as [CLS], that all pieces have.
     """
 
-    subject: Subject
-    ids: list[int]
-    read: TokenText
-    prepared: PreparedText
-    pieces: Cut
-    special: list[bool]
-    second: list[bool]
-    every_word: bool
-    by_words: bool
+    inputs: dict[str, Tensor]
+    places: tuple[int, ...] | None = None
+    window: tuple[int, int] = (0, 0)
 
-    @classmethod
-    def of(cls, subject: Subject, text: str | Mapping[str, Any], pair: str | None, wish: Wish) -> Reading:
-        """Read a text, or what the tokenizer returned for one. Warnings name what a user may not have meant.
+    def local(self, place: int) -> int:
+        """The position in the piece of a position in the text."""
+        return place if self.places is None else self.places.index(place)
 
-        Raises:
-            ArgumentError: The text is empty or too long, or there is no such token.
-        """
-        tokenizer = subject.tokenizer
-        encoding = encode(tokenizer, text, pair) if isinstance(text, str) else text
-        every_word = subject.task == TOKENS and wish.token == EVERY_WORD
-        token = None if every_word else wish.token
-        count = encoding["input_ids"].shape[-1] if isinstance(encoding, Mapping) and "input_ids" in encoding else 0
-        # First, because everything else takes longer for a longer text.
-        size, overlap = window_size(wish.window, max_tokens(subject.model, tokenizer), count)
-        prepared = prepare_text(subject.model, tokenizer, encoding, None, any_length=True)
-        ids = prepared.inputs["input_ids"][0].tolist()
-        read = TokenText.of(tokenizer, ids)
-        if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
-            token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
-        if token is not None:
-            prepared = prepare_text(subject.model, tokenizer, encoding, token, any_length=True)
-        told = token if subject.task in BY_MAPS else prepared.token
-        shown = text if isinstance(text, str) else ""
-        for remark in remarks(shown, subject, prepared, None if told is None else str(told)):
-            warnings.warn(remark, stacklevel=5)
-        content = content_specials(tokenizer).values()
-        special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
-        second = second_text(tokenizer, encoding, pair)
-        pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
-        return cls(subject, ids, read, prepared, pieces, special, second, every_word, wish.words)
-
-    @property
-    def names(self) -> list[str]:
-        """The name of each token: as a person reads it, or its word."""
-        if self.by_words:
-            return [self.read.word_texts[word] for word in self.read.words]
-        return list(self.prepared.tokens)
-
-    @cached_property
-    def numbers(self) -> dict[str, Tensor]:
-        """The tensors that a task reads from the output, for the whole text."""
-        return numbers_of(self.subject, self.pieces, len(self.ids))
-
-    def asked(self, wish: Wish) -> Asked:
-        """What is known about the text when rows are chosen."""
-        kind, logits = type(self.subject.model).__name__, self.numbers.get("logits")
-        if logits is not None and self.subject.task in (TOKENS, MASKED, CAUSAL) and len(logits) != len(self.ids):
-            raise UnsupportedLayerError(f"{kind} reads {len(logits)} tokens, but the text has {len(self.ids)}: {ADDED}")
-        return Asked(
-            self.subject.model,
-            self.subject.tokenizer,
-            self.numbers,
-            self.ids,
-            self.names,
-            self.read.words,
-            self.read.word_texts,
-            self.special,
-            self.second,
-            self.prepared.token,
-            wish.token is not None and not self.every_word,
-            self.prepared.is_mask,
-            wish.target,
-            wish.foil,
-            self.every_word,
-        )
-
-
-@torch.no_grad()
-def numbers_of(subject: Subject, text: Cut, count: int) -> dict[str, Tensor]:
-    """The tensors that a task reads from the output, for the whole text."""
-    if subject.task == ENCODER:
-        return {}
-    outputs = [subject.forward(**piece.inputs) for piece in text.pieces]
-    numbers = [
-        {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
-        for output in outputs
-    ]
-    return joined_numbers(numbers, text, count, subject.task in (TOKENS, ANSWER, MASKED, CAUSAL))
+    def spread(self, scores: Tensor, count: int) -> Tensor:
+        """Scores of this piece's tokens `(..., in)` for all tokens of the text. Tokens outside the piece have 0."""
+        if self.places is None or len(self.places) == count == scores.shape[-1]:
+            return scores
+        whole = scores.new_zeros(*scores.shape[:-1], count)
+        whole[..., list(self.places)] = scores[..., : len(self.places)]
+        return whole
 
 
 @dataclass
 class Input:
-    """One input as methods take it.
+    """One input as methods take it. Lists have an entry for each token. They are empty for an image or a sound.
 
     Attributes:
-        computing: Runs methods.
-        ask: Says what the model predicts, and which rows explain a wish.
-        names: The names of its tokens, for rows of tokens.
-        tokens: The tokens that are shown.
-        words: The word of each token; empty: the input is no text.
+        subject: The model.
+        pieces: The text in pieces: one, or windows.
+        token: The position of the explained token.
+        names: The tokens as a person reads them; if words are explained, the word of each token.
+        text: The tokens, and the words that they form.
         special: Whether each token begins, ends or pads texts.
-        raw: The tokens as the vocabulary writes them.
-        windows: The tokens that were read together, if the text was cut.
+        second: Whether each token is of the second text.
+        by_words: Whether the tokens of a word are explained together.
+        given: What the model predicts and what is explained, if they do not follow from the output.
     """
 
-    computing: Computing
-    ask: Callable[[Wish], tuple[Predictions, list[Question]]]
-    names: list[str]
-    tokens: list[str]
-    words: list[int]
-    special: list[bool]
-    raw: list[str]
-    windows: list[tuple[int, int]]
+    subject: Subject
+    pieces: list[Piece]
+    token: int
+    names: Sequence[str] = ()
+    text: TokenText = field(default_factory=lambda: TokenText((), (), (), (), (), ()))
+    special: Sequence[bool] = ()
+    second: Sequence[bool] = ()
+    by_words: bool = False
+    given: tuple[Predictions, Target] | None = None
 
-    def part(self, name: str, method: Method, wish: Wish, rows: list[Question]) -> Part:
-        """What a method computes for rows."""
-        subject = self.computing.subject
-        if not self.names and method.maps is not None and not method.explains_output:
-            count = len(method.layer_maps(subject, self.computing.read[0].question)[0][0])
-            rows = [replace(one, token=position(one.token, count)) for one in rows]
-        part = self.computing.part(name, method, -1 if wish.layer is None else wish.layer, rows)
-        sources, known = part.scores.shape[-1], len(self.tokens)
-        if known and sources != known:
-            kind = type(subject.model).__name__
-            raise UnsupportedLayerError(f"{kind} reads {sources} tokens, but the text has {known}: {ADDED}")
-        if not known:  # an image or a sound: only now the number of sources is known
-            self.tokens = source_names(subject, sources, self.computing.text.pieces[0].inputs)
-            self.special, self.raw, self.words = [False] * sources, self.tokens, list(range(sources))
-        if not method.explains_output:  # the row is that of a token
-            names = self.names or self.tokens
-            part.rows = [replace(row, name=self.tokens[row.token or 0]) for row in part.rows] if names else part.rows
-        return part
+    @cached_property
+    def numbers(self) -> dict[str, Tensor]:
+        """The tensors that a task reads from the output, for the whole input."""
+        task, model = self.subject.task, self.subject.model
+        if task == heads.ENCODER:
+            return {}
+        with torch.no_grad():
+            outputs = [self.subject.forward(**piece.inputs) for piece in self.pieces]
+        numbers = [
+            {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
+            for output in outputs
+        ]
+        found = joined(numbers, self.pieces, task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL))
+        if "logits" in found and task in (heads.TOKENS, heads.MASKED, heads.CAUSAL):
+            check_count(model, len(found["logits"]), len(self.names))
+        return found
 
-    def explanation(self, parts: dict[str, Part], predictions: Predictions) -> Explanation:
-        """The parts with what is known about the input."""
-        task = self.computing.subject.task
-        return Explanation(self.tokens, parts, task, predictions, self.words, self.special, self.raw, self.windows)
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first token of each word."""
+        return [self.text.words.index(word) for word in range(len(self.text.word_texts))]
+
+    def features(self, piece: Piece) -> Tensor | None:
+        """The word of each token of a piece, if words are explained, `(1, tokens)`."""
+        if not self.by_words or piece.places is None:
+            return None
+        return torch.tensor([[self.text.words[place] for place in piece.places]], device=self.subject.device)
+
+    def pooled(self, one: Tensor) -> Tensor:
+        """A map of tokens as a map of words, if words are explained."""
+        if not self.by_words:
+            return one
+        return pool_groups(one[None], torch.tensor([self.text.words], device=one.device))[0]
+
+    def about(self) -> dict[str, Any]:
+        """The tokens of an explanation, or its words if they are explained, and what each of them is."""
+        if not self.names:
+            return {}
+        words, raw = self.text.words, self.subject.tokenizer.convert_ids_to_tokens(list(self.text.ids))
+        windows = [piece.window for piece in self.pieces] if len(self.pieces) > 1 else []
+        if not self.by_words:
+            found = {"tokens": list(self.names), "words": list(words), "special": list(self.special)}
+            return found | {"raw_tokens": list(map(str, raw)), "windows": windows}
+        count = len(self.firsts)
+        joined_raw = [""] * count
+        for one, word in zip(raw, words, strict=True):
+            joined_raw[word] += str(one)
+        return {
+            "tokens": list(self.text.word_texts),
+            "words": list(range(count)),
+            "special": [self.special[place] for place in self.firsts],
+            "raw_tokens": joined_raw,
+            "windows": [(words[start], words[stop - 1] + 1) for start, stop in windows],
+        }
+
+
+def check_count(model: Any, count: int, known: int) -> None:
+    """Refuse a model that reads more tokens than the text has."""
+    if count != known:
+        raise UnsupportedLayerError(f"{type(model).__name__} reads {count} tokens, but the text has {known}: {ADDED}")
 
 
 def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
@@ -207,46 +151,57 @@ def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
     if not subject.reads_text:
         return _signal(subject, text, pair, wish)
     check_texts(text, pair)
-    if subject.task == CHOICE:
+    if subject.task == heads.CHOICE:
         return _choice(subject, text, pair, wish)
     if not isinstance(pair, (str, type(None))):
         raise ArgumentError(
             f"text_pair is {len(pair)} texts, but {kind} reads one second text: pass a string.", "text_pair"
         )
-    if subject.task == ANSWER and pair is None:
+    if subject.task == heads.ANSWER and pair is None:
         raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
-    if subject.task == ENCODER and pair is not None:
+    if subject.task == heads.ENCODER and pair is not None:
         told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
         warnings.warn(told, stacklevel=4)
-    if subject.task == SENTENCE:
+    if subject.task == heads.SENTENCE:
         return _sentences(subject, text, pair, wish)
     return _text(subject, text, pair, wish)
 
 
-def _text(
-    subject: Subject, text: Any, pair: str | None, wish: Wish, given: tuple[Predictions, Question] | None = None
-) -> Input:
-    """A text, or two. `given` are the predictions and the question, if they do not follow from the output."""
-    read = Reading.of(subject, text, pair, wish)
+def check_texts(text: Any, pair: Any) -> None:
+    """Refuse what is no text in the place of one. Several answers are a list of texts."""
+    if not isinstance(text, (str, Mapping)):
+        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.", "text")
+    answers = pair if isinstance(pair, Sequence) and not isinstance(pair, (str, bytes)) else [pair]
+    for one in answers:
+        if one is not None and not isinstance(one, str):
+            raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
 
-    def ask(own: Wish) -> tuple[Predictions, list[Question]]:
-        if given is None:
-            return questions(subject.task, read.asked(own))
-        return given[0], [replace(given[1], token=read.prepared.token)]
 
-    words = read.read.words
-    raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(read.ids)]
-    windows = read.pieces.windows if len(read.pieces.pieces) > 1 else []
-    computing = Computing(subject, read.pieces, words if wish.words else None)
-    if not wish.words:
-        tokens = list(read.prepared.tokens)
-        return Input(computing, ask, tokens, tokens, list(words), read.special, raw, windows)
-    texts = list(read.read.word_texts)
-    firsts = [words.index(word) for word in range(len(texts))]
-    raw = ["".join(one for one, word in zip(raw, words, strict=True) if word == k) for k in range(len(texts))]
-    windows = [(words[start], words[stop - 1] + 1) for start, stop in windows]
-    special = [read.special[place] for place in firsts]
-    return Input(computing, ask, texts, texts, list(range(len(texts))), special, raw, windows)
+def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
+    """A text, or two. Warnings name what a user may not have meant."""
+    tokenizer, token = subject.tokenizer, wish.token
+    encoding = encode(tokenizer, text, pair) if isinstance(text, str) else text
+    count = encoding["input_ids"].shape[-1] if isinstance(encoding, Mapping) and "input_ids" in encoding else 0
+    # First, because everything else takes longer for a longer text.
+    size, overlap = window_size(wish.window, heads.max_tokens(subject.model, tokenizer), count)
+    prepared = prepare_text(subject.model, tokenizer, encoding, None, any_length=True)
+    read = TokenText.of(tokenizer, prepared.inputs["input_ids"][0].tolist())
+    if token is not None and (subject.task, token) != (heads.TOKENS, EVERY_WORD):
+        if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
+            token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
+        prepared = replace(prepared, token=find_token(token, prepared.tokens))
+    told = token if subject.task in BY_MAPS else prepared.token
+    for remark in remarks(text if isinstance(text, str) else "", subject, prepared, told):
+        warnings.warn(remark, stacklevel=5)
+    content = content_specials(tokenizer).values()
+    special = [mark and number not in content for number, mark in zip(read.ids, read.special, strict=True)]
+    second = second_text(tokenizer, encoding, pair)
+    free = [place for place, alone in enumerate(special) if not alone] or [0]
+    start, stop = second.index(True) if any(second) else free[0], free[-1] + 1
+    fixed = [not start <= place < stop for place in range(len(special))]
+    pieces = cut(prepared.inputs, fixed, size, overlap)
+    names = [read.word_texts[word] for word in read.words] if wish.words else list(prepared.tokens)
+    return Input(subject, pieces, prepared.token, names, read, special, second, wish.words)
 
 
 def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
@@ -257,44 +212,37 @@ def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
         )
     if wish.foil is not None or wish.window:
         raise ArgumentError("each answer is read alone, with the whole text: leave foil= and window= out.")
-    alone = replace(subject, forward=_OneChoice(subject.model))
-    with torch.no_grad():
-        logits = [alone.forward(**_whole(subject, text, answer))[0, 0] for answer in answers]
-    shares = torch.stack(logits).float().softmax(0)
+
+    def forward(**inputs: Tensor) -> Tensor:
+        """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
+        found: Tensor = subject.model(**{name: one[:, None] for name, one in inputs.items()}).logits
+        return found
+
+    logits = torch.stack([_output(forward, subject, text, answer)[0, 0] for answer in answers])
+    shares = logits.float().softmax(0)
     order = shares.argsort(descending=True, stable=True).tolist()
     predictions = [(str(answers[place]), shares[place].item()) for place in order]
     chosen = order[0]
     if wish.target is not None:
-        chosen = label_number(wish.target, dict(enumerate(answers)), "target")
-    question = Question(str(answers[chosen]), 0, read=_first_column, of_token=False, value=logits[chosen].item())
-    return _text(alone, text, answers[chosen], wish, (predictions, question))
+        chosen = heads.label_number(wish.target, dict(enumerate(answers)), "target")
+    name, value = str(answers[chosen]), logits[chosen].item()
+    target = Target(name, 0, read=lambda output: output[:, 0], of_token=False, value=value)
+    found = _text(replace(subject, forward=forward), text, answers[chosen], wish)
+    return replace(found, given=(predictions, target))
 
 
-def _whole(subject: Subject, text: Any, pair: str | None = None) -> dict[str, Tensor]:
-    """The inputs of a text that is not read in windows."""
+@torch.no_grad()
+def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) -> Tensor:
+    """The output for a text that is not read in windows."""
     made = encode(subject.tokenizer, text, pair) if isinstance(text, str) else text
-    count, most = made["input_ids"].shape[1], max_tokens(subject.model, subject.tokenizer)
+    count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
     if most is not None and count > most:
         raise ArgumentError(
             f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
             "a shorter text."
         )
-    return {name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)}
-
-
-class _OneChoice:
-    """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(self, **inputs: Tensor) -> Tensor:
-        found: Tensor = self.model(**{name: one[:, None] for name, one in inputs.items()}).logits
-        return found
-
-
-def _first_column(output: Tensor) -> Tensor:
-    return output[:, 0]
+    found: Tensor = forward(**{name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)})
+    return found
 
 
 def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> Input:
@@ -303,49 +251,126 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
         raise ArgumentError(
             "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
         )
-
-    def embedding(sentence: Any) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = subject.forward(**_whole(subject, sentence))
-        return found
-
-    reference = embedding(text if other is None else other)
-    predictions: Predictions = []
-    value = None
+    reference = _output(subject.forward, subject, text if other is None else other)
+    name, value, predictions = "the embedding", None, list[tuple[str, float]]()
     if other is not None:
-        value = cosine_similarity(embedding(text), reference).item()
+        name = f"similarity to {other}"
+        value = cosine_similarity(_output(subject.forward, subject, text), reference).item()
         predictions = [("cosine similarity", value)]
-    name = "the embedding" if other is None else f"similarity to {other}"
-
-    def read(output: Tensor) -> Tensor:
-        return cosine_similarity(output, reference)
-
-    question = Question(name, 0, read=read, of_token=False, value=value)
-    return _text(subject, text, None, wish, (predictions, question))
+    target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
+    return replace(_text(subject, text, None, wish), given=(predictions, target))
 
 
 def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
     """An image or a sound."""
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes one input: leave text_pair=, words=, window= out.")
-    piece = Piece(None, read_input(subject, given))
-    check_runs(subject, piece.inputs)
-    pieces = Cut([piece], [(0, 0)])
-    numbers = numbers_of(subject, pieces, 0)
-    count = len(next(iter(numbers.values()))) if subject.task == SPEECH else 1
-    token = wish.token
-    if token is not None and not re.fullmatch(r"-?\d+", str(token)):
-        raise ArgumentError(f"token is {token!r}: pass the position of a patch or a frame.", "token")
-    place = 0 if token is None else int(token)
-    if subject.task == SPEECH:
-        place = position(place, count)
-    labels = [str(i) for i in range(count)]
+    if wish.token is not None and not re.fullmatch(r"-?\d+", str(wish.token)):
+        raise ArgumentError(f"token is {wish.token!r}: pass the position of a patch or a frame.", "token")
+    read = Input(subject, [Piece(read_input(subject, given))], int(wish.token or 0))
+    try:
+        numbers = read.numbers
+    except RuntimeError as error:  # a sound may be too short for the model's convolutions
+        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in read.pieces[0].inputs.items())
+        raise ArgumentError(
+            f"{type(subject.model).__name__} does not run on {shapes} ({str(error).partition(chr(10))[0]}): pass a "
+            f"{'larger image' if subject.task == heads.IMAGE else 'longer sound'}."
+        ) from error
+    if subject.task == heads.SPEECH:
+        read.token = find_token(read.token, [""] * len(numbers["logits"]))
+    return read
 
-    def ask(own: Wish) -> tuple[Predictions, list[Question]]:
-        chosen = own.token is not None
-        of_tokens: dict[str, Any] = dict.fromkeys(("ids", "words", "word_texts", "special", "second"), ())
-        of_wish: dict[str, Any] = {"chosen": chosen, "is_mask": False, "target": own.target, "foil": own.foil}
-        about: dict[str, Any] = {"numbers": numbers, "labels": labels, "token": place} | of_tokens | of_wish
-        return questions(subject.task, Asked(subject.model, subject.tokenizer, **about))
 
-    return Input(Computing(subject, pieces), ask, [], [], [], [], [], [])
+def owner(pieces: Sequence[Piece], place: int) -> int:
+    """The number of the piece in which a token has the most context: it is the farthest from an edge of a window.
+
+    A window at an end of the text has its edge only inside. Tokens before all windows, such as [CLS], belong to the
+    first piece, and tokens after all windows to the last.
+    """
+    first, last = pieces[0].window[0], pieces[-1].window[1]
+    if len(pieces) == 1 or place < first:
+        return 0
+    if place >= last:
+        return len(pieces) - 1
+
+    def context(number: int) -> int:
+        start, stop = pieces[number].window
+        before = place - start if start > first else last
+        after = stop - 1 - place if stop < last else last
+        return min(before, after) if start <= place < stop else -1
+
+    return max(range(len(pieces)), key=context)
+
+
+def cut(inputs: Mapping[str, Tensor], fixed: Sequence[bool], size: int | None, overlap: int | None) -> list[Piece]:
+    """Cut a text into windows of at most `size` tokens, of which two neighbours share `overlap`; None: a quarter.
+
+    `fixed` tokens are in each window: special tokens at the ends, and a question before its text. Without a size, the
+    text stays whole.
+
+    >>> found = cut({"input_ids": torch.arange(8)[None]}, [True] + 6 * [False] + [True], 5, 1)
+    >>> [piece.places for piece in found], owner(found, 3), owner(found, 4)
+    ([(0, 1, 2, 3, 7), (0, 3, 4, 5, 7), (0, 5, 6, 7)], 0, 1)
+    """
+    count = len(fixed)
+    free = [place for place, stays in enumerate(fixed) if not stays]
+    if size is None or count <= size or not free:
+        return [Piece(dict(inputs), tuple(range(count)), (0, count))]
+    start, stop = free[0], free[-1] + 1
+    room = size - (count - (stop - start))
+    shared = max(room // OVERLAP, 0) if overlap is None else overlap
+    if room < 1 or not 0 <= shared < room:
+        less = f"an overlap from 0 to {room - 1}" if room > 0 else "a shorter question"
+        raise ArgumentError(
+            f"window is {(size, shared)}, but each window has {size - room} fixed tokens, such as [CLS] or a question, "
+            f"and room for {max(room, 0)} others: pass a larger window, or {less}.",
+            "window",
+        )
+    pieces: list[Piece] = []
+    while not pieces or pieces[-1].window[1] < stop:
+        first = start + len(pieces) * (room - shared)
+        last = min(first + room, stop)
+        places = (*range(start), *range(first, last), *range(stop, count))
+        own = {
+            name: one[:, list(places)] if one.dim() > 1 and one.shape[1] == count else one
+            for name, one in inputs.items()
+        }
+        pieces.append(Piece(own, places, (first, last)))
+    return pieces
+
+
+def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, int | None]:
+    """The size of a window and its overlap; None for a text of `count` tokens that stays whole.
+
+    The user passes True, a size, or (size, overlap). The model takes at most `most` tokens; None: any number.
+    """
+    if window is None or window is False:
+        if most is not None and count > most:
+            raise ArgumentError(
+                f"the text is {count} tokens long, but the model takes at most {most}: pass window= to read it "
+                "in windows that overlap. No row then looks outside its window."
+            )
+        return None, None
+    pair = tuple(window) if isinstance(window, (list, tuple)) else (window,)
+    size, overlap = (*pair, None, None)[:2]
+    if len(pair) not in (1, 2) or not all(isinstance(one, int) for one in pair) or isinstance(overlap, bool):
+        raise ArgumentError(f"window is {window!r}: pass True, a number of tokens, or (tokens, overlap).", "window")
+    size = most if size is True else size
+    if size is None:
+        raise ArgumentError("window is True, but the model takes texts of any length: pass a number.", "window")
+    if most is not None and size > most:
+        raise ArgumentError(
+            f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
+        )
+    return size, overlap
+
+
+def joined(numbers: Sequence[Mapping[str, Tensor]], pieces: Sequence[Piece], of_tokens: bool) -> dict[str, Tensor]:
+    """The numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
+    if len(numbers) == 1:
+        return dict(numbers[0])
+    if not of_tokens:
+        return {name: torch.stack([one[name] for one in numbers]).mean(0) for name in numbers[0]}
+    places = range(max(pieces[-1].places or ()) + 1)
+    owners = [(owner(pieces, place), place) for place in places]
+    return {name: torch.stack([numbers[k][name][pieces[k].local(place)] for k, place in owners]) for name in numbers[0]}

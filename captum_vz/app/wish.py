@@ -1,42 +1,31 @@
-"""What a user asks about one input, and which requests are refused."""
+"""What a user asks about one input: which requests are refused, and which number of the output a row explains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final
 
+from torch import Tensor
+
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import Method
-from captum_vz.subjects.heads import (
-    ANSWER,
-    AUDIO,
-    CAUSAL,
-    CHOICE,
-    ENCODER,
-    IMAGE,
-    MASKED,
-    SENTENCE,
-    SEQ2SEQ,
-    SEQUENCE,
-)
+from captum_vz.subjects import heads
 
 #: The methods that explain a model, unless the user chooses others.
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
 #: Tasks whose rows explain the state of a token, unless the user chooses a method, a target or a foil.
-BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
+BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
-OF_WHOLE: Final = (SEQUENCE, CHOICE, ANSWER, IMAGE, AUDIO, SENTENCE)
+OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
+#: What a user passes as `token` for a row of each word.
+EVERY_WORD = "*"
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for, except the model and the text. See :func:`captum_vz.explain` for the meaning of each.
-
-    Raises:
-        ArgumentError: An argument is of another type.
-    """
+    """What a user asks for, except the model and the text. See :func:`captum_vz.explain` for the meaning of each."""
 
     method: Any = None
     target: int | str | None = None
@@ -45,7 +34,6 @@ class Wish:
     layer: int | None = None
     words: bool = False
     window: Any = None
-    stack: str | None = None
 
     def __post_init__(self) -> None:
         """Check the types."""
@@ -78,24 +66,54 @@ class Wish:
         idle += ["token"] if task in OF_WHOLE and method.is_signed else []
         return [name for name in idle if getattr(self, name) is not None]
 
-    def check(self, task: str, name: str, method: Method) -> None:
-        """Refuse what changes no score of the method with this name."""
-        for one in self.unused(task, method):
-            number, row = "a number of the output", "the row of a token"
-            if one == "token":
-                number, row = row, number
-            raise ArgumentError(
-                f"{one} is {getattr(self, one)!r}, which chooses {number}, but {name} explains {row}: "
-                f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
-                one,
-            )
+    def numbers(self, number: Callable[[Any, str], int]) -> tuple[int | None, int | None]:
+        """The numbers of the target and of the foil, by a function of what is asked for and its argument's name."""
+        target = None if self.target is None else number(self.target, "target")
+        return target, None if self.foil is None else number(self.foil, "foil")
 
 
-def check_texts(text: Any, pair: Any) -> None:
-    """Refuse what is no text in the place of one. Several answers are a list of texts."""
-    if not isinstance(text, (str, Mapping)):
-        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.", "text")
-    answers = pair if isinstance(pair, Sequence) and not isinstance(pair, (str, bytes)) else [pair]
-    for one in answers:
-        if one is not None and not isinstance(one, str):
-            raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
+@dataclass(frozen=True)
+class Target:
+    """What a row of an explanation explains.
+
+    Attributes:
+        name: A label, a word and its label, the start of an answer.
+        token: The position of the token whose row methods with maps show.
+        field: The tensor of the model's output that holds the explained number; empty for a model without a head.
+        entry: The class in that tensor. None: the tensor has one number for each token.
+        foil: The class whose number is subtracted.
+        of_token: Whether the tensor has an axis of tokens.
+        read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+        value: The explained number. None: nobody asked the model.
+    """
+
+    name: str
+    token: int
+    field: str = "logits"
+    entry: int | None = None
+    foil: int | None = None
+    of_token: bool = True
+    read: Callable[[Any], Tensor] | None = None
+    value: float | None = None
+
+    def index(self, place: int, entry: int | None) -> tuple[int, ...]:
+        """The index of a number in one example's part of the tensor, for the token at `place`."""
+        own = () if entry is None else (entry,)
+        return (place, *own) if self.of_token else own
+
+    def reader(self, place: int) -> Callable[[Any], Tensor]:
+        """A function that reads the explained number from an output, `(batch,)`."""
+
+        def of_field(output: Any) -> Tensor:
+            numbers = getattr(output, self.field)
+            found: Tensor = numbers[(slice(None), *self.index(place, self.entry))]
+            return found if self.foil is None else found - numbers[(slice(None), *self.index(place, self.foil))]
+
+        return of_field if self.read is None else self.read
+
+    def asked(self, place: int) -> dict[str, Any]:
+        """The target and the foil of a method's question, for the token at `place`."""
+        if self.field == "logits" and self.read is None:
+            foil = None if self.foil is None else [self.index(place, self.foil)]
+            return {"target": [self.index(place, self.entry)], "foil": foil}
+        return {"target": self.reader(place) if self.field else None, "foil": None}

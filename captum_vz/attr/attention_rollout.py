@@ -27,7 +27,8 @@ class AttentionRollout(Rollout):
             `captum_vz.find_layers` returns them.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
+            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice. `explain`, `compare`, studies and
+            the command name two: "attention-rollout" is 0.5, "attention-rollout-paper" is None.
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
         reduce_heads: How to combine the heads into one map, "mean" or "max".

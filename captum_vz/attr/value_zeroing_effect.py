@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine import ModelReplay, is_reproduced, keeps_examples_apart
 from captum_vz._private import NullProgress, progress
-from captum_vz.attr._base import ForwardPassAttribution, in_steps, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_one_of, in_steps, logged, warn
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Inputs, bind_forward, check_numbers, examples_of
 from captum_vz.attr._call.layers import Attention, Heads, Values
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.target import FeatureGroups
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.attr._call.target import FeatureGroups, WantedTokens
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
 
@@ -59,6 +59,13 @@ class ValueZeroingEffect(ForwardPassAttribution):
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
         intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
             :class:`~captum_vz.ValueZeroing`.
+        rows: "all": no token is given the value of the source. "target": one token is not given it, and all others are.
+            This is the token that `target` or `token` names. Its effects are those of *edges*, from the source to it.
+        by_layer: Whether values are zeroed in one layer at a time. The result has an axis of layers. With
+            `rows="target"`, it says in which layer the token reads what its decision needs. With
+            `intervention="knockout"`, it is attention knockout (`Geva et al., EMNLP 2023
+            <https://aclanthology.org/2023.emnlp-main.751>`_).
+        window: With `by_layer`, how many layers around each layer lose values together. At the ends there are fewer.
 
     >>> from captum_vz import ValueZeroingEffect
     >>> from captum_vz.testbed import load_model
@@ -69,6 +76,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
     >>> scores = effect.attribute(inputs, target=(6, right), foil=(6, wrong))
     >>> scores.shape == inputs["input_ids"].shape, inputs.tokens()[scores.argmax()]
     (True, 'pictures')
+    >>> edges = ValueZeroingEffect(model, rows="target", by_layer=True)
+    >>> edges.attribute(inputs, target=(6, right), foil=(6, wrong)).shape  # (batch, layers, in)
+    torch.Size([1, 4, 11])
     """
 
     def __init__(
@@ -81,6 +91,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
         heads: Heads | Sequence[Heads] = None,
         values: Values = None,
         intervention: str | Intervention = "zero",
+        rows: Literal["all", "target"] = "all",
+        by_layer: bool = False,
+        window: int = 1,
     ) -> None:
         super().__init__(forward_func, layer, device_ids)
         get_intervention(intervention)
@@ -88,6 +101,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
         self.values = values
         self.attention = attention
         self.heads = heads
+        self.rows = rows
+        self.by_layer = by_layer
+        self.window = window
 
     @logged
     def attribute(
@@ -101,6 +117,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         show_progress: bool = False,
         *,
         foil: Any = None,
+        token: Any = None,
         run: int | None = None,
     ) -> Any:
         """How much the output at `target` decreases when each token's value is zeroed.
@@ -123,13 +140,16 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 One more copy runs with no value zeroed. None: as many as fit in memory. The effects are the same.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
+            token: With `rows="target"`, the output token that is not given the values: an int, or a list with one for
+                each example. None: the first index of `target`.
             run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
 
         Returns:
-            `(batch, in)`, in at least float32, signed and not normalised. Padding is 0, because no token attends to
-            padding. If `inputs` is a tuple, a tuple with one tensor for each input: for ids or a mask, one entry for
-            each of its tokens, and for an image or sound one entry for each token that is made of it. The scores of all
-            tokens are shared out, and 0 is the score of what has no tokens of its own (a mask).
+            `(batch, in)`, or `(batch, layers, in)` with `by_layer`. In at least float32, signed and not normalised.
+            Padding is 0, because no token attends to padding. If `inputs` is a tuple, a tuple with one tensor for each
+            input: for ids or a mask, one entry for each of its tokens, and for an image or sound one entry for each
+            token that is made of it. The scores of all tokens are shared out, and 0 is the score of what has no tokens
+            of its own (a mask).
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
@@ -141,7 +161,14 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 f"attribute_to_layer_input=True has no meaning here: {self.get_name()} zeroes values. Leave it False."
             )
         check_numbers(perturbations_per_eval, run)
+        check_one_of("rows", self.rows, "all", "target")
+        if type(self.window) is not int or self.window < 1 or (self.window > 1 and not self.by_layer):
+            raise ArgumentError(
+                f"window is {self.window!r}: pass the number of layers that lose values together, an integer of at "
+                "least 1, and by_layer=True with it."
+            )
         question = Question.parse(target, foil)
+        wanted = self._wanted(token, target)
         layers = self._layers()
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
@@ -165,7 +192,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
         # Two runs agree up to the rounding of the least precise numbers in the model.
         dtype = max([clean.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
-        numbers = ZeroedNumbers(model, forward_on, question, members, order, clean, dtype)
+        windows = _windows(len(layers), self.window, order.device) if self.by_layer else None
+        rows = None if wanted is None else _rows_of(wanted, model, output, self.get_name())
+        numbers = ZeroedNumbers(model, forward_on, question, members, order, clean, dtype, windows, rows)
         title = f"{self.get_name()} attribution" if show_progress else None
         own = isinstance(self.intervention, Intervention) and self.intervention.reads_others
         if own or not keeps_examples_apart(self.forward_func):
@@ -176,12 +205,62 @@ class ValueZeroingEffect(ForwardPassAttribution):
             effects, note = numbers.effects(at_most, title)
             if note:
                 warn(f"{self.get_name()}: {note}.")
-        scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
-        scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
-        scores, call = scores[:, :end], (self.forward_func, inputs, additional_forward_args)
-        sources = [(layers[0], None if self.attention == "self" else scores.shape[1])]
+        effects = effects.unflatten(1, (-1, order.shape[1]))  # (batch, layers or 1, column)
+        members, order = (one.to(effects.device)[:, None].expand(-1, effects.shape[1], -1) for one in (members, order))
+        scores = effects.new_zeros(*effects.shape[:2], max(int(members.max()), 0) + 1).scatter(2, order, effects)
+        scores = (scores.gather(2, members.clamp_min(0)) * (members >= 0))[..., :end]
+        scores, call = scores if self.by_layer else scores[:, 0], (self.forward_func, inputs, additional_forward_args)
+        sources = [(layers[0], None if self.attention == "self" else scores.shape[-1])]
         named = self.attention not in ("self", "cross")
         return by_input([scores], *call, sources, tokens_first=tokens_first, run=run, named=named)[0]
+
+    def _wanted(self, token: Any, target: Any) -> WantedTokens | None:
+        """The output tokens that are not given values. None: all."""
+        if self.rows == "all":
+            if token is not None:
+                raise ArgumentError(
+                    f'token is {token!r}, which only rows="target" reads: all tokens lose the values here. Leave it '
+                    f'out, or pass rows="target" to {type(self).__name__}.'
+                )
+            return None
+        wanted = WantedTokens.parse(token, None if callable(target) or token is not None else target)
+        if not isinstance(wanted.rows, int) and not _is_one_each(wanted.rows):
+            raise ArgumentError(
+                f'rows="target" needs one output token of each example, and token is {token!r}. Pass token= an int or '
+                "a list with one for each example, or a target that begins with the position of a token."
+            )
+        return wanted
+
+
+def _is_one_each(rows: Any) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, int) for row in rows)
+
+
+def _rows_of(wanted: WantedTokens, model: ModelReplay, output: Any, name: str) -> Tensor:
+    """The position of one output token of each example, `(batch,)`."""
+    runs = model.recorded
+    if any(run.attention.inline is not None for run in runs):
+        raise UnsupportedLayerError(
+            f'{name} with rows="target" changes what one token is given, but a layer computes its attention in its own '
+            'code, where only values can be changed for all tokens. Pass rows="all".'
+        )
+    if len({run.attention.values.device for run in runs}) > 1 and model.device_ids:
+        raise RefusedError(
+            'rows="target" counts the examples of the whole batch, but replicas of the model have parts of it. Pass '
+            "the module that DataParallel wraps."
+        )
+    batch, tokens = runs[0].output.shape[:2]
+    wanted.check(output, tokens, name)
+    found = wanted.positions(batch, tokens, runs[0].output.device)
+    assert found is not None  # not all rows are wanted
+    return found[:, 0]
+
+
+def _windows(layers: int, window: int, device: torch.device) -> Tensor:
+    """Which layers lose values for the sake of each layer, `(layer, layer)`."""
+    place = torch.arange(layers, device=device)
+    away = place - place[:, None]
+    return (away >= -((window - 1) // 2)) & (away <= window // 2)
 
 
 def _order(members: Tensor) -> Tensor:
@@ -203,6 +282,8 @@ class ZeroedNumbers:
         order: The groups of each example, `(batch, column)`.
         clean: The numbers of the clean pass, `(batch,)`.
         dtype: The least precise dtype that numbers of the model are rounded to.
+        windows: The layers that lose values for the sake of each layer, `(layer, layer)`. None: all layers together.
+        rows: The output token of each example that is not given the values, `(batch,)`. None: all tokens.
     """
 
     model: ModelReplay
@@ -212,9 +293,13 @@ class ZeroedNumbers:
     order: Tensor
     clean: Tensor
     dtype: torch.dtype
+    windows: Tensor | None = None
+    rows: Tensor | None = None
 
     def effects(self, at_most: int, title: str | None) -> tuple[Tensor, str | None]:
-        """How much the numbers fall for each group, `(batch, column)`, and a warning if memory was short.
+        """How much the numbers fall for each column, `(batch, column)`, and a warning if memory was short.
+
+        A column is a group. By layer, there are as many columns for each layer as there are groups.
 
         `at_most` groups are zeroed in one run, on copies of the batch, which must not affect each other.
         """
@@ -254,7 +339,7 @@ class ZeroedNumbers:
         self, run: Callable[[int, int], Tensor], at_most: int, title: str | None
     ) -> tuple[Tensor, str | None]:
         """The effects `run(start, stop) (batch, column)` of all columns, and a warning if memory was short."""
-        found, count = [], self.order.shape[1]
+        found, count = [], self.order.shape[1] * (1 if self.windows is None else len(self.windows))
         steps = -(-count // at_most)
         with NullProgress() if title is None else progress(desc=title, total=steps) as bar:
 
@@ -266,18 +351,25 @@ class ZeroedNumbers:
         return torch.cat(found, 1), note
 
     def _on_copies(self, start: int, stop: int) -> Tensor:
-        zeroed = self.members == self.order.T[start:stop, :, None]
+        zeroed = torch.stack([self._zeroed(column) for column in range(start, stop)])
         zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
         copies, batch = zeroed.shape[:2]
         examples = [*range(batch)] * copies
-        output = self.model.run(self.forward(examples), zeroed)
+        output = self.model.run(self.forward(examples), zeroed, rows=self.rows)
         numbers = self.question.read_each(output, examples, batch).detach().unflatten(0, (copies, batch))
         return (numbers[-1] - numbers[:-1]).T
 
     def _alone(self, example: int, column: int | None) -> Tensor:
         """The number `()` of one example that runs alone, with one of its groups zeroed (None: no group)."""
-        zeroed = torch.zeros_like(self.members[:1], dtype=torch.bool)
-        if column is not None:
-            zeroed = self.members[example : example + 1] == self.order[example, column]
-        output = self.model.run(self.forward([example]), zeroed[None], alone=example)
+        zeroed = self._zeroed(column or 0)[None, example : example + 1]
+        if column is None:
+            zeroed = torch.zeros_like(zeroed)
+        rows = None if self.rows is None else self.rows[example : example + 1]
+        output = self.model.run(self.forward([example]), zeroed, alone=example, rows=rows)
         return self.question.read_each(output, [example], len(self.members))[0].detach()
+
+    def _zeroed(self, column: int) -> Tensor:
+        """The sources that are zeroed for one column, `(batch, in)`; by layer `(batch, layer, in)`."""
+        layer, group = divmod(column, self.order.shape[1])
+        zeroed = self.members == self.order[:, group, None]
+        return zeroed if self.windows is None else zeroed[:, None] & self.windows[layer][:, None]

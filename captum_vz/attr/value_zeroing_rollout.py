@@ -34,7 +34,8 @@ class ValueZeroingRollout(Rollout):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice: take it to compare with the paper.
-            0.5: take it to read from which tokens a token is built. The command, `explain` and `compare` take 0.5.
+            0.5: take it to read from which tokens a token is built. `explain`, `compare`, studies and the command name
+            the two: "value-zeroing-rollout" is 0.5, "value-zeroing-rollout-paper" is None.
         distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
         attention: Must be "self".
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.

@@ -40,12 +40,6 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         say("")
 
 
-def room() -> int | None:
-    """The columns of the terminal that stdout is; None if stdout is no terminal."""
-    is_shown = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_shown else None
-
-
 def check_text(text: str) -> None:
     """Refuse a text that is empty, or not in UTF-8."""
     if not text.strip():

@@ -18,13 +18,12 @@ from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
 from captum_vz.study.examples import Example, evenly, read_csv, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.results import SUMMARY, with_interval
+from captum_vz.study.results import SUMMARY
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
 from captum_vz.tables import heading, html_table, page, paragraph, picture
-from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.model import EMBEDDED
+from captum_vz.testbed import EMBEDDED, agreement_sentences
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -154,37 +153,21 @@ def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metri
         tables = {name: _records(getattr(study, name)) for name in ("summary", "differences", "skipped")}
         print(json.dumps({"settings": study.settings, **tables}))
     elif not options.quiet:
-        print(*notes, study, f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
+        print(*notes, study.told(metrics), f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
         name_files(None, options.html)
 
 
 def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
     """The tables and figures of a study as a page."""
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
-    for model, heads, rows in _tables(study.summary):
+    for model, means in study.means(metrics, digits=2).items():
+        heads, rows = ["method", *means.columns], [[str(method), *row] for method, *row in means.itertuples()]
         parts += [heading(model), html_table("Means in the last layer, and their intervals", heads, rows)]
-    parts += map(paragraph, study.lines())
+    parts += map(paragraph, study.lines(metrics))
     for metric in metrics:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
     repeat = [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []
     return page("Study", *parts, *_skipped(study.skipped), *repeat)
-
-
-def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """For each model the heads and rows of a table: methods by metrics, in the last layer, over all examples."""
-    whole = summary[summary["group"] == "all"]
-    for model, of_model in whole.groupby("model", sort=False):
-        metrics = list(of_model["metric"].unique())
-        last = of_model.groupby(["method", "metric"], sort=False).tail(1)
-        rows = []
-        for method, of_method in last.groupby("method", sort=False):
-            by = {one.metric: one for one in of_method.itertuples()}
-            cells = [
-                with_interval(by[metric].mean, by[metric].low, by[metric].high) if by[metric].examples else "-"
-                for metric in metrics
-            ]
-            rows.append([str(method), *cells])
-        yield str(model), ["method", *metrics], rows
 
 
 def _skipped(skipped: DataFrame) -> list[str]:

@@ -14,17 +14,8 @@ import torch
 from torch import Tensor
 
 import captum_vz
-from captum_vz._start import is_terminal, tell
-from captum_vz.cli.output import (
-    check_files,
-    check_text,
-    name_files,
-    page_origin,
-    room,
-    save_page,
-    save_picture,
-    working,
-)
+from captum_vz._start import is_terminal, room, tell
+from captum_vz.cli.output import check_files, check_text, name_files, page_origin, save_page, save_picture, working
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
@@ -36,13 +27,13 @@ from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
 from captum_vz.tables import frame, html_table, page, paragraph, text_table
-from captum_vz.visualization.terminal import bar, columns_of, terminal_text
+from captum_vz.visualization.terminal import bar, columns_of
 from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
     from captum_vz.study.comparison import Truth
 
-STRONGEST: Final = 3  # tokens in a line
+STRONGEST, AGREES = 3, "agrees"  # tokens in a line, the head of a column
 WIDEST: Final = 80  # columns of a line of several tokens
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
 ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods of generated text
@@ -84,7 +75,7 @@ def compare(options: argparse.Namespace) -> None:
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
-    lines, truth = list[str](), None
+    lines, truth, done = list[str](), None, list[str]()
     with working(f"loading {options.model}") as say:
         subject = text_subject_of(options.model)
         if options.truth:  # first, because it may refuse the model
@@ -93,17 +84,18 @@ def compare(options: argparse.Namespace) -> None:
                 options.foil, told = choose_foil(options.text, subject, options.token)
                 lines += [renamed(told, options.names)] if told else []
             truth = blanked_out(options.text, subject, options.token, options.target, options.foil)
-        done = [f"methods: 0/{len(names)}"]
 
         def advance(name: str) -> None:
             done.append(name)
-            say(f"methods: {len(done) - 1}/{len(names)}, {name}")
+            say(f"methods: {len(done)}/{len(names)}, {name}")
 
-        say(done[0])
+        say(f"methods: 0/{len(names)}")
         asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
         found = compared(subject, options.text, methods, **asked, advance=advance)
         if truth is not None:
-            found = replace(found, truth=truth.shares)
+            found = replace(found, truth=truth.shares, falls=truth.falls)
+            best = sorted(found.agreement.items(), key=lambda one: -one[1] if one[1] == one[1] else 1.0)
+            found.parts = {name: found.parts[name] for name, _ in best}
             lines.insert(0, _strongest(found, truth))
         if options.output is not None:
             save_picture(found.plot(), options, subject.model, ", ".join(found.parts))
@@ -136,16 +128,19 @@ def _check_use(options: argparse.Namespace) -> None:
 
 
 def _print(found: Explanation) -> None:
-    """A line for each method: its strongest tokens with bars, and the layers that its scores are about."""
-    width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares))
+    """A line for each method: its agreement, its strongest tokens with bars, and the layers that it scores."""
+    agrees = {name: [f"{one:.2f}" if one == one else ""] for name, one in found.agreement.items()}
+    width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares)) - (len(AGREES) + 2) * bool(agrees)
     count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
     cell = max(LEAST, width // count - 2)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
     for name, column in found.shares.items():
         best = column.argsort(descending=True, stable=True)[:count].tolist()
-        rows.append([name, *(_strong(found.tokens[place], column[place].item(), words, cell) for place in best)])
-    print(text_table(["method", *("strongest", "second", "third")[:count]], rows))
+        strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
+        rows.append([name, *agrees.get(name, []), *strong])
+    heads = ["method", *[AGREES] * bool(agrees), *("strongest", "second", "third")[:count]]
+    print(text_table(heads, rows, right=[1] * bool(agrees)))
     scopes: dict[str, list[str]] = {}
     for name, scope in found.scopes.items():
         scopes.setdefault(scope, []).append(name)
@@ -178,7 +173,8 @@ def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lin
     token, columns = found.tokens[found.token or 0], found.columns()
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
     rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
-    caption = f"How much {token} draws on each token. Each column sums to 1."
+    falls = "" if found.falls is None else " Fall: of the answer's probability, if the token is blanked out."
+    caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
     view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])
     return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
@@ -193,20 +189,15 @@ def generate(options: argparse.Namespace) -> None:
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
-        model = subject.model
-        has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
         name = options.method or (CROSS if has_encoder else ROLLOUT)
-        method = METHODS[name]
-        if not getattr(model, "can_generate", bool)():
-            raise ArgumentError(
-                f"model is a {type(model).__name__}, which continues no text: pass a causal model, or a model with an "
-                "encoder and a decoder.",
-                "model",
-            )
-        layers = captum_vz.find_layers(model, "decoder" if has_encoder else None)
-        asked = -1 if options.layer is None else options.layer
+        method, layer = METHODS[name], None
+        layers = captum_vz.find_layers(subject.model, "decoder" if has_encoder else None)
         if method.layered:
-            check_layer(asked, replace(subject, layers=layers).depth)
+            depth = replace(subject, layers=layers).depth
+            layer = -1 if options.layer is None else options.layer
+            check_layer(layer, depth)
+            layer %= depth
         elif options.layer is not None:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
@@ -215,39 +206,40 @@ def generate(options: argparse.Namespace) -> None:
         check_room(options.text, subject, most)
         mask = _mask(options, subject.tokenizer)
         say(f"{name}: {most} new tokens, {len(layers)} layers")
-        sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        found: GenerationAttribution = attribute_generation(subject, options.text, name, most, **sampling)
-    starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
-    mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
-    layer = found.layer_index(asked) if method.layered else 0
+        found: GenerationAttribution = attribute_generation(
+            subject,
+            options.text,
+            name,
+            most,
+            layer=None if options.json or options.html else layer,
+            do_sample=options.sample is not None,
+            seed=options.sample,
+        )
+    place = min(layer or 0, len(found.layers) - 1)  # 0, if one layer is computed
+    # The first tokens of a decoder are no source.
+    mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise ArgumentError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    title = ", ".join(filter(None, [name, method.scope(layer)]))
     if options.output is not None:
-        save_picture(found.plot(layer, mask=mask if torch.any(mask) else None), options, model, name)
+        save_picture(found.plot(place, mask=mask), options, subject.model, name)
     if options.html is not None:
-        view = found.view(layer, mask=mask, title=f"{options.text} … {found.text}")
-        told = f"{options.model} continues the text ({title})."
-        save_page(replace(view, subtitle=told, about=page_origin(options, model)).html(), options.html)
+        view = found.view(place, mask=mask, title=f"{options.text} … {found.text}")
+        told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(layer or 0)]))})."
+        save_page(replace(view, subtitle=told, about=page_origin(options, subject.model)).html(), options.html)
     if options.json:
-        record = json.loads(found.to_json(mask=mask))
-        print(json.dumps({**record, "model": options.model, "method": name, "residual": method.residual}))
+        about: dict[str, Any] = {"model": options.model, "method": name, "residual": method.residual}
+        print(json.dumps({**found.to_dict(mask), **about}))
         return
     join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
     print(f"text: {options.text}{join}{found.text}".rstrip())
-    if step is not None:
-        print(f"{title}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
-        _print_step(found, step, layer, mask)
-    else:
-        print(f"{title}: the prompt tokens that each new token draws on most")
-        _print_steps(found, layer, mask)
+    print(found.printed(is_terminal(sys.stdout), room(), layer=place, step=step, mask=mask))
     name_files(options.output, options.html)
 
 
 def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
     """Which prompt tokens `--mask` leaves out, `(m,)`."""
-    (prompt,), _ = read_prompts(tokenizer, options.text, None, None)
+    (prompt,), _ = read_prompts(tokenizer, options.text)
     tokens = TokenText.of(tokenizer, prompt.ids)
     kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
     for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
@@ -257,22 +249,3 @@ def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
     if mask.all():
         raise ArgumentError("--mask leaves out all prompt tokens: keep at least one.")
     return mask
-
-
-def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:
-    """One line for each new token: its share of the prompt, and its strongest prompt tokens."""
-    scores, shares = found.scores[..., layer], found.prompt_share[:, layer].tolist()
-    kept, rows = (~mask).nonzero()[:, 0], []
-    for step, label in enumerate(found.generated.labels):
-        best = kept[scores[step, kept].abs().argsort(descending=True, stable=True)][:STRONGEST].tolist()
-        strongest = [f"{found.prompt.labels[i]} {scores[step, i]:.2f}" for i in best]
-        rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(strongest)))
-    print(text_table([""] * 4, rows, right=(0,)))
-
-
-def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
-    """One line for each prompt token that is not masked."""
-    labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
-    signed, scores = METHODS[found.method].is_signed, found.scores[step, ~mask, layer]
-    highest = (float(found.scores[step, :, layer].abs().max()) or 1.0) if signed else 1.0
-    print(terminal_text(labels, scores, None, is_terminal(sys.stdout), highest, signed=signed, columns=room()))

@@ -8,7 +8,8 @@ import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,10 +20,9 @@ from captum_vz import __version__
 from captum_vz.app.explain import explained_by
 from captum_vz.app.wish import Wish
 from captum_vz.errors import ArgumentError, renamed
-from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, residual_text
 from captum_vz.result import Explanation
-from captum_vz.result.explanation import TRUTH
 from captum_vz.study.comparison import blanked_out, choose_foil
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.heads import CHOICE, OF_IMAGES
@@ -47,44 +47,23 @@ ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, 
 _fingerprint: Final = lru_cache(maxsize=2)(weights_fingerprint)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What visitors may ask for.
+class Limits(NamedTuple):
+    """What visitors may ask for."""
 
-    Attributes:
-        models: The models that are offered.
-        any_model: Whether other folders and ids may be named as well. No model is downloaded.
-        max_tokens: The most tokens of a text.
-    """
-
-    models: tuple[str, ...]
-    any_model: bool
-    max_tokens: int
-
-    @property
-    def max_characters(self) -> int:
-        """The most characters of a text."""
-        return CHARACTERS_PER_TOKEN * self.max_tokens
+    models: tuple[str, ...]  # that are offered
+    any_model: bool  # whether other folders and ids may be named as well; no model is downloaded
+    max_tokens: int  # of a text
 
 
 class Answer(NamedTuple):
-    """What the page shows, in the order of its outputs. Parts that are not computed yet are empty.
+    """What the page shows, in the order of its outputs. Parts that are not computed yet are empty."""
 
-    Attributes:
-        told: Remarks, or what was refused.
-        view: The interactive view.
-        layers: The picture of the layers, a path.
-        shares: The table of methods.
-        methods: The picture of methods, a path.
-        files: The files to download; None: none.
-    """
-
-    told: str
+    told: str  # remarks, or what was refused
     view: str = ""
-    layers: str | None = None
-    shares: str = ""
-    methods: str | None = None
-    files: list[str] | None = None  # Gradio takes no tuple
+    layers: str | None = None  # the path of the picture of the layers
+    shares: str = ""  # the table of methods
+    methods: str | None = None  # the path of the picture of methods
+    files: list[str] | None = None  # to download; Gradio takes no tuple
 
 
 class Answers:
@@ -101,12 +80,33 @@ class Answers:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def explain(self, *wanted: Any, **more: Any) -> Answer:
-        """The last answer of :meth:`steps`, which takes the same arguments."""
+        """The last answer of :meth:`steps`."""
         *_, last = self.steps(*wanted, **more)
         return last
 
-    def steps(
+    def steps(self, *wanted: Any, **more: Any) -> Iterator[Answer]:
+        """The answer without pictures and files, which take longer, then the whole answer; see `_explain`."""
+        try:
+            # Not around a yield: other code runs there, whose warnings are its own.
+            with _remembered() as remarks:
+                answer = self._explain(remarks, *wanted, **more)
+                first = next(answer)
+            yield first
+            yield from answer
+        except ERRORS as error:
+            yield Answer(_refusal(error))
+
+    def generate(self, *wanted: Any) -> Answer:
+        """The generated text, the view, the picture of steps as `methods`, and the files; see `_generate`."""
+        try:
+            with _remembered() as remarks:
+                return self._generate(remarks, *wanted)
+        except ERRORS as error:
+            return Answer(_refusal(error))
+
+    def _explain(
         self,
+        remarks: list[warnings.WarningMessage],
         text: str,
         model: str,
         methods: Sequence[str],
@@ -119,77 +119,43 @@ class Answers:
         file: str | None = None,
         foil: str | None = "",
     ) -> Iterator[Answer]:
-        """The answer without pictures and files, which take longer, then the whole answer.
+        """The two answers of :meth:`steps`.
 
         Args:
+            remarks: The warnings that were given so far.
             text: The text.
             model: A name of the offered models.
             methods: The names of the methods.
             token: The token that is explained; empty: the mask, else the last one.
             layer: The layer of the table; None: the last.
-            pair: A second text that the model reads together with the first.
+            pair: A second text that the model reads together with the first; for multiple choice, an answer a line.
             target: The label or word that is explained; empty: what the model predicts.
             truth: Whether each token is blanked out as well.
             other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
             file: The image or the sound that is explained, for a model that takes one in the place of a text.
             foil: The label or word whose score is subtracted; empty: that of :func:`choose_foil`, with `truth`.
         """
-        remarks: list[Any] = []
-        token, target, foil = ((one or "").strip() or None for one in (token, target, foil))
-        wish = Wish(None, target, foil, token, -1 if layer is None else int(layer))
-        asked = text, model, methods, wish, (pair or "").strip(), truth, (other or "").strip(), file
-        answer = self._explain(*asked, remarks)
-        try:
-            # Not around a yield: other code runs there, whose warnings are its own.
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda *told, **_: remarks.append(warnings.WarningMessage(*told))
-                first = next(answer)
-            yield first
-            yield from answer
-        except ERRORS as error:
-            yield Answer(_refusal(error))
-
-    def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> Answer:
-        """The generated text, the view, the picture of steps as `methods`, and the files."""
-        try:
-            with warnings.catch_warnings(record=True) as remarks:
-                warnings.simplefilter("always", UserWarning)
-                return self._generate(text, model, method, count, hidden, remarks)
-        except ERRORS as error:
-            return Answer(_refusal(error))
-
-    def _explain(
-        self,
-        text: str,
-        model: str,
-        methods: Sequence[str],
-        wish: Wish,
-        pair: str,
-        truth: bool,
-        against: str,
-        file: str | None,
-        remarks: list[Any],
-    ) -> Iterator[Answer]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
+        token, target, foil, pair, other = ((one or "").strip() for one in (token, target, foil, pair, other))
+        wish = Wish(None, target or None, foil or None, token or None, -1 if layer is None else int(layer))
         subject = self._load(model)
         explained: Any = text
         if not subject.reads_text:
-            explained, text = _signal(subject, file, truth or bool(against))
+            explained, text = _signal(subject, file, truth or bool(other))
         else:
             self._check_text(subject, text, pair, file)
-        answers = [line.strip() for line in pair.splitlines() if line.strip()]
-        second: Any = (answers if subject.task == CHOICE else pair) or None
+        lines = [line.strip() for line in pair.splitlines() if line.strip()]
+        second: Any = (lines if subject.task == CHOICE else pair) or None
         why = ""
         if truth and wish.target is None and wish.foil is None:
-            foil, why = choose_foil(text, subject, None if wish.token is None else str(wish.token))
-            wish = replace(wish, foil=foil)
-        chosen = {name: METHODS[name] for name in methods}
-        found = explained_by(subject, explained, second, wish, chosen, skip=True)
+            chosen, why = choose_foil(text, subject, token or None)
+            wish = replace(wish, foil=chosen)
+        tables = {name: METHODS[name] for name in methods}
+        found = explained_by(subject, explained, second, wish, tables, skip=True)
         first = found.rows[0]
         where = "" if first.token is None else f", position {first.token}"
-        told = [f"Explained: {first.name}{where}.", *(f"Without {name}: {why}" for name, why in found.refused.items())]
+        told = [f"Explained: {first.name}{where}.", *(f"Without {name}: {one}" for name, one in found.refused.items())]
         if truth:
             blanked = blanked_out(text, subject, wish.token, wish.target, wish.foil)
             found.truth = blanked.shares
@@ -199,29 +165,27 @@ class Answers:
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
         shown = frame(view)
-        if against:
-            self._check_text(subject, against)
-            other = explained_by(subject, against, second, replace(wish, token=None), chosen, skip=True)
-            shown += frame(other.view(title=against, about=files.about))
+        if other:
+            self._check_text(subject, other)
+            compared = explained_by(subject, other, second, replace(wish, token=None), tables, skip=True)
+            shown += frame(compared.view(title=other, about=files.about))
         shares = _table(found, subject.reads_text)
         yield Answer(note([*told, *_told(remarks)]), shown, shares=shares)
         files.save_page(view)
         alone = replace(found, parts={found.method: found.first}, truth=None)
         layers = files.save_picture(alone.plot(), "layers", found.method)
-        drawn = _table_picture(found) if subject.task not in OF_IMAGES else _over_image(subject, explained, found)
+        if subject.task in OF_IMAGES:  # the first row of each method, over the image as the model sees it
+            rows = {one.title: one.rows[0].scores for one in found.parts.values()}
+            drawn = draw_image(rows, read_input(subject, explained)["pixel_values"], first.token, scale="panel")
+        else:
+            drawn = draw_comparison(found.shares, found.tokens, found.token, truth=found.truth, scopes=found.scopes)
         by_method = files.save_picture(drawn, "methods")
         found.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
         yield Answer(note([*told, *_told(remarks)]), shown, layers, shares, by_method, files.paths)
 
     def _generate(
-        self,
-        text: str,
-        model: str,
-        method: str,
-        count: float,
-        hidden: Sequence[str],
-        remarks: list[Any],
+        self, remarks: list[Any], text: str, model: str, method: str, count: float, hidden: Sequence[str]
     ) -> Answer:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
@@ -233,7 +197,7 @@ class Answers:
         for remark in remarks_on(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=2)
         check_room(text, subject, int(count))
-        found: GenerationAttribution = attribute_generation(subject, text, method, int(count), do_sample=False)
+        found = attribute_generation(subject, text, method, int(count), do_sample=False)
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
@@ -262,9 +226,9 @@ class Answers:
             raise ArgumentError(f"The model is a {name}, which reads a text: take the file away, or choose a model.")
         if not isinstance(text, str) or not text.strip():
             raise ArgumentError("The text is empty: write a sentence.")
-        length = len(text) + len(pair)
-        if length > limits.max_characters:
-            raise ArgumentError(f"The text has {length} characters: this page takes at most {limits.max_characters}.")
+        most = CHARACTERS_PER_TOKEN * limits.max_tokens
+        if len(text) + len(pair) > most:
+            raise ArgumentError(f"The text has {len(text) + len(pair)} characters: this page takes at most {most}.")
         count = len(prepare_text(subject.model, subject.tokenizer, text).tokens)
         count += len(subject.tokenizer(pair)["input_ids"]) if pair.strip() else 0
         if count > limits.max_tokens:
@@ -279,20 +243,11 @@ class Answers:
 
 
 class Files:
-    """The files of one answer, which a visitor downloads. They say where their numbers come from.
-
-    Args:
-        folder: An empty folder.
-        explained: The model.
-        model: Its name.
-        method: The methods, as one text.
-        text: The text that is explained.
-    """
+    """The files of one answer, in an empty folder. They say where their numbers come from."""
 
     def __init__(self, folder: Path, explained: Any, model: str, method: str, text: str) -> None:
         self.folder = folder
-        weights = _fingerprint(explained)
-        kind = type(explained).__name__
+        weights, kind = _fingerprint(explained), type(explained).__name__
         self.origin = {"model": model, "model class": kind, "weights": weights, "method": method, "text": text}
 
     @property
@@ -312,13 +267,7 @@ class Files:
         (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
-        """A figure as PNG and SVG, whose metadata say where the numbers come from. The path of the PNG.
-
-        Args:
-            figure: The figure.
-            name: The name of the files, without an ending.
-            method: The method that the figure shows. None: all methods of the answer.
-        """
+        """The path of a figure as PNG, which is also written as SVG. `method` is the one that it shows; None: all."""
         fields: dict[str, Any] = self.origin | ({} if method is None else {"method": method})
         add_provenance(figure, name=fields.pop("model"), **fields)
         for ending in ("png", "svg"):
@@ -335,10 +284,8 @@ class Files:
 
 def _table(found: Explanation, is_text: bool) -> str:
     """The shares of all methods. Of an image or a sound, the sources that have most of the first method."""
-    columns, marked = found.shares, found.token
-    heads = ["token", *(one.title for one in found.parts.values())]
-    if found.truth is not None:
-        columns, heads = {TRUTH: found.truth} | columns, ["token", "blanking out", *heads[1:]]
+    truth, marked = {} if found.truth is None else {"blanking out": found.truth}, found.token
+    columns = truth | {one.title: one.shares for one in found.parts.values()}
     rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
     caption = f"{_sentence(found.first.heading(found.rows[0]))}, as shares"
     if not is_text and len(rows) > MOST_SOURCES:
@@ -346,7 +293,7 @@ def _table(found: Explanation, is_text: bool) -> str:
         kept = sorted({*largest} if marked is None else {*largest, marked})
         rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
         caption += f", where {found.method} is largest"
-    return html_table(caption, heads, rows, marked=marked)
+    return html_table(caption, ["token", *columns], rows, marked=marked)
 
 
 def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
@@ -360,15 +307,12 @@ def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
     return Path(file), Path(file).name
 
 
-def _over_image(subject: Subject, file: Path, found: Explanation) -> Figure:
-    """The first row of each method, over the image as the model sees it."""
-    rows = {one.title: one.rows[0].scores for one in found.parts.values()}
-    return draw_image(rows, read_input(subject, file)["pixel_values"], found.rows[0].token, scale="panel")
-
-
-def _table_picture(found: Explanation) -> Figure:
-    """The shares of all methods, also of one."""
-    return draw_comparison(found.shares, found.tokens, found.token, truth=found.truth, scopes=found.scopes)
+@contextmanager
+def _remembered() -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of the block, of which the page tells those of users."""
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", UserWarning)
+        yield remarks
 
 
 def _refusal(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from captum_vz._engine import find_layers
 from captum_vz._names import known_name
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts
+from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, longest_alike
 from captum_vz.methods import METHODS, Method, Question, as_method, name_of
-from captum_vz.result.words import Section, TokenText
+from captum_vz.result.words import TokenText
 from captum_vz.subjects import Subject, check_order, parts_of
 
 #: Captum generates as many tokens by default.
@@ -34,6 +34,7 @@ def attribute_generation(
     generated: Any = None,
     prompt_length: int | Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
+    layer: int | None = None,
     seed: int | None = None,
     method_options: dict[str, Any] | None = None,
     **generate_kwargs: Any,
@@ -44,40 +45,36 @@ def attribute_generation(
 
     where :math:`R_l` is the method's map of layer l. The prompt has m tokens. New token t is predicted at the position
     before it, so the row of the first new token is the row of the last prompt token. The model is causal: one pass over
-    the finished text, without its last token, gives the same rows as one pass for each step. Each text runs alone and
-    without padding.
+    the finished text, without its last token, gives the same rows as one pass for each step. Each text runs alone.
 
-    Layer maps are computed for the n rows of generated tokens only. A rollout needs all rows of the layers, because
-    each row of a layer is a mixture of rows of the layer before. Methods that explain a logit with several runs of the
-    model (gradients, ValueZeroingEffect, LayerAttentionGradient), and methods with `per_receptive_field`, are called
-    for each new token. So are all methods if the model's positions depend on the length of the text (dynamic NTK,
-    LongRoPE), and the text is so long that they do.
+    Methods that explain a logit with several runs of the model (gradients, ValueZeroingEffect, LayerAttentionGradient),
+    and methods with `per_receptive_field`, are called for each new token. So are all methods if the model's positions
+    depend on the length of the text (dynamic NTK, LongRoPE), and the text is so long that they do.
 
     Args:
         model: A model with `generate`, as :func:`captum_vz.explain` takes it: a name, a folder, a model with
             `tokenizer`, a pair of both, or a pipeline.
-        prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
-            A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
-            lists of ids, or a tensor of ids with several rows: a batch.
+        prompt: A text. Chat messages. Token ids, a list or tensor. A tokenizer's output. What `generate` returned, with
+            `prompt_length`. Or a batch: a list of texts, of chats or of lists of ids, or a tensor of several rows.
         method: Any of the forms of :func:`~captum_vz.study.as_method`: a name of :data:`~captum_vz.study.METHODS`, a
             class of this package, or of Captum that explains inputs, a `functools.partial` of one, a function of
             (model, layers) that returns a method, the method itself, or a function of a batch. In a model with an
             encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
-            encoder. A method that was made with `attention="self"`, and a rollout of one stack, are then refused,
-            because their sources are not the tokens of the prompt.
+            encoder. Methods whose sources are not the tokens of the prompt are then refused, such as rollouts.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
         tokenizer: The tokenizer of a model that is passed alone. Captum's `TokenizerLike` is enough. None: prompts are
             ids, and tokens are shown by their ids.
-        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. A text is
-            added to a prompt text as it is, so begin it with a space unless it continues the last word. For a model
-            with an encoder, what `generate` returned.
+        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. Begin a
+            text with a space unless it continues the last word. For a model with an encoder, what `generate` returned.
         prompt_length: The number of tokens, padding included, that are the prompt. The other tokens are generated.
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.
+        layer: The only layer that is computed, from 0: a method that explains each layer by runs of its own, such as
+            "value-zeroing-effect-layer", takes less time. Methods without layers ignore it. None: all layers.
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
-        generate_kwargs: Further arguments for `model.generate`: `do_sample`, `num_beams` (the chosen text is
-            attributed), `eos_token_id`, `past_key_values` or `cache` (of the first tokens of the prompt), and so on.
-            Arguments that change the inputs of the model, such as `inputs_embeds`, are refused.
+        generate_kwargs: Further arguments for `model.generate`, such as `do_sample`, `num_beams` (the chosen text is
+            attributed), `eos_token_id`, and `past_key_values` of the first tokens of the prompt. Arguments that change
+            the inputs of the model, such as `inputs_embeds`, are refused.
 
     Returns:
         A :class:`GenerationAttribution`. A list of them for a batch, or with `num_return_sequences`.
@@ -99,86 +96,70 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
-    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
-    texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     if isinstance(method, str):
         known_name("method", method, METHODS)
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
     made = as_method(method).of(subject)
     made = replace(made, options={**made.options, **(method_options or {})})
-    found = [_attributed(made, name_of(method), subject, text) for text in texts]
+    if layer is not None and layer < 0:
+        raise ArgumentError(f"layer is {layer}: pass the number of a layer, from 0.", "layer")
+    layer = layer if made.layered else None
+    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
+    texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
+    found = []
+    for text in texts:
+        ask = partial(_scores, made, subject, text, layer=layer)
+        scores = ask()
+        layers = made.layer_names(scores.shape[2]) if layer is None else (made.scope(layer),)
+        tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
+        written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
+        again = partial(_joint, made, text, ask) if made.takes_features else None
+        found.append(GenerationAttribution.of(name_of(method), made, scores, layers, *tokens, written, layer, again))
     return found if several else found[0]
 
 
-def _attributed(method: Method, name: str, subject: Subject, text: FinishedText) -> GenerationAttribution:
-    scores, tokenizer = scores_of(method, subject, text), subject.tokenizer
-    return GenerationAttribution.of(
-        name,
-        method,
-        scores,
-        method.layer_names(scores.shape[-1]),
-        TokenText.of(tokenizer, text.conditions, _sections(text)),
-        TokenText.of(tokenizer, text.generated),
-        tokenizer.decode(list(text.generated), skip_special_tokens=True),
-        partial(_joint, method, subject, text),
-    )
-
-
-def _sections(text: FinishedText) -> tuple[Section, ...]:
-    """The sections of the prompt, and the decoder's start as a section of its own."""
-    sections = text.prompt.sections
-    if not text.encoder_decoder:
-        return sections
-    source = len(text.prompt.ids)
-    return (*(sections or (("source", 0, source),)), ("decoder", source, len(text.conditions)))
-
-
-def _joint(method: Method, subject: Subject, text: FinishedText, member: list[int]) -> Tensor | None:
-    """The scores `(n, groups + n, layers)` of groups of prompt tokens. None: the method has no joint form.
+def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], member: list[int]) -> Tensor:
+    """The scores `(n, groups + n, layers)` of groups of prompt tokens.
 
     A rollout takes the mean of a group's rows. The last prompt token has the row of the first new token, and is a
     group of its own until the layers are joined.
     """
-    if not method.takes_features:
-        return None
     new, groups = len(text.generated), max(member) + 1
     alone = groups if method.joins else member[-1]
     columns = [*member[:-1], alone]
     sources = columns + [groups + 1 + step for step in range(new - 1)]
-    if text.encoder_decoder:  # the sources of cross-attention are the encoder's tokens
+    if text.start:  # the sources of cross-attention are the encoder's tokens
         sources = member[: len(text.prompt.ids)]
-    whole = scores_of(method, subject, text, torch.tensor([sources]))
-    first = [columns.index(group) if group in columns else -1 for group in range(groups)]
-    scores = whole[:, [max(place, 0) for place in first]]
-    scores[:, [group for group, place in enumerate(first) if place < 0]] = 0
+    whole = ask(torch.tensor([sources]))
+    scores = whole.new_zeros(new, groups, whole.shape[2])
+    for group in set(columns) - {groups}:
+        scores[:, group] = whole[:, columns.index(group)]
     if alone == groups:  # the last prompt token returns to its group
         scores[:, member[-1]] += whole[:, len(member) - 1]
     return torch.cat([scores, whole[:, len(member) :]], dim=1)
 
 
-def scores_of(method: Method, subject: Subject, text: FinishedText, features: Tensor | None = None) -> Tensor:
+def _scores(
+    method: Method, subject: Subject, text: FinishedText, features: Tensor | None = None, *, layer: int | None = None
+) -> Tensor:
     """The scores of all given and generated tokens for each generated token, `(n, m + n, layers)`.
 
-    The last column is 0, because no token follows the last generated token.
-
-    Args:
-        method: The method.
-        subject: The model.
-        text: The finished text.
-        features: The feature of each source token, `(1, in)`. None: each token is its own feature.
+    The last column is 0, because no token follows the last generated token. `features`: see :meth:`Method.scores`.
     """
     device, steps, given = device_of(subject.model), len(text.generated), len(text.conditions)
     places = list(range(text.first, text.first + steps))
+    longest = max(len(text.prompt.ids), len(text.start)) + steps - 1
     question = Question(
-        text.inputs(device, steps),
+        text.inputs(device),
         places,
         list(zip(places, text.generated, strict=True)),
-        attention="cross" if text.encoder_decoder else "self",
-        grows="alike" if text.grows_alike else "anew",
+        attention="cross" if text.start else "self",
+        grows=True,
+        row_by_row=longest > longest_alike(subject.model),
     )
-    found = method.scores(subject, question, None if features is None else features.to(device))
-    of_encoder = text.encoder_decoder and found.shape[-1] == len(text.prompt.ids)
+    found = method.scores(subject, question, None if features is None else features.to(device), layer=layer)
+    of_encoder = text.start and found.shape[-1] == len(text.prompt.ids)
     wanted = found.shape[-1] if of_encoder else given + steps - 1
     if found.shape[-1] != wanted:
         raise UnsupportedLayerError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,73 +24,54 @@ MOST_COLUMNS = 64  # of a panel, about ten inches
 
 
 def draw_steps(
-    columns: Tensor, generated: Sequence[str], sources: Sequence[str], *, split: int, share: Tensor, title: str
+    scores: Tensor, generated: Sequence[str], sources: Sequence[str], *, split: int, share: Tensor, title: str
 ) -> Figure:
-    """Draw scores, generated tokens from top to bottom. See :meth:`GenerationAttribution.plot`.
+    """Draw scores `(n, columns)` of generated tokens by sources. See :meth:`GenerationAttribution.plot`.
 
-    Args:
-        columns: The scores, `(n, columns)`.
-        generated: The labels of the rows.
-        sources: The labels of the columns.
-        split: How many first columns are prompt tokens. A line stands after them.
-        share: The share of the prompt in each row, `(n,)`. It is left out if scores are signed.
-        title: The title.
+    A line follows the first `split` columns, which are prompt tokens. The share of the prompt in each row, `(n,)`,
+    is left out if scores are signed.
     """
     if not sources:
         raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
-    labels, steps = [shortened(label) for label in sources], [shortened(label) for label in generated]
-    scale = make_scale([columns], None, None)
-    signed = scale.signed
+    labels, steps = list(map(shortened, sources)), list(map(shortened, generated))
+    scale = make_scale([scores], None, None)
+    unit = "score" if scale.signed else "share of the row"
     panels = math.ceil(len(labels) / MOST_COLUMNS)
     width = math.ceil(len(labels) / panels)
-    shares = None if signed else [f"{value:.2f}" for value in share.tolist()]
     top = LETTER * max(map(len, labels)) + 0.25
-    side = LETTER * max(map(len, steps)) + (0.0 if shares is None else 0.9)
+    side = LETTER * max(map(len, steps)) + (0.0 if scale.signed else 0.9)
     inches = (max(width * CELL, 2.2) + side + MARGIN, panels * (len(steps) * CELL + top) + 0.9)
     figure = Picture(figsize=inches, dpi=150, layout="constrained")
     axes: list[Axes] = figure.subplots(panels, 1, squeeze=False).flatten().tolist()
-    for index, panel in enumerate(axes):
+    padded = torch.nn.functional.pad(scores, (0, panels * width - len(labels)), value=math.nan)
+    for index, (panel, part) in enumerate(zip(axes, padded.split(width, 1), strict=True)):
         start = index * width
-        shown = torch.full((len(steps), width), float("nan"), dtype=torch.float64)
-        part = columns[:, start : start + width]
-        shown[:, : part.shape[1]] = part
-        image = panel.imshow(shown.numpy(), cmap=scale.colors, norm=scale.shared, aspect="auto")
-        _label(panel, labels[start : start + width], steps, shares if index == 0 else None)
-        if start < split < start + part.shape[1]:
+        image = panel.imshow(part.numpy(), cmap=scale.colors, norm=scale.shared, aspect="auto")
+        shown = labels[start : start + width]
+        panel.xaxis.tick_top()
+        write_plain_labels(panel.xaxis, range(len(shown)), shown, rotation=90, fontsize=FONT_SIZE)
+        write_plain_labels(panel.yaxis, range(len(steps)), steps, fontsize=FONT_SIZE)
+        panel.tick_params(length=0)
+        if start < split < start + len(shown):
             panel.axvline(split - start - 0.5, color="black", linewidth=0.8)
+    if not scale.signed:
+        look: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "color": "#555555"}
+        right = axes[0].secondary_yaxis("right")
+        right.set_yticks(range(len(steps)), [f"{value:.2f}" for value in share.tolist()], **look)
+        right.set_ylabel("prompt share", **look)
+        right.tick_params(length=0)
+        right.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / inches[1]), anchor=(0, 1), aspect=15, pad=0.02)
-    bar.set_label("score" if signed else "share of the row", fontsize=FONT_SIZE)
+    bar.set_label(unit, fontsize=FONT_SIZE)
     set_ticks(bar, scale, 5 if inches[1] > 1.8 else 3)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
     figure.suptitle(title, fontsize=FONT_SIZE + 2)
-    set_content(axes[0], _content(columns, steps, labels, "score" if signed else "share of the row"))
-    return figure
-
-
-def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None) -> None:
-    panel.xaxis.tick_top()
-    write_plain_labels(panel.xaxis, range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
-    write_plain_labels(panel.yaxis, range(len(steps)), steps, fontsize=FONT_SIZE)
-    panel.tick_params(length=0)
-    if share is not None:
-        right = panel.secondary_yaxis("right")
-        right.set_yticks(range(len(steps)), share, fontsize=FONT_SIZE - 1, color="#555555")
-        right.set_ylabel("prompt share", fontsize=FONT_SIZE - 1, color="#555555")
-        right.tick_params(length=0)
-        right.spines[:].set_visible(False)
-
-
-def _content(scores: Tensor, steps: list[str], labels: list[str], name: str) -> Content:
-    """Steps by sources in words and as a table."""
-
-    def table() -> list[tuple[Any, ...]]:
-        return [
-            (i, steps[i], j, labels[j], value) for i, row in enumerate(scores.tolist()) for j, value in enumerate(row)
-        ]
-
     best = scores.abs().max(1).indices.tolist()
-    each = zip(steps, best, scores, strict=True)
-    most = ", ".join(f"{step} on {labels[j]} {float(row[j]):.2f}" for step, j, row in each)
-    sentence = f"{len(steps)} generated tokens by {len(labels)} sources. Each depends most: {most}."
-    return Content(sentence, ("step", "generated token", "in", "source token", name), table)
+    most = ", ".join(f"{steps[i]} on {labels[j]} {float(scores[i, j]):.2f}" for i, j in enumerate(best))
+    told = f"{len(steps)} generated tokens by {len(labels)} sources. Each depends most: {most}."
+    heads = ("step", "generated token", "in", "source token", unit)
+    places = product(range(len(steps)), range(len(labels)))
+    cells = [(i, steps[i], j, labels[j], float(scores[i, j])) for i, j in places]
+    set_content(axes[0], Content(told, heads, lambda: cells))
+    return figure

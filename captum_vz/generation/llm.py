@@ -1,10 +1,26 @@
-"""The forms of Captum's `LLMAttribution`: for methods with maps, and for methods made of gates."""
+"""The forms of Captum's `LLMAttribution`: for methods with maps, and for methods made of gates.
+
+>>> from captum.attr import LLMAttribution
+>>> from captum_vz import ValueGates, ValueZeroing, find_layers
+>>> from captum_vz.testbed import load_model
+>>> model, tokenizer = load_model("causal")
+>>> method = ValueZeroing(model, find_layers(model))
+>>> inp, target = TextTokenInput("the pictures of some hat", tokenizer), "have upset anna"
+>>> LLMTokenMaps(method, tokenizer).attribute(inp, target=target).token_attr.shape
+torch.Size([3, 6])
+>>> LLMAttribution(to_captum_llm(method), tokenizer).attribute(inp, target=target).token_attr.shape
+torch.Size([3, 6])
+>>> gates = LLMAttribution(FeatureAblation(ValueGates(model)), tokenizer)
+>>> gates.attribute(gated_input(inp, tokenizer), target=target).token_attr.shape
+torch.Size([3, 6])
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import count
 from typing import Any
 
 import torch
@@ -32,9 +48,8 @@ _FIRST_MARK = 0xE000  # characters for private use, which no text contains
 class LLMTokenMaps(Attribution):
     """How much each generated token depends on each feature of its prompt, in the form of Captum's `LLMAttribution`.
 
-    A script with `LLMAttribution(FeatureAblation(model), tokenizer)` changes this one line. The result is the same
-    class, `LLMAttributionResult`. Its `seq_attr` is the sum of `token_attr` over the generated tokens.
-    :func:`attribute_generation` returns more: all layers, and the scores of earlier generated tokens.
+    A script with `LLMAttribution(FeatureAblation(model), tokenizer)` changes this one line. The `seq_attr` of the
+    result is the sum of `token_attr` over the generated tokens. :func:`attribute_generation` returns all layers.
 
     Args:
         attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`. Or, with `model`, what
@@ -44,33 +59,16 @@ class LLMTokenMaps(Attribution):
             does by default, its "prob", or its logit (None). Other methods take None, because they explain no
             probability.
         model: The model. None: the model of `attr_method`.
-
-    >>> from captum.attr import TextTokenInput
-    >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> method = LLMTokenMaps(ValueZeroing(model, find_layers(model)), tokenizer)
-    >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
-    >>> method.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
 
     def __init__(self, attr_method: Any, tokenizer: Any, attr_target: str | None = None, *, model: Any = None) -> None:
-        if isinstance(attr_method, Attribution):
-            model = attr_method.forward_func if model is None else model
-        elif model is None:
-            shown = (
-                repr(attr_method) if isinstance(attr_method, (str, type)) else f"of type {type(attr_method).__name__}"
-            )
-            raise ArgumentError(
-                f"attr_method is {shown}: pass a method that was made of a model, such as ValueZeroingRollout(model). "
-                "For a name or a class, pass the model as model=."
-            )
+        if model is None:
+            _check_method(attr_method)
+            model = attr_method.forward_func
         super().__init__(model)
-        self.attr_method = attr_method
+        self.attr_method, self.attr_target = attr_method, attr_target
         self.tokenizer = completed(tokenizer)
         self.model: Any = model
-        self.attr_target = attr_target
         if attr_target is None:
             return
         if attr_target not in ("log_prob", "prob"):
@@ -80,8 +78,9 @@ class LLMTokenMaps(Attribution):
                 f"attr_target is {attr_target!r}, but {type(attr_method).__name__} explains no probability. Pass "
                 "attr_target=None, or a ValueZeroingEffect as attr_method."
             )
+        read = torch.log_softmax if attr_target == "log_prob" else torch.softmax
         self.attr_method = copy(attr_method)
-        self.attr_method.forward_func = _Probabilities(self.model, attr_target)
+        self.attr_method.forward_func = lambda *args, **kwargs: read(model(*args, **kwargs).logits, -1)
 
     def attribute(
         self,
@@ -104,11 +103,11 @@ class LLMTokenMaps(Attribution):
                 of a template. The tokens of a value are zeroed together, and the template's own words are no feature.
                 Captum's `baselines` are not used, because no token is replaced.
             target: The generated text, or its token ids. None: the model generates it.
-            num_trials: Has no effect, because each trial gives the same scores.
+            num_trials: Has no effect, like `use_cached_outputs` and `forward_in_tokens`: no input is changed.
             gen_args: The arguments of `generate`, if `target` is None. None: greedy, 25 tokens, as in Captum.
-            use_cached_outputs: Has no effect, because the model runs once over the finished text.
+            use_cached_outputs: See there.
             _inspect_forward: Must be None, because no input is changed.
-            forward_in_tokens: Has no effect.
+            forward_in_tokens: See there.
             layer: The layer whose scores are returned; negative counts from the end.
             skip_tokens: Tokens, or their ids, that are left out of a `target`, such as special tokens. Captum's
                 tutorials pass it. A text as `target` gets no special tokens here.
@@ -133,56 +132,31 @@ class LLMTokenMaps(Attribution):
             options = {"generated": ids[~torch.isin(ids, ids.new_tensor(skipped))]}
         scores, output_tokens = self._scores(inp, layer, kwargs, options)
         scores = inp.format_attr(scores)
-        return LLMAttributionResult(
-            input_tokens=inp.values,
-            output_tokens=output_tokens,
-            seq_attr=scores.sum(0),
-            token_attr=scores,
-            inp=inp,
-        )
+        named = {"input_tokens": inp.values, "output_tokens": output_tokens, "inp": inp}
+        return LLMAttributionResult(seq_attr=scores.sum(0), token_attr=scores, **named)
 
     def _scores(
         self, inp: Any, layer: int, method_options: dict[str, Any], options: dict[str, Any]
     ) -> tuple[Tensor, list[str]]:
         """The scores `(generated, features)`, and the generated tokens."""
-        prompt, columns = features_of(inp, self.tokenizer)
-        found = attribute_generation(
-            self.model,
-            prompt,
-            self.attr_method,
-            tokenizer=self.tokenizer,
-            method_options=method_options,
-            **options,
-        )
+        prompt, columns = _features(inp, self.tokenizer)
+        asked = self.model, prompt, self.attr_method
+        found = attribute_generation(*asked, tokenizer=self.tokenizer, method_options=method_options, **options)
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")
+        index = found.layer_index(layer)
+        columns += [None] * (len(found.prompt.ids) - len(columns))  # a decoder's start
+        groups = [-1 - place if column is None else column for place, column in enumerate(columns)]
+        order = list(dict.fromkeys(groups))
         if isinstance(inp, TextTemplateInput):
-            groups = [-1 - position if column is None else column for position, column in enumerate(columns)]
-            groups += range(-len(groups) - 1, -len(found.prompt.ids) - 1, -1)  # a decoder's start
-            order = list(dict.fromkeys(groups))
-            scores = found.grouped(groups).scores[..., found.layer_index(layer)]
-            features = range(inp.n_itp_features)
-            empty = scores.new_zeros(len(scores))
-            scores = torch.stack([scores[:, order.index(one)] if one in order else empty for one in features], dim=1)
-        else:
-            kept = [position for position, column in enumerate(columns) if column is not None]
-            scores = found.scores[:, kept, found.layer_index(layer)]
-        return scores, list(found.generated.labels)
-
-
-class _Probabilities:
-    """A model that returns the probabilities of tokens, or their logarithms, in the place of logits."""
-
-    def __init__(self, model: Any, attr_target: str) -> None:
-        self.model = model
-        self.read = torch.log_softmax if attr_target == "log_prob" else torch.softmax
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.read(self.model(*args, **kwargs).logits, -1)
+            found = found.grouped(groups)
+        scores = torch.nn.functional.pad(found.scores[..., index], (0, 1))  # an empty value has no token
+        places = [order.index(one) if one in order else -1 for one in range(inp.n_itp_features)]
+        return scores[:, places], list(found.generated.labels)
 
 
 class _TokenMapsAblation(FeatureAblation):
-    """A `FeatureAblation` by its type, which `LLMAttribution` asks for. Its scores are those of another method."""
+    """A `FeatureAblation` by its type, which `LLMAttribution` asks for, with the scores of another method."""
 
     def __init__(self, method: Attribution) -> None:
         super().__init__(method.forward_func)
@@ -204,31 +178,17 @@ def to_captum_llm(method: Attribution) -> FeatureAblation:
 
     .. math:: s_j = \sum_t M_{tj}
 
-    for the whole text, and :math:`M_{tj}` for each generated token t, see
-    :func:`~captum_vz.generation.attribute_generation`. `LLMAttribution` takes objects of five classes of Captum only.
-    The object that is returned is a `FeatureAblation` by its type, and no input is changed. Use it in a script that
-    makes the `LLMAttribution` itself. Otherwise :class:`LLMTokenMaps` has the same scores.
-
-    `ValueZeroingEffect` then explains log-probabilities or probabilities, as `LLMAttribution(attr_target=...)` says.
-    Layer methods show the last layer.
+    for the whole text, and :math:`M_{tj}` for each generated token t. `LLMAttribution` takes objects of five classes of
+    Captum only, so the returned object is a `FeatureAblation` by its type. No input is changed. Use it in a script that
+    makes the `LLMAttribution` itself. Otherwise :class:`LLMTokenMaps` has the same scores. `ValueZeroingEffect`
+    explains log-probabilities or probabilities, as `LLMAttribution(attr_target=...)` says. Layer methods show the last
+    layer.
 
     Args:
         method: A method of this package, made of a model: `ValueZeroingRollout(model, find_layers(model))`.
 
     Returns:
         What `LLMAttribution` takes as `attr_method`. Its own `attribute` is called by `LLMAttribution` only.
-
-    Raises:
-        ArgumentError: `method` is no such method.
-
-    >>> from captum.attr import LLMAttribution, TextTokenInput
-    >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> llm = LLMAttribution(to_captum_llm(ValueZeroing(model, find_layers(model))), tokenizer)
-    >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
-    >>> llm.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
     _check_method(method)
     return _TokenMapsAblation(method)
@@ -238,30 +198,22 @@ def _check_method(method: Any) -> None:
     if not isinstance(method, Attribution):
         raise ArgumentError(
             f"attr_method is of type {type(method).__name__}: pass a method that was made of a model, such as "
-            "ValueZeroingRollout(model, find_layers(model))."
+            "ValueZeroingRollout(model). LLMTokenMaps also takes a name or a class, if the model is passed as model=."
         )
 
 
-def features_of(inp: Any, tokenizer: Any) -> tuple[list[int], list[int | None]]:
-    """The token ids of the prompt, and the feature of each token. None: the token is part of no feature.
-
-    ArgumentError: an input of another class, or a template that changes its values.
-    """
+def _features(inp: Any, tokenizer: Any) -> tuple[list[int], list[int | None]]:
+    """The token ids of the prompt, and the feature of each token. None: the token is part of no feature."""
     if isinstance(inp, TextTokenInput):
-        ids = inp.inp_tensor[0].tolist()
+        ids, numbers = inp.inp_tensor[0].tolist(), count()
         kept = [True] * len(ids) if inp.itp_mask is None else inp.itp_mask[0].tolist()
-        return ids, [position if keep else None for position, keep in enumerate(kept)]
+        return ids, [next(numbers) if keep else None for keep in kept]
     if not isinstance(inp, TextTemplateInput):
         raise ArgumentError(f"inp is of type {type(inp).__name__}: pass a TextTokenInput or a TextTemplateInput.")
     text = inp.to_model_input()
-    owner = _value_of_characters(inp, text)
+    owner = _owners(inp, text)
     ids, spans = _spans(completed(tokenizer), text)
-    columns: list[int | None] = []
-    for start, stop in spans:
-        characters = [owner[i] for i in range(start, stop) if not text[i].isspace()]
-        column = next((one for one in characters if one is not None), None)
-        columns.append(inp.formatted_mask[column] if column is not None and inp.mask is not None else column)
-    return ids, columns
+    return ids, [next((one for one in owner[start:stop] if one is not None), None) for start, stop in spans]
 
 
 def _spans(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -285,26 +237,26 @@ def _spans(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]
     return ids, spans
 
 
-def _value_of_characters(inp: TextTemplateInput, text: str) -> list[int | None]:
-    """The number of the value that each character of the text belongs to. None: it belongs to the template.
+def _owners(inp: TextTemplateInput, text: str) -> list[int | None]:
+    """The feature of each character of the text. None: a space, or a part of the template.
 
     The template is filled with one mark for each value, which shows where the values stand.
     """
     marks = [chr(_FIRST_MARK + index) for index in range(len(inp.values))]
     filled = inp.format_fn(**dict(zip(inp.dict_keys, marks, strict=True))) if inp.dict_keys else inp.format_fn(*marks)
-    pieces = re.split(f"([{marks[0]}-{marks[-1]}])", filled)
-    rebuilt, owner = "", list[int | None]()
-    for piece in pieces:
-        value = ord(piece) - _FIRST_MARK if piece in marks else None
+    features = range(len(marks)) if inp.mask is None else inp.formatted_mask
+    rebuilt, owners = "", list[int | None]()
+    for piece in re.split(f"([{marks[0]}-{marks[-1]}])", filled):
+        value = marks.index(piece) if piece in marks else None
         part = piece if value is None else inp.values[value]
         rebuilt += part
-        owner += [value] * len(part)
+        owners += [None if value is None or one.isspace() else features[value] for one in part]
     if rebuilt != text or not set(marks) <= set(filled):
         raise ArgumentError(
             "The template changes or leaves out its values, so the tokens of a value cannot be found. Pass a template "
             "that inserts all values as they are."
         )
-    return owner
+    return owners
 
 
 def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
@@ -313,10 +265,8 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
     .. math:: g_j = p_{k(j)}
 
     where :math:`p` is what Captum makes of the features, 1 where a feature is present, and k(j) the feature of token j.
-    No token is replaced. Tokens without a feature, and generated tokens, have a gate of 1. `Mohebbi et al. 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_ zero such values.
-
-    The scores of `FeatureAblation` are those of :class:`~captum_vz.ValueZeroingEffect`, of log-probabilities.
+    No token is replaced. Tokens without a feature, and generated tokens, have a gate of 1. The scores of
+    `FeatureAblation` are those of :class:`~captum_vz.ValueZeroingEffect`, of log-probabilities.
 
     Args:
         inp: A `TextTokenInput`, whose features are tokens, or a `TextTemplateInput`, whose features are the values of a
@@ -325,49 +275,17 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
 
     Returns:
         An input of the same class, with the same features.
-
-    Raises:
-        ArgumentError: An input of another class. A template that changes its values.
-
-    >>> from captum.attr import FeatureAblation, LLMAttribution, TextTokenInput
-    >>> from captum_vz import ValueGates
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model("causal")
-    >>> llm = LLMAttribution(FeatureAblation(ValueGates(model)), tokenizer)
-    >>> inp = gated_input(TextTokenInput("the pictures of some hat", tokenizer), tokenizer)
-    >>> llm.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 6])
     """
-    ids, features = features_of(inp, tokenizer)
-    order = {place: column for column, place in enumerate(x for x in features if x is not None)}
-    if isinstance(inp, TextTokenInput):
-        return _Tokens(inp, ids, [None if one is None else order[one] for one in features])
-    return _Template(inp, ids, features)
+    ids, columns = _features(inp, tokenizer)
+    gated: Any = copy(inp)
 
-
-class _Gated:
-    """Replaces `to_model_input` of an input by one that returns ids and gates."""
-
-    def __init__(self, inp: Any, ids: list[int], columns: list[int | None]) -> None:
-        vars(self).update(vars(inp))
-        self._pristine = inp.to_model_input
-        self._ids = torch.tensor([ids])
-        self._columns = columns
-
-    def to_model_input(self, perturbed_tensor: Tensor | None = None) -> Any:
-        """The ids of the text, `(1, tokens)`, and the gates of its tokens, for features `(1, features)`."""
+    def to_model_input(perturbed_tensor: Tensor | None = None) -> Any:
         if perturbed_tensor is None:
-            return self._pristine()
-        features = perturbed_tensor.to(torch.get_default_dtype())
-        one = features.new_ones(len(features), 1)
-        last = features.shape[1]
-        places = [last if column is None else column for column in self._columns]
-        return {"input_ids": self._ids.to(features.device), "gates": torch.cat([features, one], 1)[:, places]}
+            return inp.to_model_input()
+        features = torch.nn.functional.pad(perturbed_tensor.to(torch.get_default_dtype()), (0, 1), value=1.0)
+        gates = features[:, [-1 if column is None else column for column in columns]]
+        return {"input_ids": torch.tensor([ids], device=gates.device), "gates": gates}
 
-
-class _Tokens(_Gated, TextTokenInput):
-    """A `TextTokenInput` that hands on gates."""
-
-
-class _Template(_Gated, TextTemplateInput):
-    """A `TextTemplateInput` that hands on gates."""
+    gated.to_model_input = to_model_input
+    found: InterpretableInput = gated
+    return found

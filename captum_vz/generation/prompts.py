@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,10 +24,10 @@ def completed(tokenizer: Any) -> Any:
         tokenizer: A tokenizer of transformers, an object with `encode` and `decode` of Captum's `TokenizerLike`, or
             None.
     """
-    if tokenizer is None:
-        return _Ids()
-    if isinstance(tokenizer, _Completed) or hasattr(tokenizer, "all_special_ids"):
+    if hasattr(tokenizer, "all_special_ids"):
         return tokenizer
+    if tokenizer is None:
+        return _Ids(None)
     if callable(getattr(tokenizer, "encode", None)) and callable(getattr(tokenizer, "decode", None)):
         return _Completed(tokenizer)
     raise ArgumentError(
@@ -67,26 +69,17 @@ class _Completed:
         return ids[0]
 
     def apply_chat_template(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(f"{type(self.tokenizer).__name__} has no chat template. Pass a text.")
+        raise ValueError("the tokenizer has no chat template. Pass a text, or token ids.")
 
 
 class _Ids(_Completed):
     """No tokenizer: tokens are shown by their ids."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> NoReturn:
         raise ArgumentError(f"tokenizer is None, but {text!r} is a text. Pass token ids, or a tokenizer.")
 
     def decode(self, ids: Iterable[int], **_: Any) -> str:
         return " ".join(str(int(index)) for index in ids)
-
-    def convert_tokens_to_ids(self, token: str) -> NoReturn:
-        self.encode(token)
-
-    def apply_chat_template(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("tokenizer is None. Pass token ids, or a tokenizer.")
 
 
 FORMS = (
@@ -115,28 +108,20 @@ class Prompt:
 def read_prompts(
     tokenizer: Any, prompt: Any, attention_mask: Tensor | None = None, prompt_length: Any = None
 ) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether `prompt` is a batch of them.
-
-    Args:
-        tokenizer: The tokenizer.
-        prompt: See :func:`~captum_vz.generation.attribute_generation`.
-        attention_mask: 0 for padding, `(batch, tokens)`, for ids in a tensor.
-        prompt_length: The number of tokens, padding included, that are the prompt. The others are its continuation.
-    """
+    """The prompts, and whether `prompt` is a batch of them. See :func:`~captum_vz.generation.attribute_generation`."""
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
         return read_prompts(tokenizer, prompt["input_ids"], mask, prompt_length)
     prompt = getattr(prompt, "sequences", prompt)
-    if isinstance(prompt, np.ndarray):
-        prompt = torch.as_tensor(prompt)
-    if isinstance(prompt, Tensor):
-        rows = prompt[None] if prompt.ndim == 1 else prompt
+    if isinstance(prompt, (Tensor, np.ndarray)):
+        rows = torch.as_tensor(prompt)
+        rows = rows[None] if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.is_floating_point() or not rows.numel():
             raise ArgumentError(f"prompt is a tensor {tuple(prompt.shape)} of {prompt.dtype}: pass {FORMS}.")
         return _from_ids(tokenizer, rows.tolist(), attention_mask, prompt_length), len(rows) > 1
-    several = _is_batch(prompt)
+    several = isinstance(prompt, (list, tuple)) and bool(prompt) and not (_are_ids(prompt) or _is_chat(prompt))
     each = list(prompt) if several else [prompt]
-    if all(_are_ids(one) for one in each):
+    if all(map(_are_ids, each)):
         return _from_ids(tokenizer, [[int(i) for i in one] for one in each], attention_mask, prompt_length), several
     if prompt_length is not None or attention_mask is not None:
         raise ArgumentError(
@@ -155,9 +140,8 @@ def _from_text(tokenizer: Any, prompt: Any) -> Prompt:
     if not _is_chat(prompt):
         raise ArgumentError(f"prompt is {prompt!r}: pass {FORMS}.")
     opened = prompt[-1].get("role") == "assistant"  # a message that the model continues
-    ends = {"continue_final_message": True} if opened else {"add_generation_prompt": True}
-    ids = _templated(tokenizer, prompt, **ends)
-    return Prompt(ids, _messages(tokenizer, prompt, ids))
+    ids = _templated(tokenizer, prompt, **{"continue_final_message" if opened else "add_generation_prompt": True})
+    return Prompt(ids, _messages(tokenizer, prompt, ids, opened))
 
 
 def _templated(tokenizer: Any, messages: Sequence[Any], **options: Any) -> tuple[int, ...]:
@@ -168,22 +152,18 @@ def _templated(tokenizer: Any, messages: Sequence[Any], **options: Any) -> tuple
     return tuple(found["input_ids"])
 
 
-def _messages(tokenizer: Any, messages: Sequence[Any], ids: tuple[int, ...]) -> tuple[Section, ...]:
+def _messages(tokenizer: Any, messages: Sequence[Any], ids: tuple[int, ...], opened: bool) -> tuple[Section, ...]:
     """The section of each message, by templates of fewer messages. None if these do not begin like the whole."""
-    sections: list[Section] = []
-    names: dict[str, int] = {}
-    start = 0
+    sections, names, start = list[Section](), Counter[str](), 0
     for count, message in enumerate(messages, 1):
         try:
-            head = _templated(tokenizer, messages[:count]) if count < len(messages) else ids
-            if count == len(messages) and message.get("role") != "assistant":
-                head = _templated(tokenizer, messages)
+            head = ids if opened and count == len(messages) else _templated(tokenizer, messages[:count])
         except Exception:  # a template may demand an answer to each question
             return ()
         if ids[: len(head)] != head or len(head) <= start:
             return ()
         role = str(message["role"])
-        names[role] = names.get(role, 0) + 1
+        names[role] += 1
         sections.append((role if names[role] == 1 else f"{role} {names[role]}", start, len(head)))
         start = len(head)
     return (*sections, ("answer", start, len(ids))) if start < len(ids) else tuple(sections)
@@ -195,12 +175,10 @@ def _from_ids(tokenizer: Any, rows: list[list[int]], mask: Tensor | None, prompt
         raise ArgumentError(f"prompt_length has {len(lengths)} entries for {len(rows)} prompts: pass one for each.")
     prompts = []
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        length = None if length is None else int(length)
         if length is not None and not 0 < length <= len(row):
             raise ArgumentError(f"prompt_length is {length}, but there are {len(row)} tokens: pass 1 to {len(row)}.")
-        given = row[:length]
         rest = None if length is None else tuple(row[length:])
-        prompts.append(Prompt(tuple(_without_padding(tokenizer, given, index, mask, len(rows))), rest=rest))
+        prompts.append(Prompt(tuple(_without_padding(tokenizer, row[:length], index, mask, len(rows))), rest=rest))
     return prompts
 
 
@@ -210,48 +188,37 @@ def _without_padding(tokenizer: Any, ids: list[int], index: int, mask: Tensor | 
         pad = getattr(tokenizer, "pad_token_id", None)
         allowed = 1 if pad in (tokenizer.bos_token_id, tokenizer.eos_token_id) else 0
         for where, row in (("begins", ids), ("ends", ids[::-1])):
-            same = 0 if pad is None else next((i for i, token in enumerate(row) if token != pad), len(row))
+            same = next((i for i, token in enumerate(row) if token != pad), len(row))
             if same > allowed:
                 raise ArgumentError(
                     f"Prompt {index} {where} with {same} padding tokens (id {pad}): pass attention_mask, which says "
                     "which tokens are padding."
                 )
         return ids
-    mask = mask[None] if mask.ndim == 1 else mask
+    mask = torch.atleast_2d(torch.as_tensor(mask))
     if mask.ndim != 2 or len(mask) != batch or mask.shape[1] < len(ids):
         raise ArgumentError(
             f"attention_mask is {tuple(mask.shape)}, but prompt {index} of {batch} has {len(ids)} tokens: pass 1 for "
             f"tokens and 0 for padding, ({batch}, {len(ids)})."
         )
-    there = mask[index, : len(ids)].bool().tolist()
-    kept = [token for token, keep in zip(ids, there, strict=True) if keep]
-    first = there.index(True) if kept else 0
-    if not kept or there[first : first + len(kept)] != [True] * len(kept):
+    kept = mask[index, : len(ids)].nonzero()[:, 0].tolist()
+    if not kept or kept[-1] - kept[0] >= len(kept):
         raise ArgumentError(
             f"attention_mask hides {'all tokens' if not kept else 'tokens inside'} of prompt {index}: pass a mask "
             "that hides padding before or after the prompt only."
         )
-    return kept
-
-
-def _is_batch(prompt: Any) -> bool:
-    """Whether a list holds several prompts. A chat and a list of ids are one prompt."""
-    return isinstance(prompt, (list, tuple)) and bool(prompt) and not (_are_ids(prompt) or _is_chat(prompt))
+    return ids[kept[0] : kept[-1] + 1]
 
 
 def _is_chat(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, (list, tuple))
-        and bool(prompt)
-        and all(isinstance(one, Mapping) and "role" in one for one in prompt)
-    )
+    return _is_list_of(prompt, lambda one: isinstance(one, Mapping) and "role" in one)
 
 
 def _are_ids(prompt: Any) -> bool:
     if isinstance(prompt, (Tensor, np.ndarray)):
         return prompt.ndim == 1 and not torch.as_tensor(prompt).is_floating_point() and len(prompt) > 0
-    return (
-        isinstance(prompt, (list, tuple))
-        and bool(prompt)
-        and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in prompt)
-    )
+    return _is_list_of(prompt, lambda one: isinstance(one, Integral))
+
+
+def _is_list_of(prompt: Any, is_one: Callable[[Any], bool]) -> bool:
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and all(map(is_one, prompt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,34 +17,31 @@ from safetensors.torch import save
 from torch import Tensor
 
 from captum_vz._files import write_file, written
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.drawing import draw_steps
-from captum_vz.generation.inseq_form import as_inseq
 from captum_vz.methods import Method
 from captum_vz.result import Explanation, Part, Row, TokenText
 from captum_vz.tables import text_table
-from captum_vz.visualization import View, view
+from captum_vz.visualization import View, terminal_text, view
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMAT = "captum_vz generation 1"
+STRONGEST = 3  # tokens in a line
 
 
 @dataclass(frozen=True, eq=False)
 class StoredMethod(Method):
     """The method of a result that was read from a file."""
 
+    takes_features = True
+    is_signed: bool = field(default=False, kw_only=True)
+
     def rows(self, subject: Any, question: Any, features: Any) -> Sequence[Tensor]:
         """Refused."""
         raise ArgumentError(f"{self.title} was read from a file, without its model: explain the text again.")
-
-
-class StoredAmounts(StoredMethod):
-    """The same, whose scores are amounts of an output, with signs."""
-
-    is_signed = True
 
 
 @dataclass(repr=False)
@@ -64,7 +62,7 @@ class GenerationAttribution(Explanation):
     prompt: TokenText = field(kw_only=True)
     generated: TokenText = field(kw_only=True)
     text: str = field(kw_only=True)
-    _again: Callable[[list[int]], Tensor | None] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _again: Callable[[list[int]], Tensor] | None = field(default=None, compare=False, kw_only=True)
 
     @classmethod
     def of(
@@ -76,17 +74,17 @@ class GenerationAttribution(Explanation):
         prompt: TokenText,
         generated: TokenText,
         text: str,
-        again: Callable[[list[int]], Tensor | None] | None = None,
+        layer: int | None = None,
+        again: Callable[[list[int]], Tensor] | None = None,
     ) -> GenerationAttribution:
-        """The result of scores `(n, m + n, layers)`."""
+        """The result of scores `(n, m + n, layers)`, of all layers or of one."""
         raw = scores.permute(0, 2, 1)
         rows = [Row(f"{step} {label}", None, raw[step, -1]) for step, label in enumerate(generated.labels)]
-        depth = len(layers)
-        part = Part(name, method, rows, raw, layers, depth - 1 if method.layered else None, depth)
+        shown = (len(layers) - 1 if layer is None else layer) if method.layered else None
         before = max(prompt.words, default=-1) + 1
         return cls(
             [*prompt.labels, *generated.labels],
-            {name: part},
+            {name: Part(name, method, rows, raw, layers, shown)},
             words=[*prompt.words, *(before + word for word in generated.words)],
             special=[*prompt.special, *generated.special],
             prompt=prompt,
@@ -121,48 +119,41 @@ class GenerationAttribution(Explanation):
         return self.scores.sum(1)
 
     def mask(self, *kinds: str | Collection[str]) -> Tensor:
-        """Which prompt tokens are of the given kinds, `(m,)`. The scores do not change.
-
-        Pictures, tables and :meth:`to_llm_attribution_result` take the mask and leave these tokens out.
+        """Which prompt tokens are of the given kinds, `(m,)`. Pictures and tables take the mask. No score changes.
 
         Args:
             kinds: "stop" (common English words), "punctuation", "special" (special tokens), or lists of words. Words
                 are compared decoded, without spaces, in lower case. All pieces of a word belong to the word.
-
-        Returns:
-            True for tokens of these kinds.
         """
         return self.prompt.mask(kinds)
 
     def grouped(self, by: Any, *, joint: bool = True) -> GenerationAttribution:
         """The scores of words, sentences, sections or spans of the prompt.
 
-        The method runs again, and treats all tokens of a group together: values are zeroed jointly before layers are
-        joined. A rollout joins the rows of a group by their mean. The last prompt token is then kept apart until the
-        layers are joined, because its row belongs to the first generated token. The scores of a group's tokens are
-        added up if the method has no joint form (ALTILogit, ALTIPlus, gradients).
+        The method runs again, and zeroes the values of all tokens of a group together. A rollout joins the rows of a
+        group by their mean. The last prompt token, whose row belongs to the first generated token, is kept apart until
+        the layers are joined. If the method has no joint form (ALTILogit, ALTIPlus, gradients), scores are added up.
 
         Args:
             by: "words", "sentences", "sections" (the messages of a chat), or spans: a list of (start, stop), or a dict
                 of names to (start, stop). Tokens outside all spans are groups of their own. Or a list with the number
                 of each token's group, as in Captum's `feature_mask`.
             joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
-
-        Returns:
-            The result with one column for each group. `prompt` holds the groups.
         """
         member, names = self.prompt.groups(by)
-        if joint and self._again is None:
+        method = self.first.method
+        if not joint or not method.takes_features:
+            groups = self.scores.new_zeros(len(self.scores), max(member) + 1, len(self.layers))
+            found = torch.cat([groups.index_add(1, torch.tensor(member), self.scores), self.prefix], dim=1)
+        elif self._again is None:
             raise ArgumentError(
                 "This result has no model: it was loaded from a file, or is grouped already. Call grouped on the "
                 "original result, or pass joint=False to add the scores of each group."
             )
-        found = self._again(member) if joint and self._again is not None else None
-        if found is None:
-            found = torch.cat([summed(self.scores, member), self.prefix], dim=1)
+        else:
+            found = self._again(member)
         prompt = self.prompt.grouped(member, names)
-        own = self.method, self.first.method
-        return self.of(*own, found, self.layers, prompt, self.generated, self.text)
+        return self.of(self.method, method, found, self.layers, prompt, self.generated, self.text, self.layer)
 
     def to_pandas(self, *, mask: Tensor | None = None, layer: int | None = None) -> DataFrame:
         """A table with one row for each generated token, source token and layer. Needs pandas.
@@ -171,21 +162,16 @@ class GenerationAttribution(Explanation):
             mask: Prompt tokens whose rows are left out, `(m,)`.
             layer: One layer. None: all layers.
         """
-        try:
+        with needs_extra("to_pandas", "study"):
             import pandas as pd
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("to_pandas needs pandas: pip install pandas, or the extra [study].") from error
-        kept = self._kept(mask)
+        given, rows, scores, labels = len(self.prompt.ids), [], self.all_scores.tolist(), self.generated.labels
+        kept = [*self._kept(mask), *range(given, len(self.tokens))]
         layers = range(len(self.layers)) if layer is None else [self.layer_index(layer)]
-        rows = []
-        for index in layers:
-            for step, token in enumerate(self.generated.labels):
-                for part, text, scores, sources in (
-                    ("prompt", self.prompt, self.scores[step, :, index].tolist(), kept),
-                    ("generated", self.generated, self.prefix[step, :, index].tolist(), range(step)),
-                ):
-                    name = self.layers[index]
-                    rows += [(name, step, token, part, i, text.labels[i], scores[i]) for i in sources]
+        for index, step, place in product(layers, range(len(labels)), kept):
+            if place < given + step:
+                part = ("prompt", place) if place < given else ("generated", place - given)
+                score = scores[step][place][index]
+                rows.append((self.layers[index], step, labels[step], *part, self.tokens[place], score))
         return pd.DataFrame(rows, columns=["layer", "step", "token", "part", "source", "source_token", "score"])
 
     def to_dict(self, mask: Tensor | None = None) -> dict[str, Any]:
@@ -194,7 +180,6 @@ class GenerationAttribution(Explanation):
         Args:
             mask: Prompt tokens of no interest, `(m,)`. It is written, and no score is left out.
         """
-        hidden = self.check_mask(mask)
         return {
             "method": self.method,
             "text": self.text,
@@ -203,7 +188,7 @@ class GenerationAttribution(Explanation):
             "generated": list(self.generated.labels),
             "generated_ids": list(self.generated.ids),
             "layers": list(self.layers),
-            "mask": None if hidden is None else hidden.tolist(),
+            "mask": None if mask is None else self._hidden(mask).tolist(),
             "scores": self.scores.permute(2, 0, 1).tolist(),
             "prefix": self.prefix.permute(2, 0, 1).tolist(),
             "prompt_share": self.prompt_share.T.tolist(),
@@ -213,31 +198,43 @@ class GenerationAttribution(Explanation):
         """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
         return written(json.dumps(self.to_dict(mask), ensure_ascii=False), path)
 
-    def printed(self, color: bool = False, columns: int | None = None) -> str:
-        """A line for each generated token: the share of the prompt, and the tokens that it draws on most."""
-        rows = []
-        for step, (label, row) in enumerate(zip(self.generated.labels, self.rows, strict=True)):
-            best = row.scores.abs().argsort(descending=True, stable=True)[:3].tolist()
-            share = "" if self.is_signed else f"{self.prompt_share[step, -1]:.2f}"
-            rows.append([step, label, share, *(f"{self.tokens[i]} {row.scores[i]:.2f}" for i in best)])
-        heads = [
-            "",
-            "new token",
-            "" if self.is_signed else "prompt share",
-            *("strongest", "second", "third")[: len(best)],
-        ]
-        return f"{self.method}, {self.layers[-1]}\n{text_table(heads, rows, right=[0, 2])}"
+    def printed(
+        self,
+        color: bool = False,
+        columns: int | None = None,
+        *,
+        layer: int = -1,
+        step: int | None = None,
+        mask: Tensor | None = None,
+    ) -> str:
+        """A line for each generated token: the share of the prompt, and the prompt tokens that it draws on most.
+
+        Args:
+            color: Whether words and bars have the colours of a terminal.
+            columns: The columns of the terminal; None: any number.
+            layer: The layer; negative counts from the end.
+            step: A generated token, of which all prompt tokens are printed; negative counts from the end. None: all.
+            mask: Prompt tokens that are left out, `(m,)`.
+        """
+        index, kept, labels = self.layer_index(layer), self._kept(mask), self.prompt.labels
+        scores, steps = self.scores[..., index], self.generated.labels
+        title, rows, form = self._title(index), [], "+.2f" if self.is_signed else ".2f"
+        if step is not None:
+            look: dict[str, Any] = {"full": None if self.is_signed else 1, "signed": self.is_signed}
+            lines = terminal_text(labels, scores[step], color=color, columns=columns, **look).split("\n")
+            told = f"{title}: how much {steps[step]} (step {step % len(steps)}) draws on each prompt token"
+            return "\n".join([told, *(lines[place] for place in kept)])
+        for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
+            best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
+            share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
+            rows.append([place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)])
+        told = "the prompt tokens that each new token draws on most"
+        return f"{title}: {told}\n{text_table([''] * 4, rows, right=[0])}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
-        about = {
-            "prompt": asdict(self.prompt),
-            "generated": asdict(self.generated),
-            "layers": self.layers,
-            "method": self.method,
-            "text": self.text,
-            "signed": self.is_signed,
-        }
+        about: dict[str, Any] = {"prompt": asdict(self.prompt), "generated": asdict(self.generated)}
+        about |= {"layers": self.layers, "method": self.method, "text": self.text, "signed": self.is_signed}
         tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
         write_file(path, save(tensors, {"format": FORMAT, "about": json.dumps(about)}))
 
@@ -254,34 +251,32 @@ class GenerationAttribution(Explanation):
             raise ArgumentError(f"{path} cannot be read: {error}. Pass a file that save wrote.") from error
         about = json.loads(metadata["about"])
         prompt, generated = (_tokens(about[name]) for name in ("prompt", "generated"))
-        method = (StoredAmounts if about.get("signed") else StoredMethod)(about["method"])
+        method = StoredMethod(about["method"], is_signed=about.get("signed", False))
         both = torch.cat([scores, prefix], dim=1)
         return cls.of(about["method"], method, both, tuple(about["layers"]), prompt, generated, about["text"])
 
     def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False, **options: Any) -> Figure:
         """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
 
-        Colours of shares are by the square root. Long prompts are drawn in several rows of panels. The share of the
-        prompt stands at the right of each row.
+        Colours of shares are by the square root, and the share of the prompt is at the right of each row.
 
         Args:
             layer: The layer; negative counts from the end.
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
-            options: None is known.
+            options: No other option is known.
         """
         if options:
             raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
-        index, kept = self.layer_index(layer), self._kept(mask)
-        given = [self.prompt.labels[i] for i in kept]
-        scores, before = self.scores[:, kept, index], self.prefix[:, :-1, index]
+        index, given, kept = self.layer_index(layer), len(self.prompt.ids), self._kept(mask)
+        shown = [*kept, *range(given, len(self.tokens) - 1)] if prefix else kept
         return draw_steps(
-            torch.cat([scores, before], dim=1) if prefix else scores,
+            self.all_scores[:, shown, index],
             self.generated.labels,
-            [*given, *self.generated.labels[:-1]] if prefix else given,
-            split=len(given),
+            [self.tokens[place] for place in shown],
+            split=len(kept),
             share=self.prompt_share[:, index],
-            title=f"{self.method}, {self.layers[index]}",
+            title=self._title(index),
         )
 
     def view(
@@ -332,9 +327,7 @@ class GenerationAttribution(Explanation):
             mask: Prompt tokens whose scores are set to 0, `(m,)`.
             renormalize: Whether to divide each row by its sum over the prompt.
         """
-        scores = self.scores[..., self.layer_index(layer)]
-        mask = self.check_mask(mask)
-        scores = scores if mask is None else scores.masked_fill(mask, 0)
+        scores = self.scores[..., self.layer_index(layer)].masked_fill(self._hidden(mask), 0)
         scores = normalize_rows(scores) if renormalize else scores
         return LLMAttributionResult(
             input_tokens=list(self.prompt.labels),
@@ -344,21 +337,36 @@ class GenerationAttribution(Explanation):
         )
 
     def to_inseq(self, layer: int = -1) -> Any:
-        """A `FeatureAttributionOutput` of inseq, with its `show`, `aggregate` and `save`. Needs inseq.
+        """A `FeatureAttributionOutput` of inseq, https://github.com/inseq-team/inseq, which has to be installed.
 
-        The source of an encoder-decoder has scores of its own. Otherwise, the prompt and the generated tokens are
-        inseq's target. NaN stands for later tokens. Tokens are labels, without the marks of a tokenizer.
+        The tokens of an encoder are inseq's source. Otherwise, prompt and generated tokens are its target. NaN marks
+        later tokens.
 
         Args:
             layer: The layer; negative counts from the end.
         """
-        index = self.layer_index(layer)
-        about = {
-            "attribution_method": self.method,
-            "layer": self.layers[index],
-            "generated_texts": [self.text],
-        }
-        return as_inseq(self.scores[..., index], self.prefix[..., index], self.prompt, self.generated, about)
+        try:
+            from inseq.data.attribution import CoarseFeatureAttributionSequenceOutput, FeatureAttributionOutput
+            from inseq.utils.typing import TokenWithId
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("to_inseq needs inseq: pip install inseq.") from error
+        index, given, steps = self.layer_index(layer), len(self.prompt.ids), len(self.generated.ids)
+        seen = torch.ones(steps, given + steps).tril(given - 1).bool()
+        scores = self.all_scores[..., index].masked_fill(~seen, float("nan")).T.float()
+        tokens = [TokenWithId(*one) for one in zip(self.tokens, (*self.prompt.ids, *self.generated.ids), strict=True)]
+        name, start, stop = self.prompt.sections[-1] if self.prompt.sections else ("", 0, 0)
+        source = start if (name, stop) == ("decoder", given) else 0
+        sequence = CoarseFeatureAttributionSequenceOutput(
+            source=tokens[:source] if source else tokens[:given],
+            target=tokens[source:],
+            source_attributions=scores[:source] if source else None,
+            target_attributions=scores[source:],
+            step_scores={},
+            sequence_scores={},
+            attr_pos_start=given - source,
+        )
+        about = {"attribution_method": self.method, "layer": self.layers[index], "generated_texts": [self.text]}
+        return FeatureAttributionOutput([sequence], info=about)
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""
@@ -367,30 +375,26 @@ class GenerationAttribution(Explanation):
             raise ArgumentError(f"layer {layer} is out of range: there are {count}, so pass {-count} to {count - 1}.")
         return layer % count
 
-    def check_mask(self, mask: Any) -> Tensor | None:
-        """The mask as a tensor on the CPU."""
-        if mask is None:
-            return None
-        mask = torch.as_tensor(mask).cpu()
-        if mask.dtype != torch.bool or mask.shape != (len(self.prompt.ids),):
+    def _title(self, index: int) -> str:
+        layer = self.layers[index]
+        return self.method if layer in ("output", "scores") else f"{self.method}, {layer}"
+
+    def _hidden(self, mask: Any) -> Tensor:
+        """The mask as a tensor on the CPU. None hides nothing."""
+        count = len(self.prompt.ids)
+        found = torch.as_tensor([False] * count if mask is None else mask).cpu()
+        if found.dtype != torch.bool or found.shape != (count,):
             raise ArgumentError(
-                f"mask is {tuple(mask.shape)} of {mask.dtype}: pass bools ({len(self.prompt.ids)},), one for each "
-                "prompt token."
+                f"mask is {tuple(found.shape)} of {found.dtype}: pass bools ({count},), one for each prompt token."
             )
-        return mask
+        return found
 
     def _kept(self, mask: Any) -> list[int]:
         """The positions of the prompt tokens that a mask does not leave out."""
-        hidden = self.check_mask(mask)
-        return [i for i in range(len(self.prompt.ids)) if hidden is None or not hidden[i]]
+        kept: list[int] = (~self._hidden(mask)).nonzero()[:, 0].tolist()
+        return kept
 
 
-def summed(scores: Tensor, member: list[int]) -> Tensor:
-    """Scores `(n, m, layers)` with one column for each group, `(n, groups, layers)`: the sum of its tokens."""
-    index = torch.tensor(member)[None, :, None].expand_as(scores)
-    return scores.new_zeros(len(scores), max(member) + 1, scores.shape[2]).scatter_add(1, index, scores)
-
-
-def _tokens(fields: dict[str, Any]) -> TokenText:
-    sections = tuple((str(name), int(start), int(stop)) for name, start, stop in fields.pop("sections"))
+def _tokens(fields: dict[str, list[Any]]) -> TokenText:
+    sections = tuple(map(tuple, fields.pop("sections")))
     return TokenText(**{name: tuple(values) for name, values in fields.items()}, sections=sections)

@@ -10,10 +10,8 @@ shares of them.
     checked_shares     shares of a method's scores, with a check of what a user's code returned
 """
 
-from captum_vz.methods.given import as_method, given_methods, load_plugin, name_of, register_method
-from captum_vz.methods.method import Method, check_layer, checked_shares, residual_text, shares
-from captum_vz.methods.own import Batch
-from captum_vz.methods.question import Decision, Question
+from captum_vz.methods.given import Batch, as_method, given_methods, load_plugin, name_of, register_method
+from captum_vz.methods.method import Method, Question, check_layer, checked_shares, residual_text, shares
 from captum_vz.methods.registry import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
@@ -28,7 +26,6 @@ __all__ = [
     "DEFAULT_METHODS",
     "METHODS",
     "Batch",
-    "Decision",
     "Method",
     "Question",
     "as_method",

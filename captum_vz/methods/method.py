@@ -1,12 +1,13 @@
-"""What all methods share: the scores of a question, and their shares."""
+"""What all methods share: the question that is asked about a model, its scores, and their shares."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import isclass, signature
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,129 @@ from captum_vz.attr import MapAggregation
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
-from captum_vz.methods.question import Question
 from captum_vz.subjects import Subject
 
+#: An index of the output of one example: `(class,)`, or `(token, class)`.
+Index = tuple[int, ...]
+#: Reads the explained number of each example from an output, `(batch,)`.
+Reader = Callable[[Any], Tensor]
 #: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
 INSIDE: Final = "inside"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a method is asked about some inputs of a model. It says whose rows are scored, and what is explained.
+
+    There is a row for each example of a batch, or there are several rows of one text.
+
+    Attributes:
+        inputs: What the model takes, by keyword.
+        token: The position of the token whose row is scored, not negative. A list: one for each row.
+        target: What methods explain that explain the output. For each row a class, or a whole index of its logit. Or a
+            function that reads the explained number from an output. None: the class that the model predicts.
+        foil: What is subtracted from it, for each row a class or an index. None: nothing.
+        attention: "self", or "cross": rows of a decoder, whose sources are the tokens of its encoder.
+        grows: Whether the rows are steps of a text that grows, such as a generated one. Each row then explains the text
+            up to its token.
+        row_by_row: Whether each row needs its own run of the model: positions depend on the length of the text.
+        kept: What one method computes for the others: maps, and the model's prediction. Questions about the same inputs
+            share it.
+    """
+
+    inputs: Mapping[str, Any]
+    token: int | Sequence[int]
+    target: Reader | Sequence[int | Index] | None = None
+    foil: Sequence[int | Index] | None = None
+    attention: Literal["self", "cross"] = "self"
+    grows: bool = False
+    row_by_row: bool = False
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The position of each row's token."""
+        return [self.token] if isinstance(self.token, int) else list(self.token)
+
+    @cached_property
+    def examples(self) -> int:
+        """How many examples the inputs have."""
+        return next(len(one) for one in self.inputs.values() if isinstance(one, Tensor) and one.dim())
+
+    @property
+    def is_several_of_one(self) -> bool:
+        """Whether it asks for several rows of one example."""
+        return self.examples == 1 and len(self.places) > 1
+
+    @property
+    def rows(self) -> list[int] | list[list[int]]:
+        """The wanted rows as `token` of the attribution classes: for each example a row, or a list of rows."""
+        return [self.places] if self.is_several_of_one else self.places
+
+    def select(self, maps: Tensor) -> Tensor:
+        """The rows `(rows, in)` of whole maps `(batch, out, in)`."""
+        return maps[[0] * len(self.places) if self.examples == 1 else range(self.examples), self.places]
+
+    def about(self, row: int, features: Tensor | None = None) -> tuple[Question, Tensor | None]:
+        """The question about one row of several of one text, and the features of its tokens."""
+        one = replace(
+            self,
+            token=[self.places[row]],
+            target=self.target if self.target is None or callable(self.target) else [self.target[row]],
+            foil=None if self.foil is None else [self.foil[row]],
+        )
+        if not self.grows:
+            return one, features
+        stop, of_decoder = self.places[row] + 1, self.attention == "cross"
+        inputs = {
+            name: x[:, :stop] if isinstance(x, Tensor) and (name.startswith("decoder_") or not of_decoder) else x
+            for name, x in self.inputs.items()
+        }
+        cut = features if features is None or of_decoder else features[:, :stop]
+        return replace(one, inputs=inputs, kept={}), cut
+
+    def asked(self, subject: Subject) -> dict[str, Any]:
+        """The target and the foil as arguments of `attribute`: a function, or indices of the logits, one for each row.
+
+        Of classes, one run of the model shows where the output has them.
+        """
+        if callable(self.target):
+            return {"target": self.target, "foil": None}
+        of_tokens, best = False, None
+        if self.target is None or not all(isinstance(one, tuple) for one in (*self.target, *(self.foil or ()))):
+            of_tokens, best = self._prediction(subject)
+        places: list[Index] = [(place,) if of_tokens else () for place in self.places]
+        classes = self.target
+        if classes is None:
+            assert best is not None  # a target that is not given is predicted
+            examples = [0] * len(places) if self.examples == 1 else range(len(places))
+            classes = [int(best[(example, *place)]) for example, place in zip(examples, places, strict=True)]
+        targets, foils = (
+            [one if isinstance(one, tuple) else (*place, one) for place, one in zip(places, rows, strict=True)]
+            for rows in (classes, [()] * len(places) if self.foil is None else self.foil)
+        )
+        if any(one == other for one, other in zip(targets, foils, strict=True)):
+            raise ArgumentError(
+                "foil is the class that is explained, so all scores would be 0: pass another foil.", "foil"
+            )
+        return {"target": targets, "foil": None if self.foil is None else foils}
+
+    def _prediction(self, subject: Subject) -> tuple[bool, Tensor]:
+        """Whether the logits have an axis of tokens, and the class that is predicted for each example or token."""
+        key = "prediction", subject.forward
+        if key not in self.kept:
+            with torch.no_grad():
+                output = subject.forward(**self.inputs)
+            logits = getattr(output, "logits", None)
+            if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+                remedy = "pass a model with a head."
+                if hasattr(output, "start_logits"):
+                    remedy = "use captum_vz.explain, which takes answers."
+                name = type(subject.model).__name__
+                raise UnsupportedLayerError(f"{name} gives no logits, but the method explains a logit: {remedy}")
+            self.kept[key] = logits.ndim == 3, logits.argmax(-1).cpu()
+        found: tuple[bool, Tensor] = self.kept[key]
+        return found
 
 
 class WrongScoresError(ArgumentError):
@@ -108,14 +227,17 @@ class Method(ABC):
             ArgumentError: There is no such layer; a method of your own returns something else than scores.
             RefusedError: The method refuses the model.
         """
-        if question.is_several_of_one and (question.grows == "anew" or not self.in_one_pass(subject, question)):
-            # Each row is explained alone.
+        asked = [(question, features)]
+        if question.is_several_of_one and (question.row_by_row or not self.in_one_pass(subject, question)):
             asked = [question.about(row, features) for row in range(len(question.places))]
-            alone = [self._layers(subject, one, cut, layer) for one, cut in asked]
-            width = max(one.shape[-1] for one in alone)
-            scores = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in alone], 1)
-        else:
-            scores = self._layers(subject, question, features, layer)
+        found = []
+        for one in asked:
+            if layer is None or not self.layered:
+                found.append(torch.stack([rows.detach().cpu() for rows in self.rows(subject, *one)]))
+            else:
+                found.append(self.row_of_layer(subject, *one, layer).detach().cpu()[None])
+        width = max(one.shape[-1] for one in found)
+        scores = torch.cat([torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in found], 1)
         return scores[:, 0] if isinstance(question.token, int) else scores
 
     @abstractmethod
@@ -154,11 +276,6 @@ class Method(ABC):
             return tuple(map(self.scope, range(count)))
         return ("output" if self.explains_output else self.scope(0) or "scores",)
 
-    def _layers(self, subject: Subject, question: Question, features: Tensor | None, layer: int | None) -> Tensor:
-        if layer is not None and self.layered:
-            return self.row_of_layer(subject, question, features, layer).detach().cpu()[None]
-        return torch.stack([one.detach().cpu() for one in self.rows(subject, question, features)])
-
 
 def check_layer(layer: int, depth: int) -> None:
     """Refuse a layer that is not one of `depth` layers."""
@@ -180,43 +297,24 @@ def shares(scores: Tensor) -> Tensor:
     return normalize_rows(scores.abs())
 
 
-def checked_shares(
-    name: str,
-    method: Method,
-    subject: Subject,
-    question: Question,
-    examples: Sequence[str] = ("the text",),
-    features: Tensor | None = None,
-) -> Tensor:
+def checked_shares(name: str, method: Method, subject: Subject, question: Question, examples: Sequence[str]) -> Tensor:
     """The shares of a method's scores, `(layers, rows, tokens)` in float64 on the CPU. Padding has none.
 
-    NaN is an answer: it says that the method is undefined for an example.
-
-    Args:
-        name: The method's name, for the error.
-        method: The method.
-        subject: The model.
-        question: What is asked, with a list as `token`.
-        examples: The names of its examples, for the error.
-        features: See :meth:`Method.scores`.
+    NaN is an answer: it says that the method is undefined for an example. Errors name the method and the examples.
 
     Raises:
         ArgumentError: The scores are infinite, or a method of your own returned something else than scores.
     """
-
-    def told(came: str, places: Sequence[int]) -> str:
-        return f"method {name!r}, example {', '.join(repr(examples[place]) for place in places[:3])}: {came}"
-
     try:
-        scores = method.scores(subject, question, features).double()
+        scores = method.scores(subject, question).double()
+        infinite = scores.isinf().any(-1)
+        if infinite.any():
+            layer, place = infinite.nonzero()[0].tolist()
+            row, examples = scores[layer, place], [examples[place]]
+            came = f"a row with the sum {float(row.sum()):.4g} and the smallest entry {float(row.min()):.4g}"
+            raise WrongScoresError(f"the method returned {came}; expected finite numbers, or NaN.")
     except WrongScoresError as error:
-        raise ArgumentError(told(str(error), range(len(examples)))) from error
-    infinite = scores.isinf().any(-1)
-    if infinite.any():
-        layer, place = infinite.nonzero()[0].tolist()
-        row = scores[layer, place]
-        came = f"a row with the sum {float(row.sum()):.4g} and the smallest entry {float(row.min()):.4g}"
-        raise ArgumentError(told(f"the method returned {came}; expected finite numbers, or NaN.", [place]))
+        raise ArgumentError(f"method {name!r}, example {', '.join(map(repr, examples[:3]))}: {error}") from error
     mask = question.inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == scores.shape[1:]:
         scores = scores.masked_fill(~mask.cpu().bool(), 0)
@@ -232,11 +330,7 @@ def added(scores: Tensor, features: Tensor | None) -> Tensor:
 
 
 def made_of(kind: Any, subject: Subject, question: Question) -> Any:
-    """The object of a class of this package, for this model; an object of the user as it is.
-
-    Raises:
-        ArgumentError: An object was made for another model, or has no maps of an encoder's tokens, which are asked for.
-    """
+    """The object of a class of this package, for this model; an object of the user as it is, if it fits the model."""
     inner: Any = unwrapped(kind)
     crosses = question.attention == "cross"
     if is_object(kind):
@@ -252,33 +346,6 @@ def made_of(kind: Any, subject: Subject, question: Question) -> Any:
     return kind(subject.forward, list(subject.layers), attention="cross")
 
 
-def is_object(kind: Any) -> bool:
-    """Whether it is an object with `attribute`, and no class or function that makes one."""
-    inner = unwrapped(kind)
-    return not isclass(inner) and callable(getattr(inner, "attribute", None))
-
-
-def check_model(method: Any, subject: Subject) -> None:
-    """Refuse an object that was made for another model."""
-    model = getattr(method, "forward_func", None)
-    known = subject.model, subject.forward
-    inside = (one for whole in known if isinstance(whole, nn.Module) for one in whole.modules())
-    if isinstance(model, nn.Module) and all(model is not one for one in inside):
-        raise ArgumentError(
-            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
-            "model."
-        )
-
-
-def check_text(title: str, subject: Subject, question: Question) -> None:
-    """Refuse a method that scores the words of a text, if there is none."""
-    if "input_ids" not in question.inputs:
-        raise UnsupportedLayerError(
-            f"{title} scores the tokens of a text, but {type(subject.model).__name__} reads none: choose another "
-            "method, such as value-zeroing-effect."
-        )
-
-
 def _check_sources(kind: Any, attention: Any) -> None:
     """Refuse a method whose sources are not the tokens of the encoder, which are the prompt."""
     joins = isclass(kind) and issubclass(kind, MapAggregation)
@@ -292,4 +359,30 @@ def _check_sources(kind: Any, attention: Any) -> None:
         raise ArgumentError(
             f"attention of {kind.__name__} is {shown}, but only the cross-attention of the decoder has the tokens of "
             f"the prompt as sources. Pass the class {kind.__name__}, or make the method with attention='cross'."
+        )
+
+
+def is_object(kind: Any) -> bool:
+    """Whether it is an object with `attribute`, and no class or function that makes one."""
+    inner = unwrapped(kind)
+    return not isclass(inner) and callable(getattr(inner, "attribute", None))
+
+
+def check_model(method: Any, subject: Subject) -> None:
+    """Refuse an object that was made for another model."""
+    model = getattr(method, "forward_func", None)
+    known = (whole for whole in (subject.model, subject.forward) if isinstance(whole, nn.Module))
+    if isinstance(model, nn.Module) and all(model is not one for whole in known for one in whole.modules()):
+        raise ArgumentError(
+            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
+            "model."
+        )
+
+
+def check_text(title: str, subject: Subject, question: Question) -> None:
+    """Refuse a method that scores the words of a text, if there is none."""
+    if "input_ids" not in question.inputs:
+        raise UnsupportedLayerError(
+            f"{title} scores the tokens of a text, but {type(subject.model).__name__} reads none: choose another "
+            "method, such as value-zeroing-effect."
         )

@@ -8,71 +8,59 @@ from typing import Any, Final
 
 from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyValueSampling
 
-from captum_vz import (
-    ALTI,
-    ALTILogit,
-    AttentionFlow,
-    AttentionRollout,
-    AttnLRP,
-    GlobEnc,
-    HiddenTokenAttribution,
-    LayerALTI,
-    LayerAttention,
-    LayerAttentionGradient,
-    LayerAttentionNorm,
-    PositionAttribution,
-    RandomAttribution,
-    Rollout,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-)
+import captum_vz as vz
 from captum_vz._names import chosen_names
-from captum_vz.methods.maps import JoinedMethod, LayerMethod
-from captum_vz.methods.method import Method
-from captum_vz.methods.output import (
+from captum_vz.methods.kinds import (
     BaselineMethod,
     EffectMethod,
     GateMethod,
     GradientMethod,
+    JoinedMethod,
     LayerEffectMethod,
+    LayerMethod,
     LogitMethod,
     RelevanceMethod,
 )
+from captum_vz.methods.method import Method
 
 
-def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> Rollout:
+def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> vz.Rollout:
     """Norms of what the attention alone sums. The residual connection is added as for attention weights."""
-    return Rollout(LayerAttentionNorm(model, layers), residual=residual)
+    return vz.Rollout(vz.LayerAttentionNorm(model, layers), residual=residual)
 
 
-_encoder_norm: Final = partial(LayerAttentionNorm, include="encoder")
+_encoder_norm: Final = partial(vz.LayerAttentionNorm, include="encoder")
 # With 64 probes the relative standard deviation of a score is at most about half of sqrt(2 / 64), or 0.09.
-_hidden: Final = partial(HiddenTokenAttribution, probes=64)
+_hidden: Final = partial(vz.HiddenTokenAttribution, probes=64)
 _integrated: Final[dict[str, Any]] = {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256}
 
 #: All methods by their names. To add a method, add one row.
 METHODS: Final[dict[str, Method]] = {
-    "value-zeroing": LayerMethod("Value Zeroing", ValueZeroing),
+    "value-zeroing": LayerMethod("Value Zeroing", vz.ValueZeroing),
     "value-zeroing-rollout": JoinedMethod(
-        "Value Zeroing, rollout", partial(ValueZeroingRollout, residual=0.5), ValueZeroing
+        "Value Zeroing, rollout", partial(vz.ValueZeroingRollout, residual=0.5), vz.ValueZeroing
     ),
     "value-zeroing-rollout-paper": JoinedMethod(
-        "Value Zeroing, the paper's rollout", partial(ValueZeroingRollout, residual=None), ValueZeroing, extra=True
+        "Value Zeroing, the paper's rollout",
+        partial(vz.ValueZeroingRollout, residual=None),
+        vz.ValueZeroing,
+        extra=True,
     ),
-    "attention": LayerMethod("attention", LayerAttention),
-    "attention-rollout": JoinedMethod("attention rollout", partial(AttentionRollout, residual=0.5), LayerAttention),
+    "attention": LayerMethod("attention", vz.LayerAttention),
+    "attention-rollout": JoinedMethod(
+        "attention rollout", partial(vz.AttentionRollout, residual=0.5), vz.LayerAttention
+    ),
     "attention-rollout-paper": JoinedMethod(
-        "attention rollout, no residual", partial(AttentionRollout, residual=None), LayerAttention, extra=True
+        "attention rollout, no residual", partial(vz.AttentionRollout, residual=None), vz.LayerAttention, extra=True
     ),
-    "attention-norm": LayerMethod("attention norm", LayerAttentionNorm),
-    "attention-norm-rollout": JoinedMethod("attention norm, rollout", _norm_rollout, LayerAttentionNorm),
-    "globenc": JoinedMethod("GlobEnc", GlobEnc, _encoder_norm),
+    "attention-norm": LayerMethod("attention norm", vz.LayerAttentionNorm),
+    "attention-norm-rollout": JoinedMethod("attention norm, rollout", _norm_rollout, vz.LayerAttentionNorm),
+    "globenc": JoinedMethod("GlobEnc", vz.GlobEnc, _encoder_norm),
     "globenc-layer": LayerMethod("GlobEnc, a layer", _encoder_norm),
-    "alti": JoinedMethod("ALTI", ALTI, LayerALTI),
-    "alti-layer": LayerMethod("ALTI, a layer", LayerALTI),
-    "value-zeroing-effect": EffectMethod("Value Zeroing's effect", ValueZeroingEffect),
-    "value-zeroing-effect-layer": LayerEffectMethod("Value Zeroing's effect, a layer", ValueZeroingEffect),
+    "alti": JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
+    "alti-layer": LayerMethod("ALTI, a layer", vz.LayerALTI),
+    "value-zeroing-effect": EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect),
+    "value-zeroing-effect-layer": LayerEffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect),
     "value-zeroing-shapley": GateMethod(
         "Value Zeroing, Shapley",
         ShapleyValueSampling,
@@ -85,8 +73,8 @@ METHODS: Final[dict[str, Method]] = {
         extra=True,
         options={"n_steps": 50, "internal_batch_size": 256},
     ),
-    "attention-flow": JoinedMethod("attention flow", AttentionFlow, LayerAttention, each_layer=False, extra=True),
-    "attention-gradient": LayerMethod("attention × gradient", LayerAttentionGradient, extra=True),
+    "attention-flow": JoinedMethod("attention flow", vz.AttentionFlow, vz.LayerAttention, layered=False, extra=True),
+    "attention-gradient": LayerMethod("attention × gradient", vz.LayerAttentionGradient, extra=True),
     "saliency": GradientMethod("saliency", Saliency, "l2", extra=True, options={"abs": False}),
     "input-x-gradient": GradientMethod("input × gradient", InputXGradient, extra=True),
     "input-x-gradient-l2": GradientMethod("input × gradient, norm", InputXGradient, "l2", extra=True),
@@ -97,10 +85,10 @@ METHODS: Final[dict[str, Method]] = {
         "integrated gradients, norm", IntegratedGradients, "l2", extra=True, options=_integrated
     ),
     "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
-    "attn-lrp": RelevanceMethod("AttnLRP", AttnLRP, extra=True),
-    "alti-logit": LogitMethod("ALTI-Logit", ALTILogit, extra=True),
-    "random": BaselineMethod("random", RandomAttribution),
-    "position": BaselineMethod("position", PositionAttribution),
+    "attn-lrp": RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True),
+    "alti-logit": LogitMethod("ALTI-Logit", vz.ALTILogit, extra=True),
+    "random": BaselineMethod("random", vz.RandomAttribution),
+    "position": BaselineMethod("position", vz.PositionAttribution),
 }
 
 #: The methods of a study by default: without those that take gradients, gates or flows, and without second forms.
@@ -117,11 +105,7 @@ COMPARED_METHODS: Final = (
 
 
 def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
-    """The names, in the order given; None: :data:`DEFAULT_METHODS`.
-
-    Raises:
-        ArgumentError: A name is not in :data:`METHODS`, or there is no name.
-    """
+    """The names, in the order given; None: :data:`DEFAULT_METHODS`. Unknown names are refused."""
     return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
 
 

@@ -41,11 +41,8 @@ from captum_vz.metrics.faithfulness import (
     deletion_area,
     deletion_bounds,
     deletion_curve,
-    infidelity,
     monotonicity,
     normalized,
-    soft_comprehensiveness,
-    soft_sufficiency,
     sufficiency,
     sufficiency_bounds,
 )
@@ -66,6 +63,7 @@ from captum_vz.metrics.probing import (
     linear_probe,
     probing_correlation,
 )
+from captum_vz.metrics.sampled import infidelity, soft_comprehensiveness, soft_sufficiency
 
 __all__ = [
     "BOUNDARIES",

@@ -1,6 +1,17 @@
 """Agreement of rows of scores: with the words that a person knows to decide, and with each other.
 
 Both ask how tokens are ordered. Tokens of equal scores share their rank, or the last of the highest places.
+
+>>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+>>> cues = torch.tensor([[False, True, False, False]])
+>>> content = torch.tensor([[False, True, True, True]])  # the first token is [CLS]
+>>> cue_dot_product(scores, cues), cue_dot_product(scores, cues, keep=content)
+(tensor([0.3000], dtype=torch.float64), tensor([0.6000], dtype=torch.float64))
+>>> cue_average_precision(scores, cues), cue_reciprocal_rank(scores, cues), cue_precision(scores, cues, k=2)
+(tensor([0.5000], dtype=torch.float64), tensor([0.5000], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
+>>> other = torch.tensor([[0.1, 0.3, 0.4, 0.2]])
+>>> spearman(scores, other), kendall(scores, other), top_k_overlap(scores, other, k=2)
+(tensor([-0.6325], dtype=torch.float64), tensor([-0.5477], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
 """
 
 from __future__ import annotations
@@ -44,12 +55,6 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
     Raises:
         ArgumentError: Shapes do not fit, `keep` drops a cue, or scores are negative where rows are divided by their
             sum.
-
-    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
-    >>> cues = torch.tensor([[False, True, False, False]])
-    >>> content = torch.tensor([[False, True, True, True]])  # the first token is [CLS]
-    >>> cue_dot_product(scores, cues), cue_dot_product(scores, cues, keep=content)
-    (tensor([0.3000], dtype=torch.float64), tensor([0.6000], dtype=torch.float64))
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
     values = values.where(kept, 0)
@@ -75,17 +80,12 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
 
     Args:
         scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
-        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        cues: See :func:`cue_dot_product`.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
         without a cue or with a NaN among its scores. :func:`summarize` counts these examples.
-
-    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
-    >>> cues = torch.tensor([[False, True, False, False]])
-    >>> cue_average_precision(scores, cues)
-    tensor([0.5000], dtype=torch.float64)
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
     # As comparisons, tokens of equal scores share a threshold. Of each cue: which tokens have no lower score?
@@ -106,21 +106,16 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
     further cues are free. Sparse rows gain nothing by their zeros.
 
     Args:
-        scores: `(batch, tokens)`, of any sign and scale.
-        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
+        cues: See :func:`cue_dot_product`.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
-
-    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
-    >>> cue_reciprocal_rank(scores, torch.tensor([[False, True, False, False]]))
-    tensor([0.5000], dtype=torch.float64)
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
-    found = [
-        float("nan") if skip else _reciprocal(*row) for *row, skip in zip(values, kept, cued, missing, strict=True)
-    ]
+    rows = zip(values, kept, cued, missing, strict=True)
+    found = [float("nan") if skip else _reciprocal(*row) for *row, skip in rows]
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -129,7 +124,7 @@ def _reciprocal(values: Tensor, keep: Tensor, cued: Tensor) -> float:
     best = values[cued].max()
     before = int((values[keep] > best).sum())
     ties, cues = int((values[keep] == best).sum()), int((values[cued] == best).sum())
-    # The first of the cues stands at place i of the ties, if the others stand at later places.
+    # The first of the cues is at place i of the ties, if the others are at later places.
     chances = [comb(ties - i, cues - 1) / comb(ties, cues) for i in range(1, ties - cues + 2)]
     return sum(chance / (before + i) for i, chance in enumerate(chances, start=1))
 
@@ -142,22 +137,17 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
     Tokens with equal scores get equal shares of the last of the k places. With fewer cues than k, it cannot reach 1.
 
     Args:
-        scores: `(batch, tokens)`, of any sign and scale.
-        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
+        cues: See :func:`cue_dot_product`.
         k: How many of the highest scores; all in an example with fewer tokens.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
-
-    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
-    >>> cue_precision(scores, torch.tensor([[False, True, False, True]]), k=2)
-    tensor([0.5000], dtype=torch.float64)
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
-    places = _places(k, kept)
-    found = (_share_of_places(values, kept, places) * cued).sum(-1) / places[:, 0].clamp_min(1)
-    return found.masked_fill(missing, torch.nan)
+    shares, places = _highest(values, kept, k)
+    return ((shares * cued).sum(-1) / places.clamp_min(1)).masked_fill(missing, torch.nan)
 
 
 def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,14 +175,11 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, because such
         scores have no order. :func:`summarize` counts these examples.
-
-    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
-    >>> spearman(one, other)
-    tensor([0.5000], dtype=torch.float64)
     """
     first, second, kept = _pair(one, other, keep)
     unknown = undefined(first, kept) | undefined(second, kept)
-    a, b = (_centred(_ranks(row, kept, "average"), kept) for row in (first, second))
+    ranks = torch.stack([_ranks(row, kept, "average") for row in (first, second)]).where(kept, 0)
+    a, b = (ranks - ranks.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp_min(1)).where(kept, 0)
     correlation = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
     return correlation.clamp(-1, 1).masked_fill(unknown, torch.nan)
 
@@ -206,16 +193,12 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     (`Kendall 1945 <https://doi.org/10.2307/2332303>`_).
 
     Args:
-        one: `(batch, tokens)`.
-        other: `(batch, tokens)`.
+        one: `(batch, tokens)`, like `other`.
+        other: See there.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are compared. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
-
-    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
-    >>> kendall(one, other)
-    tensor([0.3333], dtype=torch.float64)
     """
     first, second, kept = _pair(one, other, keep)
     unknown = undefined(first, kept) | undefined(second, kept)
@@ -231,23 +214,18 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
     broken at random. It does not depend on the order of the tokens.
 
     Args:
-        one: `(batch, tokens)`.
-        other: `(batch, tokens)`.
+        one: `(batch, tokens)`, like `other`.
+        other: See there.
         k: How many of the highest scores; all in an example with fewer tokens.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
-
-    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
-    >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
-    (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     first, second, kept = _pair(one, other, keep)
-    places = _places(k, kept)
-    a, b = (_share_of_places(row, kept, places) for row in (first, second))
+    (a, places), (b, _) = (_highest(row, kept, k) for row in (first, second))
     unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
-    return ((a * b).sum(-1) / places[:, 0]).masked_fill(unknown, torch.nan)
+    return ((a * b).sum(-1) / places).masked_fill(unknown, torch.nan)
 
 
 class Agreement(NamedTuple):
@@ -290,12 +268,11 @@ def agreement_matrix(
     Args:
         scores: For each method its rows `(batch, tokens)`, of the same tokens.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
-        confidence: The confidence level of the intervals.
-        resamples: The number of bootstrap resamples.
-        seed: The same seed gives the same intervals.
+        confidence: See :func:`summarize`, like the arguments after it.
+        resamples: See there.
+        seed: See there.
 
-    >>> rows = {"a": torch.rand(20, 6), "b": torch.rand(20, 6)}
-    >>> (found,) = agreement_matrix(rows)
+    >>> (found,) = agreement_matrix({"a": torch.rand(20, 6), "b": torch.rand(20, 6)})
     >>> found.one, found.other, found.low <= found.mean <= found.high
     ('a', 'b', True)
     """
@@ -325,23 +302,10 @@ def _ranks(values: Tensor, keep: Tensor, ties: str) -> Tensor:
     return torch.from_numpy(stats.rankdata(ranked.numpy(), method=ties, axis=-1)).double()
 
 
-def _centred(ranks: Tensor, keep: Tensor) -> Tensor:
-    count = keep.sum(-1, keepdim=True).clamp_min(1)
-    return (ranks - ranks.where(keep, 0).sum(-1, keepdim=True) / count).where(keep, 0)
-
-
-def _places(k: int, keep: Tensor) -> Tensor:
-    """How many of the highest scores count in each row, `(batch, 1)`.
-
-    Raises:
-        ArgumentError: k is not an integer of at least 1.
-    """
+def _highest(values: Tensor, keep: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Whether each token is among the k highest, 1 or 0, or a part of the last places for ties; the places of a row."""
     if type(k) is not int or k < 1:
         raise ArgumentError(f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1.")
-    return keep.sum(-1, keepdim=True).clamp_max(k)
-
-
-def _share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
-    """The share of a place among the highest of each token: 1 or 0, or a part of the last places for ties."""
+    places = keep.sum(-1).clamp_max(k)
     before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
-    return ((places - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0)
+    return ((places[:, None] - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0), places

@@ -1,44 +1,62 @@
-"""Faithfulness: what does the prediction lose without the tokens that an attribution finds?
+r"""Faithfulness: what does the prediction lose without the tokens that an attribution finds?
 
-Here, tokens are removed one at a time, or in the order of their scores. `orders` has the best and the worst order, and
-`sampled` removes at random.
+Tokens are removed one at a time, or in the order of their scores. A number on its own says little: in some sentences no
+order changes the prediction. `*_bounds` give the best and the worst order of the tokens, and :func:`normalized` the
+share between them. :mod:`~captum_vz.metrics.sampled` removes at random.
+
+>>> from captum_vz.metrics import MaskedSentences, Prediction
+>>> from captum_vz.testbed import load_model
+>>> model, tokenizer = load_model()
+>>> text = "the pictures of some hat [MASK] scaring marcus."
+>>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+>>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
+>>> tokenizer.tokenize(text)[blank_out(prediction).argmax() - 1]
+'pictures'
+>>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+>>> bool(sufficiency(prediction, cue).mean() < 0.2 < comprehensiveness(prediction, cue).mean())
+True
+>>> bounds = comprehensiveness_bounds(prediction)
+>>> bool(normalized(comprehensiveness(prediction, cue).mean(-1), bounds) > 0.8), bounds.exact
+(True, tensor([True]))
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics._rows import scores_of_ids, without_order
-from captum_vz.metrics.orders import EXHAUSTIVE, Bounds, extremes, normalized
+from captum_vz.metrics._rows import describe, scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction
-from captum_vz.metrics.sampled import infidelity, soft_comprehensiveness, soft_sufficiency
-
-__all__ = [
-    "EXHAUSTIVE",
-    "FRACTIONS",
-    "Bounds",
-    "blank_out",
-    "comprehensiveness",
-    "comprehensiveness_bounds",
-    "deletion_area",
-    "deletion_bounds",
-    "deletion_curve",
-    "infidelity",
-    "monotonicity",
-    "normalized",
-    "soft_comprehensiveness",
-    "soft_sufficiency",
-    "sufficiency",
-    "sufficiency_bounds",
-]
 
 #: The shares of tokens that ERASER removes or keeps.
-FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+FRACTIONS: Final = (0.01, 0.05, 0.1, 0.2, 0.5)
+#: Up to how many content tokens all sets of tokens are tried. In longer sentences, the search is greedy.
+EXHAUSTIVE: Final = 8
 
-# A rise of the probability by less is rounding.
-_ROUNDING = 1e-6
+# A smaller rise of the probability, and a smaller distance between best and worst, is rounding.
+_ROUNDING: Final = 1e-6
+#: The probability for sets of an order's first tokens, booleans `(examples, sets, n)`, as `(examples, sets)`.
+_Values = Callable[[Tensor], Tensor]
+
+
+class Bounds(NamedTuple):
+    """What the best and the worst order of the tokens give, for each example.
+
+    Attributes:
+        best: `(batch,)` in float64.
+        worst: `(batch,)` in float64.
+        exact: Booleans `(batch,)`: whether all orders were considered. Otherwise, the search was greedy.
+    """
+
+    best: Tensor
+    worst: Tensor
+    exact: Tensor
 
 
 def blank_out(prediction: Prediction) -> Tensor:
@@ -46,10 +64,10 @@ def blank_out(prediction: Prediction) -> Tensor:
 
     .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
 
-    The blank-out scores of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_ and `Mohebbi et al.
-    2023 <https://aclanthology.org/2023.eacl-main.245>`_. A method is faithful if its scores rank the tokens in the
-    same order: `summarize(spearman(scores, blank_out(prediction), prediction.content))`. For methods whose scores have
-    no sign, take `blank_out(prediction).abs()`.
+    (`Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, `Mohebbi et al. 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_). A method is faithful if its scores rank the tokens in the same
+    order: `summarize(spearman(scores, blank_out(prediction), prediction.content))`. For methods whose scores have no
+    sign, take `blank_out(prediction).abs()`.
 
     Args:
         prediction: Model, sentences and the way of removal. The right form y is the first one. Without forms, y is the
@@ -58,15 +76,6 @@ def blank_out(prediction: Prediction) -> Tensor:
     Returns:
         `(batch, tokens)` in float64, the shape of the ids; 0 for tokens that are not content. The model runs once for
         each token, in batches.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
-    >>> tokenizer.tokenize(text)[blank_out(prediction).argmax() - 1]
-    'pictures'
     """
     answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]
     examples, tokens = prediction.content.nonzero().unbind(1)
@@ -95,16 +104,6 @@ def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[f
     Returns:
         `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
         a NaN, or all equal. :func:`summarize` counts these examples.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, "delete")
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bool(comprehensiveness(prediction, cue).mean() > 0.2)
-    True
     """
     return _drop(prediction, scores, fractions, left=False)
 
@@ -114,9 +113,7 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
 
-    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the whole
-    sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Lower is better. Special
-    tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
+    Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
 
     Args:
         prediction: See :func:`comprehensiveness`, like the two arguments after it.
@@ -125,16 +122,6 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
 
     Returns:
         `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bool(sufficiency(prediction, cue).mean() < 0.2)
-    True
     """
     return _drop(prediction, scores, fractions, left=True)
 
@@ -145,67 +132,49 @@ def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...
     .. math:: \max_\pi / \min_\pi \tfrac1{|Q|} \textstyle\sum_{q \in Q}
         \big[p(\hat y \mid x) - p(\hat y \mid x \setminus \pi_{1..\lceil qn \rceil})\big]
 
-    Exact for up to :data:`EXHAUSTIVE` content tokens, by all their sets. In longer sentences, each step greedily
-    removes the token that changes the prediction most, so a better order may exist.
+    Exact for up to :data:`EXHAUSTIVE` content tokens. In longer sentences, each step greedily removes the token that
+    changes the prediction most, so a better order may exist.
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        fractions: As in :func:`comprehensiveness`.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction, normalized
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bounds = comprehensiveness_bounds(prediction)
-    >>> bool(normalized(comprehensiveness(prediction, cue).mean(-1), bounds) > 0.8), bounds.exact
-    (True, tensor([True]))
+        prediction: See :func:`comprehensiveness`.
+        fractions: See there.
     """
     return _bounds(prediction, fractions, left=False)
 
 
 def sufficiency_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
-    r"""The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
+    """The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
 
-    As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed. The greedy search keeps the
-    token that helps the prediction most.
+    As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed.
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        fractions: As in :func:`sufficiency`.
+        prediction: See :func:`comprehensiveness`.
+        fractions: See there.
     """
     return _bounds(prediction, fractions, left=True)
 
 
 def _bounds(prediction: Prediction, fractions: tuple[float, ...], left: bool) -> Bounds:
-    _check_fractions(fractions)
-
     def weights(count: int) -> Tensor:
         sizes = _sizes(torch.tensor([count]), fractions)[0]
         return torch.bincount(sizes, minlength=count + 1).double() / len(fractions)
 
-    lowest, highest, exact = extremes(prediction, weights, kept=left)
+    lowest, highest, exact = _extremes(prediction, weights, kept=left)
     whole = prediction.probability(prediction.best())
     best, worst = (whole - highest, whole - lowest) if left else (whole - lowest, whole - highest)
     return Bounds(best, worst, exact)
 
 
-def _check_fractions(fractions: tuple[float, ...]) -> None:
-    if not fractions or not all(0 < q <= 1 for q in fractions):
-        raise ArgumentError(f"fractions is {fractions!r}: pass shares of the content tokens, above 0 and up to 1.")
-
-
 def _sizes(count: Tensor, fractions: tuple[float, ...]) -> Tensor:
     """How many of `count` tokens each fraction is, `(batch, fractions)`."""
+    if not fractions or not all(0 < q <= 1 for q in fractions):
+        raise ArgumentError(f"fractions is {fractions!r}: pass shares of the content tokens, above 0 and up to 1.")
     # Rounded first, because 0.07 * 100 is a little more than 7, but must not become 8.
     return torch.stack([(count.double() * q).round(decimals=9).ceil().long() for q in fractions], dim=1)
 
 
 def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], left: bool) -> Tensor:
     """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
-    _check_fractions(fractions)
     after, unknown = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1), fractions), left)
     fall = prediction.probability(prediction.best())[:, None] - after
     return fall.masked_fill(unknown[:, None], torch.nan)
@@ -220,9 +189,8 @@ def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
     al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE).
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        scores: `(batch, tokens)`, highest for the most important tokens. If scores are equal, the earlier token comes
-            first.
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch, 1 + most content tokens)` in float64. Shorter sentences repeat their last value. NaN for an example
@@ -243,22 +211,11 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
     tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties.
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        scores: `(batch, tokens)`, highest for the most important tokens.
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch,)` in float64, from 0 to 1; NaN where the curve is.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bounds = deletion_bounds(prediction)
-    >>> bool(bounds.best <= deletion_area(prediction, cue) <= bounds.worst)
-    True
     """
     curve, counts = deletion_curve(prediction, scores), prediction.content.sum(-1)
     steps = (curve[:, 1:] + curve[:, :-1]) / 2
@@ -270,11 +227,8 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
 def deletion_bounds(prediction: Prediction) -> Bounds:
     """The areas under the deletion curve of the best order of the tokens (the lowest) and of the worst.
 
-    Exact for up to :data:`EXHAUSTIVE` content tokens; otherwise each step greedily removes the token that changes the
-    prediction most.
-
     Args:
-        prediction: Model, sentences and the way of removal.
+        prediction: See :func:`comprehensiveness_bounds`, also for when they are exact.
     """
 
     def weights(count: int) -> Tensor:
@@ -282,7 +236,7 @@ def deletion_bounds(prediction: Prediction) -> Bounds:
         inner[[0, -1]] /= 2
         return inner
 
-    return Bounds(*extremes(prediction, weights, kept=False))
+    return Bounds(*_extremes(prediction, weights, kept=False))
 
 
 def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
@@ -295,8 +249,8 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
     sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding.
 
     Args:
-        prediction: Model, sentences and the way of removal.
-        scores: `(batch, tokens)`, highest for the most important tokens.
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch,)` in float64: 1 or 0; NaN where the curve is.
@@ -309,16 +263,9 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
 def _without_highest(
     prediction: Prediction, scores: Tensor, sizes: Tensor, left: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The prediction's probability without the tokens of the highest scores.
+    """The probability without (or, if `left`, with only) as many tokens of the highest scores as `sizes` says.
 
-    Args:
-        prediction: Model, sentences and the way of removal.
-        scores: `(batch, tokens)`. If scores are equal, the earlier token comes first.
-        sizes: How many tokens, `(batch, steps)`.
-        left: Whether they are kept, and the other content tokens removed.
-
-    Returns:
-        `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
+    `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
     """
     content = prediction.content
     values, kept = scores_of_ids(scores, content)
@@ -331,3 +278,108 @@ def _without_highest(
     examples = torch.arange(len(content)).repeat_interleave(sizes.shape[1])
     after = prediction.probability(prediction.best(), examples, removed.flatten(0, 1)).view(sizes.shape)
     return after, without_order(values, kept)
+
+
+def normalized(values: Tensor, bounds: Bounds) -> Tensor:
+    r"""Values on the scale of their bounds: 0 for the worst order of the tokens, 1 for the best.
+
+    .. math:: (v - v_{\text{worst}}) \big/ (v_{\text{best}} - v_{\text{worst}})
+
+    The value can leave the interval from 0 to 1 where the search of the bounds was greedy.
+
+    Args:
+        values: `(batch,)`, the mean over fractions of :func:`comprehensiveness` or :func:`sufficiency`, or
+            :func:`deletion_area`.
+        bounds: Of the same metric and sentences.
+
+    Returns:
+        `(batch,)` in float64; NaN where best and worst are the same.
+
+    >>> bounds = Bounds(torch.tensor([0.5, 0.1]), torch.tensor([0.1, 0.1]), torch.tensor([True, True]))
+    >>> normalized(torch.tensor([0.4, 0.1]), bounds)
+    tensor([0.7500,    nan], dtype=torch.float64)
+    """
+    if not isinstance(values, Tensor) or values.shape != bounds.best.shape:
+        raise ArgumentError(f"values is {describe(values)}: pass one value for each of {len(bounds.best)} examples.")
+    best, worst = bounds.best.double(), bounds.worst.double()
+    apart = best - worst
+    return ((values.double().cpu() - worst) / apart).masked_fill(apart.abs() < _ROUNDING, torch.nan)
+
+
+def _extremes(prediction: Prediction, weights: Callable[[int], Tensor], kept: bool) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The lowest and the highest weighted sum of the probabilities along an order, over all orders of the tokens.
+
+    .. math:: \min_\pi / \max_\pi \textstyle\sum_k w_k\, p(\hat y \mid x \setminus \pi_{1..k})
+
+    All orders together ask only for the :math:`2^n` sets of tokens, so the optimal order is the shortest path from the
+    empty set to the whole. `weights` gives those of the sets of 0 to n tokens. If `kept`, the first tokens of an order
+    are kept, and all others removed. Lowest, highest, and whether they are exact, `(batch,)`; NaN without content.
+    """
+    answer, content = prediction.best(), prediction.content
+    counts = content.sum(-1).tolist()
+    lowest = torch.full((len(content),), torch.nan, dtype=torch.float64)
+    highest = lowest.clone()
+    for count in sorted({*counts} - {0}):
+        examples = torch.tensor([b for b, n in enumerate(counts) if n == count])
+        search = _every_order if count <= EXHAUSTIVE else _greedily
+        values = _values(prediction, answer, examples, kept)
+        lowest[examples] = search(values, len(examples), weights(count), 1)
+        highest[examples] = -search(values, len(examples), weights(count), -1)
+    return lowest, highest, torch.tensor([n <= EXHAUSTIVE for n in counts])
+
+
+def _values(prediction: Prediction, answer: Tensor, examples: Tensor, kept: bool) -> _Values:
+    """The probabilities of the answers with sets of content tokens removed or, if `kept`, with the others removed."""
+    content = prediction.content[examples]
+
+    def values(sets: Tensor) -> Tensor:
+        removed = torch.zeros(*sets.shape[:2], content.shape[1], dtype=torch.bool)
+        spread = content[:, None, :].expand_as(removed)
+        removed[spread] = (~sets if kept else sets).flatten()
+        found = prediction.probability(answer, examples.repeat_interleave(sets.shape[1]), removed.flatten(0, 1))
+        return found.view(sets.shape[:2])
+
+    return values
+
+
+def _every_order(values: _Values, examples: int, weights: Tensor, sign: int) -> Tensor:
+    """The lowest sum over all orders, times `sign`, `(examples,)`."""
+    count = len(weights) - 1
+    total = torch.zeros(examples, 1, dtype=torch.float64)
+    for size, (sets, without) in enumerate(_sets(count)):
+        reached = total[:, without].amin(-1) if size else total
+        if weights[size]:
+            reached = reached + sign * weights[size] * values(sets.expand(examples, -1, -1))
+        total = reached
+    return total[:, 0]
+
+
+@cache
+def _sets(count: int) -> list[tuple[Tensor, Tensor]]:
+    """For each size the sets, booleans `(sets, count)`, and the places of their subsets of one token less."""
+    found: list[tuple[Tensor, Tensor]] = []
+    before: dict[tuple[int, ...], int] = {(): 0}
+    for size in range(count + 1):
+        chosen = list(combinations(range(count), size))
+        sets = torch.zeros(len(chosen), count, dtype=torch.bool)
+        for place, one in enumerate(chosen):
+            sets[place, list(one)] = True
+        less = [[before[(*one[:at], *one[at + 1 :])] for at in range(size)] for one in chosen]
+        found.append((sets, torch.tensor(less, dtype=torch.long)))
+        before = {one: place for place, one in enumerate(chosen)}
+    return found
+
+
+def _greedily(values: _Values, examples: int, weights: Tensor, sign: int) -> Tensor:
+    """The sum along the order whose every step has the lowest probability, times `sign`, `(examples,)`."""
+    count = len(weights) - 1
+    chosen = torch.zeros(examples, 1, count, dtype=torch.bool)
+    total = sign * weights[0] * values(chosen)[:, 0]
+    for size in range(1, count + 1):
+        tried = chosen | torch.eye(count, dtype=torch.bool)
+        # A token that was chosen before makes no new set.
+        found = (sign * values(tried)).masked_fill(chosen[:, 0], torch.inf)
+        best = found.argmin(-1)
+        total = total + weights[size] * found[torch.arange(examples), best]
+        chosen = tried[torch.arange(examples), best][:, None]
+    return total

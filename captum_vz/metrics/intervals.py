@@ -90,11 +90,6 @@ def summarize_many(
 
     Raises:
         ArgumentError: See there.
-
-    >>> import torch
-    >>> one, other = summarize_many([torch.tensor([0.2, 0.4]), torch.tensor([0.5, 0.5])])
-    >>> other.mean, other.low, other.high
-    (0.5, 0.5, 0.5)
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]
@@ -154,9 +149,9 @@ def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples:
 
     Args:
         groups: For each group its values `(examples,)`, as in :func:`summarize`.
-        confidence: The confidence level of the interval.
-        resamples: The number of bootstrap resamples.
-        seed: The same seed gives the same interval.
+        confidence: See :func:`summarize`, like the arguments after it.
+        resamples: See there.
+        seed: See there.
 
     Returns:
         As :func:`summarize`; `std` is the standard deviation of the groups' means. All is NaN if a group has no value.
@@ -189,11 +184,7 @@ def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples:
 
 
 def check_bootstrap(confidence: float, resamples: int) -> None:
-    """Check the arguments of a bootstrap.
-
-    Raises:
-        ArgumentError: The confidence is not between 0 and 1, or there are no resamples.
-    """
+    """Refuse wrong arguments of a bootstrap."""
     if not 0 < confidence < 1:
         raise ArgumentError(f"confidence is {confidence!r}: pass a number between 0 and 1, such as 0.95.")
     if resamples < 1:
@@ -241,8 +232,8 @@ def compare_pairs(
     Args:
         values: For each method one value for each example, `(examples,)`. NaN: the example has none.
         confidence: The confidence level of the intervals and the tests.
-        resamples: The number of bootstrap resamples.
-        seed: The same seed gives the same intervals.
+        resamples: See :func:`summarize`.
+        seed: See there.
 
     >>> import torch
     >>> values = {"a": torch.linspace(0, 1, 30), "b": torch.linspace(0, 1, 30) - 0.2}
@@ -250,46 +241,30 @@ def compare_pairs(
     >>> round(found.mean, 3), found.tied, found.examples
     (0.2, False, 30)
     """
-    lengths = {len(one) for one in values.values() if isinstance(one, Tensor) and one.ndim == 1}
-    if len(lengths) > 1 or not all(isinstance(one, Tensor) and one.ndim == 1 for one in values.values()):
+    if len({one.shape for one in values.values()}) > 1 or any(one.ndim != 1 for one in values.values()):
         shapes = ", ".join(f"{name} {describe(one)}" for name, one in values.items())
         raise ArgumentError(f"values is {shapes}: pass tensors (examples,) of the same examples.")
     pairs = list(combinations(values, 2))
     gaps = [(values[one].double() - values[other].double()).cpu() for one, other in pairs]
-    tests = holm([_wilcoxon(gap[~gap.isnan()].numpy()) for gap in gaps])
+    ps = np.array([_wilcoxon(gap[~gap.isnan()].numpy()) for gap in gaps])
+    order = ps.argsort(kind="stable")
+    ps[order] = np.maximum.accumulate(np.minimum(1, (len(ps) - np.arange(len(ps))) * ps[order]))
     found = []
     summaries = summarize_many(gaps, confidence, resamples, seed)
-    for (one, other), (mean, _, low, high, examples, _), p in zip(pairs, summaries, tests, strict=True):
+    for (one, other), (mean, _, low, high, examples, _), p in zip(pairs, summaries, ps.tolist(), strict=True):
         differs = p <= 1 - confidence and (low > 0 or high < 0)
         found.append(Difference(one, other, mean, low, high, p, examples, not differs))
     return found
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """P-values corrected for their number by Holm's step-down procedure.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    corrected = [0.0] * len(ps)
-    highest = 0.0
-    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
-        corrected[place] = highest
-    return corrected
-
-
 def _wilcoxon(gaps: np.ndarray) -> float:
     """The p-value of Wilcoxon's test; 1 without examples, or if no example differs."""
-    # Differences by rounding only would get ranks, and would tell equal gaps apart.
-    rounded = gaps.round(12)
-    if not rounded.any():
+    gaps = gaps.round(12)  # differences by rounding only would get ranks, and would tell equal gaps apart
+    if not gaps.any():
         return 1.0
-    return _exact(rounded) if len(gaps) <= _EXACT else float(stats.wilcoxon(rounded, zero_method="zsplit").pvalue)
-
-
-def _exact(gaps: np.ndarray) -> float:
-    """The p-value over all signs of the gaps that are not zero. With ties, scipy tries each sign, up to 13 gaps."""
+    if len(gaps) > _EXACT:
+        return float(stats.wilcoxon(gaps, zero_method="zsplit").pvalue)
+    # Over all signs of the gaps that are not zero. With ties, scipy tries each sign, up to 13 gaps.
     ranks = np.rint(2 * stats.rankdata(np.abs(gaps))).astype(int)  # twice, because the ranks of ties may be halves
     chances = np.ones(1)  # of each sum of the positive ranks
     for rank in ranks[gaps != 0]:

@@ -74,25 +74,18 @@ class MaskedSentences:
 
         Raises:
             ArgumentError: The sentence has no mask or several, or a form is not in the vocabulary.
-
-        >>> from captum_vz.testbed import load_model
-        >>> _, tokenizer = load_model()
-        >>> MaskedSentences.of_text(tokenizer, "the hat [MASK] nice.", "is", "are").tensors.content.int()
-        tensor([[0, 1, 1, 0, 1, 1, 0]], dtype=torch.int32)
         """
         inputs = tokenizer(text, return_tensors="pt")
         ids, numbers = inputs["input_ids"], tokenizer.convert_tokens_to_ids(list(forms))
         places = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0].tolist()
         if len(places) != 1:
             raise ArgumentError(f"text has {len(places)} mask tokens ({tokenizer.mask_token}): write exactly one.")
-        unknown = [
-            form for form, number in zip(forms, numbers, strict=True) if number in (None, tokenizer.unk_token_id)
-        ]
+        known = dict(zip(forms, numbers, strict=True))
+        unknown = [form for form, number in known.items() if number in (None, tokenizer.unk_token_id)]
         if unknown:
             raise ArgumentError(f"forms holds {', '.join(unknown)}, no token of the vocabulary: pass tokens.")
-        special = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
-        mask, content = inputs["attention_mask"], content_tokens(ids, special)
-        return cls(ids, mask, places[0], content, numbers or None)
+        content = content_tokens(ids, [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id])
+        return cls(ids, inputs["attention_mask"], places[0], content, numbers or None)
 
     @cached_property
     def tensors(self) -> SentenceTensors:
@@ -121,9 +114,9 @@ class Prediction:
         removal: The id of the token in the place of removed ones (`tokenizer.unk_token_id`,
             `tokenizer.mask_token_id`), or "delete".
         over: What the probabilities sum to 1 over: the "forms", or the "vocabulary".
-        batch_size: The number of sentences in a batch. The numbers are the same for any value, unless the sentences of
-            a batch affect each other (an early exit, experts of limited capacity). A few sentences of each call are
-            also run alone, except in models of transformers without experts, and a difference is refused.
+        batch_size: The number of sentences in a batch. If the sentences of a batch affect each other (an early exit,
+            experts of limited capacity), pass 1. Otherwise this is refused: a few sentences of each call are also run
+            alone, except in models of transformers without experts.
 
     Raises:
         RefusedError: An argument is wrong. The model is in train mode. The logits have another shape or hold a NaN. A
@@ -163,7 +156,7 @@ class Prediction:
         self.removal = removal
         self.over = "vocabulary" if self.forms is None else over
         self.batch_size = batch_size
-        # The probabilities over the forms and over the vocabulary, for each answer, sentence and set of removed tokens.
+        # Over the forms and over the vocabulary, for each answer, sentence and set of removed tokens.
         self._known: dict[bytes, tuple[float, float]] = {}
         self._best: list[Tensor] = []  # at most one entry, shared with copies
 
@@ -216,7 +209,7 @@ class Prediction:
         return torch.tensor([self._known[key][column] for key in keys], dtype=torch.float64)
 
     def _checked(self, answer: Tensor, asked: Tensor) -> Tensor:
-        """The probabilities of :meth:`_probability`, with a few sentences run alone as well if the model needs it."""
+        """The probabilities `(n, 2)`, with a few sentences run alone as well if the model needs it."""
         found, _ = self._probability(answer, asked, self.batch_size)
         if self.batch_size > 1 and len(asked) > 1 and not keeps_examples_apart(self.model):
             order = found[:, 0].argsort()
@@ -231,7 +224,7 @@ class Prediction:
         return found
 
     def _probability(self, answer: Tensor, asked: Tensor, batch_size: int) -> tuple[Tensor, torch.dtype]:
-        """The probabilities `(n, 2)` of :meth:`shares`, for rows of an answer, an example and its removed tokens."""
+        """The probabilities for rows of an answer, an example and its removed tokens."""
         found = []
         for chunk, at_target in self._logits(asked[:, 1], asked[:, 2:].bool(), batch_size):
             found.append(self.shares(answer, chunk, at_target))
@@ -239,13 +232,7 @@ class Prediction:
         return torch.cat(found), dtype
 
     def shares(self, answer: Tensor, examples: Tensor, logits: Tensor) -> Tensor:
-        """The probabilities `(n, 2)` of the answers over the forms and over the vocabulary, from logits at the target.
-
-        Args:
-            answer: Token ids `(batch,)`.
-            examples: The indices of the sentences, `(n,)`.
-            logits: `(n, vocabulary)`.
-        """
+        """The probabilities of the answers over the forms and over the vocabulary, `(n, 2)`, from logits."""
         logits = logits.double()
         own = logits.gather(1, answer.to(logits.device)[examples, None])[:, 0]
         whole = logits.logsumexp(-1)
@@ -256,15 +243,11 @@ class Prediction:
     def _logits(
         self, examples: Tensor, removed: Tensor, batch_size: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each chunk the indices of its examples and their logits at the target, `(chunk, vocabulary)`."""
-        device = self.ids.device
-        size = batch_size or self.batch_size
+        """For each chunk its examples and their logits at the target, `(chunk, vocabulary)`."""
+        device, size = self.ids.device, batch_size or self.batch_size
         most = 0 if self.forms is None else int(self.forms.max())
-        for chunk, out in zip(examples.split(size), removed.split(size), strict=True):
-            chunk = chunk.to(device)
-            ids, mask, target = _without(
-                self.ids[chunk], self.mask[chunk], self.target[chunk], out.to(device), self.removal
-            )
+        for chunk, out in zip(examples.to(device).split(size), removed.to(device).split(size), strict=True):
+            ids, mask, target = _without(self.ids[chunk], self.mask[chunk], self.target[chunk], out, self.removal)
             output = self.model(input_ids=ids, attention_mask=mask)
             logits = getattr(output, "logits", output)
             if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape):
@@ -291,9 +274,6 @@ def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:
 
     Returns:
         Booleans of the same shape.
-
-    >>> content_tokens(torch.tensor([[101, 7592, 102, 0]]), [101, 102, 0, None])
-    tensor([[False,  True, False, False]])
     """
     known = [number for number in special_ids if number is not None]
     return ~torch.isin(ids, torch.tensor(known, dtype=ids.dtype, device=ids.device))
@@ -304,7 +284,7 @@ def _without(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and target of sentences without the tokens in `gone`, cut to the longest sentence."""
     if removal == "delete":
-        order = gone.int().argsort(dim=-1, stable=True)  # removed tokens end up as padding, the others keep their order
+        order = gone.int().argsort(dim=-1, stable=True)  # removed tokens become padding, the others keep their order
         target = target - (gone.cumsum(-1).gather(1, target[:, None]))[:, 0]
         ids, mask = ids.gather(1, order), (mask * ~gone).gather(1, order)
     else:
@@ -316,8 +296,7 @@ def _without(
 def _positions(target: int | Sequence[int] | Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     batch, tokens = ids.shape
     positions = torch.as_tensor(target, device=ids.device).reshape(-1)
-    integers = not positions.is_floating_point() and positions.dtype != torch.bool
-    if len(positions) not in (1, batch) or not integers:
+    if len(positions) not in (1, batch) or not _are_integers(positions):
         raise ArgumentError(f"target is {target!r}: pass a position, or one for each of the {batch} sentences.")
     positions = positions.long()  # small integers would wrap around where they are compared
     if not ((positions >= -tokens) & (positions < tokens)).all():
@@ -331,9 +310,8 @@ def _positions(target: int | Sequence[int] | Tensor, ids: Tensor, mask: Tensor) 
 def _forms(forms: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
     batch = len(ids)
     table = torch.as_tensor(forms, device=ids.device)
-    integers = not table.is_floating_point() and table.dtype != torch.bool
-    fits = integers and (table.ndim == 1 or (table.ndim == 2 and len(table) == batch))
-    if not fits or not table.numel():
+    fits = table.ndim == 1 or (table.ndim == 2 and len(table) == batch)
+    if not fits or not table.numel() or not _are_integers(table):
         raise ArgumentError(
             f"forms is {describe(table)}: pass token ids (forms,) or ({batch}, forms), the right one first."
         )
@@ -346,3 +324,7 @@ def _forms(forms: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
     if len(twice):
         raise ArgumentError(f"forms has the id {int(twice[0])} twice for one sentence: pass different ones.")
     return table.expand(batch, -1)
+
+
+def _are_integers(numbers: Tensor) -> bool:
+    return not numbers.is_floating_point() and numbers.dtype != torch.bool

@@ -71,19 +71,16 @@ def description_length(
     where :math:`p_k` is a probe trained on the first :math:`n_k` examples (`Voita & Titov 2020
     <https://aclanthology.org/2020.emnlp-main.14>`_). The first block is sent by a uniform code.
 
-    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ use the same probe: dropout 0.2, 128 units,
-    ReLU, layer norm, dropout 0.3. It is trained by AdamW at 0.001, in batches of 128, for at most 15 epochs, with a
-    patience of 5. There are four differences. The probe returns logits. Code lengths are in bits. The rate falls
-    linearly over all epochs. The best epoch is chosen on a tenth of the examples *already sent*, because a receiver
-    does not have the next block yet.
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ use the same probe and training. There are four
+    differences. The probe returns logits. Code lengths are in bits. The rate falls linearly over all epochs. The best
+    epoch is chosen on a tenth of the examples *already sent*, because a receiver does not have the next block yet.
 
     Args:
         states: Representations `(examples, d)`, of one layer. It runs on the CPU, in float32.
         labels: Integers `(examples,)` from 0.
         classes: The number K of classes. None: the highest label plus one.
         boundaries: The shares of the examples after each block, rising to 1. The first block needs 2 examples.
-        seed: Determines the order of the examples and the random numbers of training. The global random state is not
-            changed. Results differ between seeds.
+        seed: Determines the order of the examples and the random numbers of training, on which the result depends.
 
     Returns:
         The bits of each label, K, and the boundaries in examples.
@@ -178,19 +175,18 @@ def probing_correlation(
 
     .. math:: \rho = \operatorname{Spearman}_l\big(\tfrac1n \textstyle\sum_b a_{bl},\; c_l\big)
 
-    over layers l, with the bootstrap interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples
-    b, resampled in all layers together. The p-value is one-sided: all n! orders of the n layers are equally likely, and
-    it is exact for up to 8 layers, and from 99,999 random orders beyond. With few layers the correlation takes few
-    values: of 4 layers, p is never below 1/24, so that it cannot tell many methods apart. After `Mohebbi et al. 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
+    over layers l, with a percentile bootstrap interval over examples b, resampled in all layers together. The p-value
+    is one-sided: all n! orders of the n layers are equally likely. It is exact for up to 8 layers, and from 99,999
+    random orders beyond. Of 4 layers, p is never below 1/24, so that it cannot tell many methods apart. After `Mohebbi
+    et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
 
     Args:
         alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` returns
             it.
         compression: The compression given each layer's representations, `(layers,)`, see :func:`description_length`.
-        confidence: The confidence level of the interval.
-        resamples: The number of bootstrap resamples of the examples.
-        seed: The same seed gives the same interval.
+        confidence: See :func:`summarize`, like the arguments after it.
+        resamples: See there.
+        seed: See there.
 
     Returns:
         The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.

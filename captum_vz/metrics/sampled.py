@@ -1,4 +1,17 @@
-"""Faithfulness with removals at random: of sets of tokens, or of entries of the tokens' vectors."""
+"""Faithfulness with removals at random: of sets of tokens, or of entries of the tokens' vectors.
+
+>>> from captum_vz.metrics import MaskedSentences, Prediction
+>>> from captum_vz.testbed import load_model
+>>> model, tokenizer = load_model()
+>>> text = "the pictures of some hat [MASK] scaring marcus."
+>>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
+>>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
+>>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+>>> bool(infidelity(prediction, cue) < infidelity(prediction, cue.roll(1)))
+True
+>>> bool(soft_comprehensiveness(prediction, cue) > 0.5)
+True
+"""
 
 from __future__ import annotations
 
@@ -26,9 +39,8 @@ def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: 
     by `captum.metrics.infidelity` with `normalize=True`). Lower is better. The factor :math:`\beta` makes shares
     comparable with probabilities. It may be negative, so scores with all signs turned have the same infidelity.
 
-    It asks for additive scores, so it favours rows in proportion to the effects. A sentence whose prediction nothing
-    changes has an infidelity of 0 with any scores. The error is in squared probability, so compare methods on the same
-    sentences only.
+    It favours rows in proportion to the effects. A sentence whose prediction nothing changes has an infidelity of 0
+    with any scores. The error is in squared probability, so compare methods on the same sentences only.
 
     Args:
         prediction: Model, sentences and the way of removal.
@@ -38,16 +50,6 @@ def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: 
 
     Returns:
         `(batch,)` in float64. NaN for an example without content tokens, or with scores that give no order.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.mask_token_id)
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bool(infidelity(prediction, cue) < infidelity(prediction, cue.roll(1)))
-    True
     """
     content = prediction.content
     values, keep = scores_of_ids(scores, content)
@@ -102,19 +104,8 @@ def soft_comprehensiveness(prediction: Prediction, scores: Tensor, samples: int 
     Returns:
         `(batch,)` in float64. NaN for an example without content tokens, with scores that give no order, or whose
         prediction needs no content token.
-
-    >>> from captum_vz.metrics import MaskedSentences, Prediction
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> sentences = MaskedSentences.of_text(tokenizer, text, "are", "is")
-    >>> prediction = Prediction(model, sentences, tokenizer.unk_token_id)
-    >>> cue = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
-    >>> bool(soft_comprehensiveness(prediction, cue) > 0.5)
-    True
     """
-    whole, without, nothing, unknown = _soft(prediction, scores, samples, seed, kept=False)
-    return _divided((whole - without).clamp_min(0).mean(0), whole, nothing, unknown)
+    return _soft(prediction, scores, samples, seed, kept=False)
 
 
 def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, seed: int = 0) -> Tensor:
@@ -127,27 +118,19 @@ def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, 
     Higher is better, unlike in :func:`sufficiency`. See :func:`soft_comprehensiveness`, also for what it favours.
 
     Args:
-        prediction: A model of transformers, which takes `inputs_embeds`, and sentences. The way of removal is not used.
-        scores: `(batch, tokens)`, not negative.
-        samples: How many masks are drawn and averaged.
-        seed: The same seed gives the same masks, whatever else is in the batch.
+        prediction: See :func:`soft_comprehensiveness`, like the arguments after it.
+        scores: See there.
+        samples: See there.
+        seed: See there.
 
     Returns:
         `(batch,)` in float64; NaN as in :func:`soft_comprehensiveness`.
     """
-    whole, without, nothing, unknown = _soft(prediction, scores, samples, seed, kept=True)
-    return 1 - _divided((whole - without).clamp_min(0).mean(0), whole, nothing, unknown)
+    return 1 - _soft(prediction, scores, samples, seed, kept=True)
 
 
-def _divided(fall: Tensor, whole: Tensor, nothing: Tensor, unknown: Tensor) -> Tensor:
-    most = (whole - nothing).clamp_min(0)
-    return (fall / most).masked_fill(unknown | (most < _SAME), torch.nan)
-
-
-def _soft(
-    prediction: Prediction, scores: Tensor, samples: int, seed: int, kept: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The probabilities of whole, of perturbed `(samples, batch)` and of empty sentences; which are unknown."""
+def _soft(prediction: Prediction, scores: Tensor, samples: int, seed: int, kept: bool) -> Tensor:
+    """The fall of the probability in perturbed sentences, divided by that in empty ones, `(batch,)`."""
     content = prediction.content
     values, keep = scores_of_ids(scores, content)
     if (values[keep] < 0).any() or values[keep].isinf().any():
@@ -157,31 +140,24 @@ def _soft(
     largest = values.masked_fill(~keep, 0).amax(-1, keepdim=True)
     shares = (values / largest).nan_to_num(nan=0.0).masked_fill(~keep, 1)
     chance = (shares if kept else 1 - shares).masked_fill(~keep, 1)
-    words = _words(prediction)
-    vectors = words(prediction.ids)
-    width = vectors.shape[-1]
-    drawn = torch.stack([_mask(one, samples, width, seed) for one in chance], dim=1).to(vectors)
-    answer = prediction.best()
-    empty = (vectors * ~keep[..., None].to(vectors.device)).detach()
+    embeddings = getattr(prediction.model, "get_input_embeddings", None)
+    if embeddings is None:
+        kind = type(prediction.model).__name__
+        raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
+    vectors = embeddings()(prediction.ids).detach()
+    drawn = torch.stack([_mask(one, samples, vectors.shape[-1], seed) for one in chance], dim=1).to(vectors)
+    answer, whole = prediction.best(), prediction.probability(prediction.best())
     without = torch.stack([_probability(prediction, answer, vectors * mask) for mask in drawn])
-    unknown = without_order(values, keep) | (largest[:, 0] == 0)
-    return prediction.probability(answer), without, _probability(prediction, answer, empty), unknown
+    empty = _probability(prediction, answer, vectors * ~keep[..., None].to(vectors.device))
+    fall, most = (whole - without).clamp_min(0).mean(0), (whole - empty).clamp_min(0)
+    unknown = without_order(values, keep) | (largest[:, 0] == 0) | (most < _SAME)
+    return (fall / most).masked_fill(unknown, torch.nan)
 
 
 def _mask(chance: Tensor, samples: int, width: int, seed: int) -> Tensor:
     """Which entries are kept, booleans `(samples, tokens, width)`, the same for a token in batches of any length."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(len(chance), samples, width, generator=generator).transpose(0, 1)
-    return drawn < chance[:, None]
-
-
-def _words(prediction: Prediction) -> torch.nn.Module:
-    get = getattr(prediction.model, "get_input_embeddings", None)
-    if get is None:
-        kind = type(prediction.model).__name__
-        raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
-    found: torch.nn.Module = get()
-    return found
+    drawn = torch.rand(len(chance), samples, width, generator=torch.Generator().manual_seed(seed))
+    return drawn.transpose(0, 1) < chance[:, None]
 
 
 @torch.no_grad()

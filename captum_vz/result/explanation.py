@@ -9,15 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
-from captum_vz.result.drawing import draw_explanation, explanation_view
+from captum_vz.methods import METHODS
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
-from captum_vz.visualization import View, terminal_text
+from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization.pictures.rows import clear_tau
 
 if TYPE_CHECKING:
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
 TRUTH: Final = "blank-out"
 #: What a model predicts, with probabilities.
 Predictions = list[tuple[str, float]]
+
+
+def family_of(name: str) -> str:
+    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
+    method = METHODS.get(name)
+    if method is None:
+        return ""
+    if method.joins:
+        return "joins layers"
+    if method.explains_output:
+        return "explains the output"
+    return "a layer" if method.maps is not None else "without a model"
 
 
 @dataclass
@@ -47,6 +60,7 @@ class Explanation:
         refused: The methods that were left out, with the reason.
         truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
             NaN for tokens that are not blanked out. None: it was not asked for.
+        falls: How much the probability of the answer falls without each token, `(tokens,)`, negative if it rises.
         told: Sentences about the scores, which are printed below them.
     """
 
@@ -60,12 +74,18 @@ class Explanation:
     windows: list[tuple[int, int]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     truth: Tensor | None = None
+    falls: Tensor | None = None
     told: list[str] = field(default_factory=list)
 
     @property
     def first(self) -> Part:
         """What the first method computed."""
         return next(iter(self.parts.values()))
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is shown as a table of shares: there are several methods, or a truth."""
+        return len(self.parts) > 1 or self.truth is not None
 
     @property
     def method(self) -> str:
@@ -93,11 +113,6 @@ class Explanation:
         return next((one.layer for one in self.parts.values() if one.layer is not None), None)
 
     @property
-    def depth(self) -> int:
-        """The number of layers from which `layer` is chosen."""
-        return self.first.depth
-
-    @property
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
         return self.first.scope
@@ -105,7 +120,7 @@ class Explanation:
     @property
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
-        return self.first.is_signed
+        return self.first.method.is_signed
 
     @property
     def maps(self) -> list[Tensor]:
@@ -116,11 +131,6 @@ class Explanation:
     def rollout(self) -> Tensor | None:
         """The joined maps through all layers, see :class:`Maps`."""
         return self.first.maps.rollout
-
-    @property
-    def distances(self) -> list[Tensor]:
-        """The maps of Value Zeroing before rows are divided by their sums, see :class:`Maps`."""
-        return self.first.maps.distances
 
     @property
     def residual(self) -> float | str | None:
@@ -167,28 +177,69 @@ class Explanation:
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
-        return draw_explanation(self, **options)
+        part, title = self.first, self.first.method.title
+        look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
+        rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
+        if self.is_table:
+            return draw_comparison(self.shares, self.tokens, self.token, **(look | {"truth": self.truth} | options))
+        if self.is_signed:
+            look = {"scale": "shared", "title": f"{title} on the output", **options}
+            return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
+        if self.maps:
+            # Rows sum to 1, so pictures of any two texts have the same scale.
+            heading, label = f"{title}: the maps of the layers, and their rollout", "share of the row (rows sum to 1)"
+            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading, **options}
+            return draw_maps(part.named_maps(bool(self.windows)), self.tokens, self.token, **look)
+        if len(rows) > 1:
+            heading = ", ".join(filter(None, [title, part.scope]))
+            return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
+        only = {part.name: self.scores.double().cpu()}
+        return draw_comparison(only, self.tokens, self.token or 0, **(look | options))
 
     def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
-        """The interactive view of the maps of all methods, or of the rows.
+        """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
+
+        Value Zeroing has its distances, so that the page shows how much there was to divide.
 
         Args:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
         """
-        return explanation_view(title or self.first.method.title, self, about)
+        part, special = self.first, self.special or None
+        told: dict[str, Any] = {"title": title or part.method.title, "subtitle": self.prediction, "about": about}
+        cut = bool(self.windows)
+        maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
+        if not maps:
+            rows = {
+                one.name: {one.scope or "scores": torch.stack([row.scores for row in one.rows])}
+                for one in self.parts.values()
+            }
+            names, place = list(part.named_rows()), self.rows[0].token
+            if place is not None and len(names) == 1:
+                names, told["offset"] = [self.tokens[place]], place
+            return view(
+                rows, names, columns=self.tokens, column_words=self.words, special=self.special, token=0, **told
+            )
+        # Who asks for joined maps sees them first. All others see a layer.
+        layer = len(self.maps) if part.layer is None and self.rollout is not None else -1
+        layer = layer if part.layer is None else part.layer
+        shown = layer if len({len(one) for one in maps.values()}) == 1 and not cut else 0
+        return view(maps, self.tokens, words=self.words or None, special=special, token=self.token, layer=shown, **told)
 
     @property
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
-        words = ", ".join(f"{word} {number:.2f}" for word, number in self.predictions)
-        return f"The model predicts {words}." if words else ""
+        return f"The model predicts {self._predicted}." if self.predictions else ""
+
+    @property
+    def _predicted(self) -> str:
+        return ", ".join(f"{word} {number:.2f}" for word, number in self.predictions)
 
     def remarks(self) -> list[str]:
         """What the model predicts, how large the scores are, how the text was read, and which methods are left out."""
         found = list[str]()
-        if len(self.parts) == 1 and self.truth is None:
-            found += [f"the model predicts: {self.prediction[19:-1]}"] if self.predictions else []
+        if not self.is_table:
+            found += [f"the model predicts: {self._predicted}"] if self.predictions else []
             found += filter(None, [self.first.size()])
         found += self.told
         if self.windows:
@@ -200,22 +251,23 @@ class Explanation:
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
-        truth = {} if self.truth is None else {TRUTH: self.truth}
+        given = {"fall": self.falls, TRUTH: self.truth}
+        truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
         import pandas as pd
 
-        about = {"token": self.tokens, "explained": self._explained()}
+        about = {"token": self.tokens, "explained": self._explained}
         if self.raw_tokens:
             about |= {"raw": self.raw_tokens, "word": self.words, "special": self.special}
         return pd.DataFrame(about | {name: column.tolist() for name, column in self.columns().items()})
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
-        columns = [[one if one == one else "" for one in column.tolist()] for column in self.columns().values()]
-        rows = zip(self.tokens, self._explained(), *columns, strict=True)
+        columns = [["" if one is None else one for one in _known(column)] for column in self.columns().values()]
+        rows = zip(self.tokens, self._explained, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
@@ -225,11 +277,18 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """The numbers, as lists."""
         token = self.token
-        found: dict[str, Any] = {
+        found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
+        if self.is_table:
+            scores = {name: column.tolist() for name, column in self.shares.items()}
+            found |= {"token": token, "scores": scores, "refused": self.refused, "scopes": self.scopes}
+            if self.truth is None:
+                return found
+            numbers = {"agreement": self.agreement, "kendall": self.kendall}
+            known = {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
+            return found | {"truth": _known(self.truth)} | known
+        return found | {
             "method": self.method,
-            "tokens": self.tokens,
             "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
-            "layer": self.layer,
             "scores": self.scores.tolist(),
             "maps": [one.tolist() for one in self.maps],
             "rollout": None if self.rollout is None else self.rollout.tolist(),
@@ -243,25 +302,6 @@ class Explanation:
             "windows": [list(one) for one in self.windows],
             "residual": self.residual,
         }
-        return found if len(self.parts) == 1 and self.truth is None else self._compared()
-
-    def _compared(self) -> dict[str, Any]:
-        """The shares of several methods, as lists."""
-        found: dict[str, Any] = {
-            "tokens": self.tokens,
-            "token": self.token,
-            "layer": self.layer,
-            "scores": {name: column.tolist() for name, column in self.shares.items()},
-            "refused": self.refused,
-            "scopes": self.scopes,
-        }
-        if self.truth is None:
-            return found
-        known = {name: {k: None if x != x else x for k, x in of.items()} for name, of in self._agreements().items()}
-        return found | {"truth": [None if x != x else x for x in self.truth.tolist()]} | known
-
-    def _agreements(self) -> dict[str, dict[str, float]]:
-        return {"agreement": self.agreement, "kendall": self.kendall}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
@@ -274,14 +314,17 @@ class Explanation:
             color: Whether words and bars have the colours of a terminal.
             columns: The columns of the terminal; None: any number.
         """
-        if len(self.parts) > 1 or self.truth is not None:
+        if self.is_table:
             heads = [name.replace("-", "\n") for name in self.columns()]
-            table = text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))
-            return "\n".join([table, *self.remarks()])
-        lines = []
-        for row in self.rows:
-            lines.append(f"{self.first.title}: {self.first.heading(row)}")
-            lines.append(row_text(self, row, color, columns))
+            lines = [text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))]
+        else:
+            signed = self.is_signed
+            look: dict[str, Any] = {"full": None if signed else 1, "signed": signed, "columns": columns, "color": color}
+            lines = [
+                f"{self.first.title}: {self.first.heading(row)}\n"
+                + terminal_text(self.tokens, row.scores, row.token, **look)
+                for row in self.rows
+            ]
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
@@ -292,31 +335,32 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
-        if len(self.parts) > 1 or self.truth is not None:
-            columns = [column.tolist() for column in self.columns().values()]
-            rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
-            return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
-        return lines + str(self.view()._repr_html_())
+        if not self.is_table:
+            return lines + str(self.view()._repr_html_())
+        columns = [column.tolist() for column in self.columns().values()]
+        rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
+        return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
 
+    @property
     def _explained(self) -> list[bool]:
         return [place == self.token for place in range(len(self.tokens))]
 
     def _lines(self, marks: bool) -> list[list[str]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = {name: column.tolist() for name, column in self.columns().items()}
-        highest = {name: max((one for one in column if one == one), default=None) for name, column in columns.items()}
+        columns = list(map(_known, self.columns().values()))
+        highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
-            cells = []
-            for name, column in columns.items():
-                cell = f"{column[place]:.3f}" if column[place] == column[place] else ""
-                cells.append(cell + ("*" if column[place] == highest[name] else " ") if marks else cell)
-            mark = ">" if place == self.token else " "
-            lines.append([f"{mark} {place:>{digits}}  {token}" if marks else token, *cells])
+            numbers = [column[place] for column in columns]
+            cells = ["" if one is None else f"{one:.3f}" for one in numbers]
+            if marks:
+                stars = zip(cells, numbers, highest, strict=True)
+                cells = [cell + ("*" if cell.strip() and one == most else " ") for cell, one, most in stars]
+                token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
+            lines.append([token, *cells])
         return lines
 
 
-def row_text(found: Explanation, row: Row, color: bool = False, columns: int | None = None) -> str:
-    """A row as plain lines: shares with bars from 0 to 1, amounts with their signs."""
-    full, signed = (None, True) if found.is_signed else (1, False)
-    return terminal_text(found.tokens, row.scores, row.token, color=color, full=full, signed=signed, columns=columns)
+def _known(column: Tensor) -> list[float | None]:
+    """The numbers of a column, None for NaN."""
+    return [one if one == one else None for one in column.tolist()]

@@ -60,7 +60,6 @@ class Part:
         scores: All scores, raw and with their signs, `(rows, layers, tokens)`.
         layers: The names of these layers.
         layer: The layer that is shown, from 0; of joined maps, the last of the layers; None: all layers.
-        depth: The number of layers from which `layer` is chosen.
         make_maps: Computes the maps, when they are first needed.
     """
 
@@ -70,7 +69,6 @@ class Part:
     scores: Tensor
     layers: tuple[str, ...]
     layer: int | None
-    depth: int
     make_maps: Callable[[], Maps] = Maps
 
     @cached_property
@@ -95,11 +93,6 @@ class Part:
         return INSIDE if joining is None else joining.residual
 
     @property
-    def is_signed(self) -> bool:
-        """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
-        return self.method.is_signed
-
-    @property
     def shares(self) -> Tensor:
         """The sizes of the first row as shares of their sum, `(tokens,)` in float64."""
         return shares_of(self.rows[0].scores.double().cpu())
@@ -108,9 +101,10 @@ class Part:
         """The rows by names that differ. A word that occurs twice has its position before it."""
         names, found = [row.name for row in self.rows], {}
         for row in self.rows:
-            cut = row.window is not None and row.token is None
-            window = f", tokens {row.window[0]} to {row.window[1]}" if cut and row.window is not None else ""
             place = f"{row.token} " if names.count(row.name) > 1 and row.token is not None else ""
+            window = ""
+            if row.window is not None and row.token is None:
+                window = f", tokens {row.window[0]} to {row.window[1]}"
             found[f"{place}{row.name}{window}"] = row.scores
         return found
 
@@ -123,13 +117,15 @@ class Part:
 
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""
-        if self.is_signed:
+        if self.method.is_signed:
             return f"how much each token supports {row.name}"
         return f"how much {row.name} draws on each token"
 
     def size(self) -> str:
         """How large all scores of each row are together, in a sentence; empty for shares."""
-        known = [row for row in self.rows if row.explained and self.is_signed]
-        sizes = [(row, 100 * row.scores.abs().sum().item() / abs(row.explained or 1)) for row in known]
-        told = ", ".join(f"{row.name} {size:.0f} % of {row.explained:+.2f}" for row, size in sizes)
+        told = ", ".join(
+            f"{row.name} {100 * row.scores.abs().sum().item() / abs(row.explained):.0f} % of {row.explained:+.2f}"
+            for row in self.rows
+            if row.explained and self.method.is_signed
+        )
         return f"size of all scores together: {told}" if told else ""

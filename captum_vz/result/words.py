@@ -62,27 +62,17 @@ class TokenText:
         spans = word_spans("".join(letters))
         firsts = [first for first, _ in spans]
         stops = [match.end() for match in _SENTENCE_END.finditer(text)]
-        keys: list[Any] = []
-        sentences: list[int] = []
+        labels = tuple(readable_tokens(tokenizer, ids))
+        keys, sentences = list[tuple[bool, int]](), list[int]()  # whether it is a word of the text, and its number
         for index, (start, end, alone) in enumerate(zip(starts, ends, special, strict=True)):
             start += len(text[start:end]) - len(text[start:end].lstrip())  # a token may begin with a space
             word = bisect_right(firsts, start) - 1
             inside = not alone and word >= 0 and start < spans[word][1]
-            keys.append(("word", word) if inside else ("token", index))
+            keys.append((True, word) if inside else (False, index))
             sentences.append(bisect_right(stops, start))
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        labels = readable_tokens(tokenizer, ids)
-        texts = [labels[key[1]] if key[0] == "token" else text[slice(*spans[key[1]])] for key in numbers]
-        kept = [numbers[key] for key in keys]
-        return cls(
-            tuple(ids),
-            tuple(labels),
-            tuple(kept),
-            tuple(texts),
-            tuple(_numbered(sentences)),
-            special,
-            tuple(sections),
-        )
+        texts = tuple(text[slice(*spans[place])] if inside else labels[place] for inside, place in dict.fromkeys(keys))
+        groups = tuple(_numbered(keys)), texts, tuple(_numbered(sentences))
+        return cls(tuple(ids), labels, *groups, special, tuple(sections))
 
     def mask(self, kinds: Iterable[str | Collection[str]]) -> Tensor:
         """Whether each token belongs to one of the kinds of words, `(tokens,)`."""
@@ -122,13 +112,13 @@ class TokenText:
             if len(by) != len(self.ids):
                 raise ArgumentError(f"by has {len(by)} numbers, but there are {len(self.ids)} prompt tokens.")
             return _numbered(by), None
-        pairs = by.items() if isinstance(by, dict) else enumerate(by) if isinstance(by, (list, tuple)) else None
-        if pairs is None:
-            raise ArgumentError(f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans (start, stop).")
         try:
+            pairs = by.items() if isinstance(by, dict) else enumerate(by)
             sections = tuple((str(name), operator.index(start), operator.index(stop)) for name, (start, stop) in pairs)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"by is {by!r}: pass spans as pairs of positions (start, stop).") from error
+            raise ArgumentError(
+                f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans: pairs of positions (start, stop)."
+            ) from error
         return self._of_spans(sections), sections if isinstance(by, dict) else None
 
     def _of_spans(self, spans: Sequence[Section]) -> list[int]:

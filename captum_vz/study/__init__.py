@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from captum_vz.study.folder.provenance import sign_figure
     from captum_vz.study.results import Study, tied_pairs, with_interval
     from captum_vz.study.run import run_study
-    from captum_vz.study.scoring.copies import randomized_copies
-    from captum_vz.study.scoring.measuring import EvaluationBatch, Metric
+    from captum_vz.study.scoring import EvaluationBatch, Metric
     from captum_vz.study.scoring.metrics import (
         DEFAULT_METRICS,
         METRICS,
         lacks,
         metric_named,
+        randomized_copies,
         register_metric,
     )
     from captum_vz.study.scoring.sanity import sanity_checks, sensitivity
@@ -103,24 +103,16 @@ __all__ = [
     "write_whole",
 ]
 
-# These need the extra `study`, and take seconds to import. `compare` does not import them.
-_NEED_EXTRA = {
-    "examples.patching": ("Patched", "activation_patching", "value_patching"),
-    "folder": ("Source",),
-    "folder.provenance": ("sign_figure",),
-    "results": ("Study", "tied_pairs", "with_interval"),
-    "run": ("run_study",),
-    "scoring.copies": ("randomized_copies",),
-    "scoring.measuring": ("EvaluationBatch", "Metric"),
-    "scoring.metrics": ("DEFAULT_METRICS", "METRICS", "lacks", "metric_named", "register_metric"),
-    "scoring.sanity": ("sanity_checks", "sensitivity"),
-    "scoring.scorer": ("Scorer",),
-}
+# These modules need the extra `study`, and take seconds to import. `compare` does not import them.
+_NEED_EXTRA = (
+    "scoring.metrics scoring examples.patching scoring.scorer scoring.sanity folder folder.provenance results run"
+)
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _NEED_EXTRA.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra(__name__, "study"):
-        return getattr(import_module(f"{__name__}.{home}"), name)
+        for home in _NEED_EXTRA.split() if name in __all__ else ():
+            module = import_module(f"{__name__}.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
 from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number, reads_whole_text
 from captum_vz.subjects.texts import content_specials, prepare_text
+from captum_vz.testbed import EMBEDDED
 from captum_vz.testbed.grammar import other_number
-from captum_vz.testbed.model import EMBEDDED
 
 CLEAR: Final = 0.9  # the probability of an answer without a rival
 
@@ -43,8 +43,7 @@ def compare(
     The table shows shares, which are not negative and sum to 1. The result also holds raw scores, with their signs.
 
     Args:
-        model: What :func:`captum_vz.explain` takes: a name, a folder, a model with `tokenizer`, a pair of both, a
-            pipeline, or a SentenceTransformer. Of a model with encoder and decoder, the encoder is explained.
+        model: What :func:`captum_vz.explain` takes. Of a model with encoder and decoder, the encoder is explained.
         text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
         methods: Names of :data:`~captum_vz.study.METHODS`, classes, objects or functions, see
@@ -75,7 +74,6 @@ def compare(
         ArgumentError: A method is unknown; there is no such token, layer or target; or the text is too long or empty.
         RefusedError: A method that was named, or each of the default methods, refuses the model.
 
-    >>> from captum_vz.study import compare
     >>> print(compare("agreement", "the pictures of some hat [MASK].", ["value-zeroing", "attention", "position"]))
                      value
                    zeroing  attention  position
@@ -96,29 +94,26 @@ def compare(
     chosen = {name: method.of(subject) for name, method in given.items()}
     found = explained_by(subject, text, text_pair, wish, chosen, several is not None, advance)
     if truth:
-        found.truth = blanked_out(text, subject, token, target, foil).shares
+        blanked = blanked_out(text, subject, token, target, foil)
+        found.truth, found.falls = blanked.shares, blanked.falls
     return found
 
 
 def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[int] | None]:
     """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
-    found = [
-        None if wanted is None else [class_number(model, tokenizer, wanted, name)]
-        for name, wanted in (("target", target), ("foil", foil))
-    ]
+    wanted = {"target": target, "foil": foil}
+    found = [None if one is None else [class_number(model, tokenizer, one, name)] for name, one in wanted.items()]
     if found[0] is not None and found[0] == found[1]:
         raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
     return found
 
 
-@dataclass(frozen=True)
-class Truth:
+class Truth(NamedTuple):
     """What blanking out each token of one text does to the model's prediction.
 
-    Attributes:
-        answer: The word whose probability is measured, such as "are", or "are rather than is".
-        falls: How much this probability falls without each token, `(tokens,)` in float64, negative if it rises. NaN for
-            the explained token and for special tokens, which are not blanked out.
+    `answer` is the word whose probability is measured, such as "are", or "are rather than is". `falls` say how much
+    this probability falls without each token, `(tokens,)` in float64. They are negative if it rises, and NaN for the
+    explained token and for special tokens, which are not blanked out.
     """
 
     answer: str
@@ -138,33 +133,20 @@ def blanked_out(
     target: int | str | None = None,
     foil: int | str | None = None,
 ) -> Truth:
-    r"""How much the probability of the answer falls when a token is replaced.
+    r"""How much the probability of the answer falls when a token is replaced; the arguments are those of `compare`.
 
     .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
 
     Tokens are replaced by the tokenizer's unknown token. A tokenizer without one replaces them by its mask. Without a
-    mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used.
-
-    Args:
-        text: A text, or what the tokenizer returned for one.
-        subject: A model with logits `(batch, tokens, vocabulary)` or `(batch, tokens, labels)`, and its tokenizer.
-        token: Where the logits are read, see :func:`compare`. This token is never replaced.
-        target: The answer y. None: the model's prediction.
-        foil: A second answer. The model then chooses between the two only.
+    mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used. With a
+    foil, the model chooses between the two answers only.
 
     Raises:
-        ArgumentError: A word is not one token, or there is no such token.
-        RefusedError: The model returns no such logits.
+        RefusedError: The model returns no logits `(batch, tokens, vocabulary)` or `(batch, tokens, labels)`.
         ModuleNotFoundError: The extra `study` is not installed.
-
-    >>> from captum_vz.subjects import text_subject_of
-    >>> text = "the pictures of some hat [MASK] scaring marcus."
-    >>> truth = blanked_out(text, text_subject_of("agreement"), target="are", foil="is")
-    >>> truth.answer, int(truth.shares.nan_to_num().argmax())
-    ('are rather than is', 2)
     """
     from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-    from captum_vz.study.scoring.measuring import removal_of
+    from captum_vz.study.scoring import removal_of
 
     model, tokenizer = subject.model, subject.tokenizer
     target_ids, foil_ids = _numbers(model, tokenizer, target, foil)
@@ -174,13 +156,12 @@ def blanked_out(
             f"{type(model).__name__} has one label for the whole text: only words and labels of tokens are measured "
             "by blanking out. Leave the truth out: value-zeroing-effect shows how far the label's logit falls."
         )
-    ids = prepared.inputs["input_ids"]
+    ids, mask = prepared.inputs["input_ids"], prepared.inputs.get("attention_mask")
     blanks = content_specials(tokenizer)
     special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
     content, removal = content_tokens(ids, special), removal_of(tokenizer, next(iter(blanks), "delete"))
 
     def predicted(forms: list[int] | None) -> Prediction:
-        mask = prepared.inputs.get("attention_mask")
         return Prediction(model, MaskedSentences(ids, mask, prepared.token, content, forms), removal)
 
     answer = predicted(None).best() if target_ids is None else torch.tensor(target_ids)
@@ -188,45 +169,36 @@ def blanked_out(
     prediction = predicted(forms)
     places = prediction.content[0].nonzero()[:, 0].cpu()
     removed = torch.arange(ids.shape[1]) == places[:, None]
-    without = prediction.probability(answer, torch.zeros_like(places), removed)
     falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
-    falls[places] = prediction.probability(answer) - without
-    labels = class_labels(model)
-    words = [labels[one] if labels else tokenizer.decode([one]).strip() for one in forms or answer.tolist()]
-    return Truth(" rather than ".join(words), falls)
+    falls[places] = prediction.probability(answer) - prediction.probability(answer, torch.zeros_like(places), removed)
+    return Truth(" rather than ".join(_names(subject, forms or answer.tolist())), falls)
+
+
+def _names(subject: Subject, numbers: Sequence[int]) -> list[str]:
+    """The labels or words of some entries of the logits."""
+    labels = class_labels(subject.model)
+    return [labels[one] if labels else subject.tokenizer.decode([one]).strip() for one in numbers]
 
 
 def choose_foil(text: str, subject: Subject, token: str | None) -> tuple[str | None, str]:
     """A foil for an embedded model, whose question is known, and a sentence about it.
 
     For other models the foil is None, and the sentence says which answers compete. It is empty if none do.
-
-    Raises:
-        ArgumentError: There is no such token.
     """
-    words = _answers(text, subject, token)
-    (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
-    if subject.name in EMBEDDED:
-        forms = other_number(first)
-        foil = next((word for word, _ in words if word in forms), None)
-        if foil is not None:
-            question = f"why {first} and not {foil}, its likeliest form of the other number?"
-            return foil, f"{question} foil= asks for another word"
-    if share >= CLEAR:
-        return None, ""
-    rivals = f"{first} {share:.2f} competes with {second} {other:.2f}"
-    return None, f"{rivals}: foil={second} asks why {first} and not {second}"
-
-
-def _answers(text: str, subject: Subject, token: str | None) -> list[tuple[str, float]]:
-    """All words of the vocabulary, or labels, with their probabilities at the explained token, the likeliest first."""
-    model, tokenizer = subject.model, subject.tokenizer
-    prepared = prepare_text(model, tokenizer, text, token)
+    prepared = prepare_text(subject.model, subject.tokenizer, text, token)
     with torch.no_grad():
-        logits = getattr(model(**prepared.inputs), "logits", None)
-    if not isinstance(logits, Tensor) or logits.ndim != 3:
-        return []
+        logits = getattr(subject.model(**prepared.inputs), "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[-1] < 2:
+        return None, ""
     shares, ids = logits[0, prepared.token].float().softmax(-1).sort(descending=True)
-    labels = class_labels(model)
-    names = [labels[number] if labels else tokenizer.decode([number]).strip() for number in ids.tolist()]
-    return list(zip(names, shares.tolist(), strict=True))
+    words = _names(subject, ids.tolist())
+    if subject.name in EMBEDDED:
+        forms = other_number(words[0])
+        foil = next((word for word in words if word in forms), None)
+        if foil is not None:
+            question = f"why {words[0]} and not {foil}, its likeliest form of the other number?"
+            return foil, f"{question} foil= asks for another word"
+    if shares[0] >= CLEAR:
+        return None, ""
+    rivals = f"{words[0]} {shares[0]:.2f} competes with {words[1]} {shares[1]:.2f}"
+    return None, f"{rivals}: foil={words[1]} asks why {words[0]} and not {words[1]}"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz._files import safe_name, write_whole
+from captum_vz._start import room
 from captum_vz.errors import needs_extra
-from captum_vz.study.examples import Example
+from captum_vz.study.examples import Example, counted
 from captum_vz.study.figures import draw_differences, draw_summary
-from captum_vz.study.figures.style import write_figure
 from captum_vz.study.folder import (
     ALL,
     MANIFEST,
@@ -29,11 +29,10 @@ from captum_vz.study.folder import (
     own_device,
     read_examples,
     read_settings,
+    tables,
 )
 from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
-from captum_vz.study.folder.reading import collect, paired_differences, read_rows, skipped_rows, summarise
-from captum_vz.study.folder.tables import read_table, remove_unlisted, write_table
-from captum_vz.study.scoring.rows import COLUMNS
+from captum_vz.study.scoring import COLUMNS
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
@@ -51,14 +50,10 @@ MOST_TIES: Final = 4
 
 
 class Study:
-    """The results of a study, read from its folder.
+    """The results of a study, read from the folder that :func:`run_study` has written, or is writing.
 
-    Args:
-        folder: The folder that :func:`run_study` has written, or is writing.
-
-    Raises:
-        FileNotFoundError: The folder holds no study.
-        ValueError: A file is broken: the settings, or rows that are asked for.
+    A broken file is a ValueError. A folder without a study, and a summary of a study that is not finished, are a
+    FileNotFoundError.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -83,21 +78,13 @@ class Study:
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
-        """The rows of :meth:`rows` as a table of pyarrow, which many libraries take.
-
-        Args:
-            columns: See :meth:`rows`.
-        """
+        """The rows of :meth:`rows` as a table of pyarrow, which many libraries take."""
         every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
         wanted = every if columns is None else list(columns)
-        return latest(self.folder, lambda settings: read_rows(self.folder, settings, wanted))
+        return latest(self.folder, lambda settings: tables.read_rows(self.folder, settings, wanted))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
-        """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`.
-
-        Args:
-            columns: See :meth:`rows`.
-        """
+        """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`."""
         with needs_extra("to_dataset", "datasets"):
             from datasets import Dataset
         return Dataset(self.to_arrow(columns))
@@ -105,7 +92,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        return skipped_rows(latest(self.folder, partial(collect, self.folder)))
+        return tables.skipped_rows(latest(self.folder, partial(tables.collect, self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -114,53 +101,70 @@ class Study:
         The columns are ``model``, ``method``, ``layer``, ``group`` ("all": all examples), ``metric``, ``mean``,
         ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have no value, because
         constant scores order nothing) and ``skipped`` (how many could not be used).
-
-        Raises:
-            FileNotFoundError: The study is not finished.
         """
-        # A name may be "NA", "0.5" or empty. Only numbers can be missing.
-        names = ["model", "method", "group", "metric"]
-        types = {"layer": "Int64", **dict.fromkeys(names, str)}
-        summary = pd.read_csv(self._finished(SUMMARY), dtype=types, keep_default_na=False, na_values=[""])
-        return summary.fillna(dict.fromkeys(names, ""))
+        return self._table(SUMMARY)
 
     @property
     def differences(self) -> DataFrame:
         """For each model, metric and pair of methods their paired difference, in the last layers over all examples.
 
         The columns are ``model``, ``metric``, and those of :class:`~captum_vz.metrics.Difference`.
-
-        Raises:
-            FileNotFoundError: The study is not finished.
         """
-        missing = {"low": [""], "high": [""], "mean": [""]}
-        path = self._finished(DIFFERENCES)
-        types = dict.fromkeys(["model", "metric", "one", "other"], str)
-        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing)
+        return self._table(DIFFERENCES)
+
+    def _table(self, name: str) -> DataFrame:
+        """A table that a finished study has."""
+        path = self.folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
+        # A name may be "NA", "0.5" or empty. Only numbers can be missing.
+        names = dict.fromkeys(("model", "method", "group", "metric", "one", "other"), str)
+        table = pd.read_csv(path, dtype={"layer": "Int64", **names}, keep_default_na=False, na_values=[""])
+        return table.fillna(dict.fromkeys(names, ""))
+
+    def means(self, metrics: Iterable[str] | None = None, digits: int = 3) -> dict[str, DataFrame]:
+        """For each model a table in words, methods by metrics: the mean over all examples, and its interval.
+
+        Means are those of a method's last layer. Without `metrics`, all metrics of the folder are shown.
+        """
+        last = self.summary.query(f"group == {ALL!r}").groupby(["model", "method", "metric"], sort=False).tail(1)
+        last = last.assign(cell=[with_interval(one.mean, one.low, one.high, digits) for one in last.itertuples()])
+        last = last if metrics is None else last[last["metric"].isin([*metrics])]
+        return {
+            str(model): rows.pivot(index="method", columns="metric", values="cell")
+            .loc[rows["method"].unique(), rows["metric"].unique()]
+            .rename_axis(index=None, columns=str(model))
+            for model, rows in last.groupby("model", sort=False)
+        }
 
     def __str__(self) -> str:
-        """The means of each method's last layer over all examples, with their intervals: one line for each method."""
-        whole = self.summary.query(f"group == {ALL!r}")
-        last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
-        lines = []
-        for model, of_model in last.groupby("model", sort=False):
-            cells = [
-                with_interval(line.mean, line.low, line.high, 3) if line.examples else "-"
-                for line in of_model.itertuples(index=False)
-            ]
-            table = of_model.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
-            order = of_model["method"].unique(), of_model["metric"].unique()
-            table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
-            lines += [table.to_string(), ""]
-        return "\n".join([*lines, *self.lines()]).rstrip()
+        """The tables of :meth:`means`, and :meth:`lines`."""
+        return self.told()
 
-    def lines(self) -> list[str]:
+    def told(self, metrics: Sequence[str] | None = None) -> str:
+        """The study as it prints, of some metrics only."""
+        tables = [f"{table.to_string(line_width=room())}\n" for table in self.means(metrics).values()]
+        return "\n".join([*tables, *self.lines(metrics)]).rstrip()
+
+    def lines(self, metrics: Sequence[str] | None = None) -> list[str]:
         """Lines on the pairs of methods that are not shown to differ, and on skipped examples, with their numbers."""
-        skipped, lines = self.skipped, told_differences(self.differences)
+        skipped, differences, lines = self.skipped, self.differences, []
+        if metrics is not None:
+            differences = differences[differences["metric"].isin(metrics)]
+            skipped = skipped[skipped["metric"].isna() | skipped["metric"].isin(metrics)]
+        for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
+            ties, count = tied_pairs(rows), counted(int(rows["examples"].max()), "sentence")
+            few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
+            told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
+            if len(ties) == len(rows):
+                told = f"none of {len(rows)} pairs of methods is shown to differ ({count})"
+            elif not ties:
+                told = f"all {len(rows)} pairs of methods differ ({count})"
+            lines.append(f"{model}, {metric}: {told}")
         by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
         for who, rows in skipped.groupby(by, sort=False):
             why = f" ({rows['skipped'].iloc[0]})" if rows["skipped"].nunique() == 1 else ""
-            lines.append(f"{', '.join(filter(None, who))}: {len(rows)} examples skipped{why}")
+            lines.append(f"{', '.join(filter(None, who))}: {counted(len(rows), 'example')} skipped{why}")
         return lines
 
     def plot(self, metric: str) -> Figure:
@@ -182,11 +186,7 @@ class Study:
         return [example for block in blocks_of(self.settings) for example in read_examples(self.folder, block)]
 
     def check_used(self) -> None:
-        """Refuse a finished study with a model that could use no example.
-
-        Raises:
-            ValueError: There is such a model.
-        """
+        """Raises a ValueError if a model could use no example of a finished study."""
         whole = self.summary.query(f"group == {ALL!r}")
         for model, lines in whole.groupby("model", sort=False):
             if not (lines["examples"] + lines["undefined"]).any():
@@ -203,7 +203,7 @@ class Study:
         Of several launched processes, the first makes it.
 
         Args:
-            name: The name of the table, whose file is ``NAME.parquet``.
+            name: The name of the table, whose file is ``NAME-DIGEST.parquet``.
             source: The model and its tokenizer. Their weights must be those that have made the table.
             made_of: What else the table is made of, values that JSON can hold. Of other values, it is made again.
             make: Makes the table from the model, on the device of this process, and its tokenizer.
@@ -213,80 +213,50 @@ class Study:
         """
         weights, of = fingerprint(*source), digest(self.settings["captum_vz"], made_of)
         with lock_of(self.folder, safe_name(name)):
-            entry = read_settings(self.folder).get("tables", {}).get(name)
+            before = entry = read_settings(self.folder).get("tables", {}).get(name)
             if entry is None or entry["made_of"] != of or not (self.folder / entry["file"][0]).is_file():
                 with on_device(source, own_device()) as loaded:
                     table = pa.Table.from_pandas(make(*loaded), preserve_index=False)
-                entry = {"weights": weights, "made_of": of, "file": write_table(self.folder, safe_name(name), table)}
+                file = tables.write_table(self.folder, safe_name(name), table)
+                entry = {"weights": weights, "made_of": of, "file": file}
                 with changing(self.folder) as settings:
                     settings["tables"] = settings.get("tables", {}) | {name: entry}
-        check_weights(self.folder / entry["file"][0], name, entry["weights"], weights)
-        return read_table(self.folder, entry["file"]).to_pandas()
-
-    def _finished(self, name: str) -> Path:
-        """The path of a table that a finished study has."""
-        path = self.folder / name
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
-        return path
+                if before is not None and before["file"][0] != entry["file"][0]:
+                    (self.folder / before["file"][0]).unlink(missing_ok=True)
+            check_weights(self.folder / entry["file"][0], name, [entry["weights"]], weights)
+            return tables.read_table(self.folder, entry["file"]).to_pandas()
 
 
 def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:
-    """Write the summary, the skipped examples, the figures and the provenance, unless they are there.
-
-    Args:
-        folder: The folder of the study.
-        metrics: The metrics that are drawn.
-        confidence: The confidence level of the intervals.
-        resamples: The number of bootstrap resamples.
-    """
+    """Write the summary, the skipped examples, the figures of some metrics and the provenance, if they are missing."""
     with lock_of(folder, SUMMARY):
         settings = read_settings(folder)
         provenance = provenance_of(settings, confidence, resamples)
         if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
             return
-        settings, found = latest(folder, lambda now: (now, collect(folder, now)))
+        settings, found = latest(folder, lambda now: (now, tables.collect(folder, now)))
         provenance = provenance_of(settings, confidence, resamples)
-        summary = summarise(found, settings, confidence, resamples)
-        differences = paired_differences(found, settings, confidence, resamples)
+        summary = tables.summarise(found, settings, confidence, resamples)
+        differences = tables.paired_differences(found, settings, confidence, resamples)
         settings[PROVENANCE] = provenance
+        (folder / FIGURES).mkdir(exist_ok=True)
         for metric in metrics:
             drawn = {metric: draw_summary(summary, metric)}
             if metric in set(differences["metric"]):
                 drawn[f"{metric}-differences"] = draw_differences(differences, metric)
             for name, figure in drawn.items():
-                write_figure(sign_figure(figure, settings), folder / FIGURES / safe_name(name))
-        write_whole(folder / SKIPPED, skipped_rows(found).to_csv(index=False).encode())
+                sign_figure(figure, settings).savefig(folder / FIGURES / f"{safe_name(name)}.png")
+        write_whole(folder / SKIPPED, tables.skipped_rows(found).to_csv(index=False).encode())
         write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
         write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
         with changing(folder) as now:
             now[PROVENANCE] = provenance
-            remove_unlisted(folder, now)
+            tables.remove_unlisted(folder, now)
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:
-    """The pairs of methods that are not shown to differ, such as "alti = attention"."""
-    return [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
-
-
-def told_differences(differences: DataFrame) -> list[str]:
-    """For each model and metric a line: how many pairs of methods differ, and which are not shown to.
-
-    Args:
-        differences: As :attr:`Study.differences` has it.
-    """
-    lines = []
-    for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
-        ties, count = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
-        if len(ties) == len(rows):
-            told = f"none of {len(rows)} pairs of methods is shown to differ ({count})"
-        elif ties:
-            few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
-            told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
-        else:
-            told = f"all {len(rows)} pairs of methods differ ({count})"
-        lines.append(f"{model}, {metric}: {told}")
-    return lines
+    """The pairs of methods that are not shown to differ, such as "alti and attention"."""
+    return [f"{one} and {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
 
 
 def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:

@@ -1,6 +1,6 @@
 """Models x methods x examples, part after part, by this process, by those of a launcher, or by Ray.
 
-Processes share the work by the locks of the folder, so they need not know each other.
+Processes claim a missing part by a lock of its file in the folder, so they need not know each other.
 """
 
 from __future__ import annotations
@@ -10,27 +10,35 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
 from captum_vz._files import remove_temporary
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.methods import METHODS, given_methods
+from captum_vz.methods import METHODS, Method, given_methods
 from captum_vz.methods.given import PLUGIN
 from captum_vz.metrics.intervals import check_bootstrap
+from captum_vz.study import folder as store
 from captum_vz.study.examples import Example, as_examples
-from captum_vz.study.folder import check_groups, claim, fingerprint, own_device
-from captum_vz.study.folder.work import Job, check_model, check_model_weights
+from captum_vz.study.folder import Block
+from captum_vz.study.folder.provenance import code_identity, made_by
+from captum_vz.study.folder.tables import Lacking, add_rows, is_held, part_of, read_table
 from captum_vz.study.results import Study, write_results
-from captum_vz.study.scoring.identity import code_identity
-from captum_vz.study.scoring.metrics import METRICS, given_metrics
+from captum_vz.study.scoring import Metric, Row, measure, skipped_row
+from captum_vz.study.scoring.metrics import METRICS, given_metrics, lacks
+from captum_vz.study.scoring.scorer import Scorer
 from captum_vz.subjects import model_sources
+
+with needs_extra("captum_vz.study", "study"):
+    from filelock import Timeout
 
 #: The most examples of a part: what is computed again if a process is killed.
 BLOCK: Final = 64
@@ -70,25 +78,21 @@ def run_study(
     A study grows: a call with other models, methods, metrics or examples adds them to the folder, and computes only
     what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
     method or a metric whose source has changed is computed again. Metrics that a model cannot have are left out for
-    it, and its skipped examples say why.
+    it, and its skipped examples say why. A method that fails costs its own rows, and the reason is recorded.
 
     The folder holds ``study.json`` (the settings, the list of files, and what a reader needs to repeat the study),
     ``examples``, ``scores`` and ``values`` (Parquet files with rows), ``summary.csv``, ``differences.csv`` (of each
     pair of methods), ``skipped.csv`` and ``figures``.
 
     Args:
-        models: What :func:`captum_vz.explain` takes: a name, a folder, a pair of a model and its tokenizer, a pipeline.
-            Or several names, or a mapping from names to these, or to functions that return a model and its tokenizer.
-            A model is moved to the device of the process, and back. Its weights are compared with those of the
-            finished parts, even if no work is left. A function is called only if work is left.
+        models: What :func:`captum_vz.explain` takes, several names, or a mapping from names to these, or to functions
+            that return a model and its tokenizer, which are called only if work is left. A model is moved to the device
+            of the process, and back. Its weights are compared with those of the finished parts.
         examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
             of pyarrow, or a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study with the same `content_only`, which then grows.
-        methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
-            :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
-            None: :data:`~captum_vz.study.DEFAULT_METHODS`.
+        methods: See :class:`~captum_vz.study.Scorer`, like `metrics`.
         metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
-            None: cue alignment and blank-out.
         batch_size: The most sentences in a batch.
         content_only: See :class:`~captum_vz.study.Scorer`.
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
@@ -98,9 +102,6 @@ def run_study(
             `ray.init` has connected to, or of this machine. None: "accelerate" if several processes were launched,
             otherwise "local". All give the same rows.
         quiet: Whether there is no progress bar.
-
-    Returns:
-        The results: the `summary`, the `rows`, and the `skipped` examples with their reasons.
 
     Raises:
         ValueError: Unknown names; no examples or models; repeated ids; a model that can have none of the metrics; or a
@@ -119,43 +120,36 @@ def run_study(
     """
     models = model_sources(models)
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
-    _check_examples(examples)
-    fixed = {"captum_vz": __version__, "content_only": content_only}
     if not models or batch_size < 1:
         raise ValueError(f"models is {list(models)} and batch_size {batch_size}: pass at least 1 of each.")
+    _check_examples(examples)
     check_bootstrap(confidence, resamples)
-    check_engine(engine)
+    _check_engine(engine)
+    folder, fixed = Path(output), {"captum_vz": __version__, "content_only": content_only}
+    sources = {name: one if one.source is None else one.source for name, one in chosen.items()}
+    codes = {
+        "methods": {name: code_identity(sources[name], one.version) for name, one in chosen.items()},
+        "metrics": {name: code_identity(one.values, one.version) for name, one in measures.items()},
+    }
     options = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS, "content_only": content_only}
+    job = Job(folder, models, chosen, measures, codes, [], options)
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
-        check_model(name, source, chosen, measures, options)
-    folder = Path(output)
-    code = {name: code_identity(one if one.source is None else one.source, one.version) for name, one in chosen.items()}
-    measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
-    blocks = claim(folder, fixed, list(models), code, measured, examples, BLOCK)
+        job.scorer(name, source)  # an error, before the folder is written
+    job = job._replace(
+        blocks=store.claim(folder, fixed, list(models), codes["methods"], codes["metrics"], examples, BLOCK)
+    )
     for name, (model, tokenizer) in loaded.items():
-        check_model_weights(folder, name, fingerprint(model, tokenizer))
-    job = Job(folder, models, chosen, measures, {"methods": code, "metrics": measured}, blocks, options)
-    total, checked = job.size_left(), _with_checked(job)
+        job.check_weights(name, store.fingerprint(model, tokenizer))
+    total = job.size_left()
     with tqdm(total=total, unit="example", desc="study", disable=quiet or not total) as bar:
         if engine == "ray":
-            run_on_ray(job, lambda left: bar.update(total - left - bar.n))
+            _run_on_ray(job, lambda left: bar.update(total - left - bar.n))
         else:
-            checked.compute(own_device(), bar.update)
+            job.compute(store.own_device(), bar.update)
     remove_temporary(folder)
     write_results(folder, measures, confidence, resamples)
     return Study(folder)
-
-
-def _with_checked(job: Job) -> Job:
-    """The job, after all models that it must load were checked. The first of them stays loaded."""
-    models = dict(job.models)
-    for name, source in reversed(list(job.models.items())):
-        if callable(source) and any(job.needs_model(one) for _, missing in job.left(name) for one in missing):
-            loaded = source()
-            check_model(name, loaded, job.methods, job.metrics, job.options)
-            models = {**job.models, name: loaded}
-    return job._replace(models=models)
 
 
 def _check_examples(examples: Sequence[Example]) -> None:
@@ -164,16 +158,14 @@ def _check_examples(examples: Sequence[Example]) -> None:
         raise ValueError("examples is empty: pass at least one.")
     repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
     if repeated:
-        raise ValueError(
-            f"{len(repeated)} ids are used by several examples, such as {repeated[0]!r}: pass different ids."
-        )
-    check_groups(examples)
+        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
+    store.check_groups(examples)
 
 
-def check_engine(engine: str | None) -> None:
+def _check_engine(engine: str | None) -> None:
     """Refuse an engine that is unknown, or does not fit the number of processes that were launched."""
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if engine is not None and engine not in ENGINES:
+    if engine not in (None, *ENGINES):
         raise ArgumentError(f"engine is {engine!r}: pass one of {', '.join(map(repr, ENGINES))}.", "engine")
     if launched > 1 and engine in ("local", "ray"):
         raise ArgumentError(
@@ -181,15 +173,154 @@ def check_engine(engine: str | None) -> None:
         )
 
 
-def run_on_ray(job: Job, show: Callable[[int], object]) -> None:
+class Job(NamedTuple):
+    """What a start of a study wants: rows of models, methods and metrics for some blocks of examples.
+
+    `codes` are the identities of the code, of "methods" and "metrics". `options` are those of a `Scorer`.
+    """
+
+    folder: Path
+    models: Mapping[str, store.Source]
+    methods: Mapping[str, Method]
+    metrics: Mapping[str, Metric]
+    codes: Mapping[str, Mapping[str, str]]
+    blocks: list[Block]
+    options: Mapping[str, Any]
+
+    def read(self) -> dict[str, Any]:
+        """The settings of the folder, with the code of this job: another start may have other code for a name."""
+        settings = store.read_settings(self.folder)
+        return settings | {name: settings[name] | codes for name, codes in self.codes.items()}
+
+    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> tuple[list[str], Lacking]:
+        """What the folder lacks of one model and one block: methods without scores, and metrics of methods."""
+        part = part_of(self.folder, settings, model, block)
+
+        def is_left(method: str, metric: str | None = None) -> bool:
+            """Whether it is not there, or ran out of memory and is computed again."""
+            held = part is not None and is_held(settings, part, method, metric)
+            return not held or part is None or [method, metric or ""] in part["again"]
+
+        methods = [name for name in self.methods if is_left(name)]
+        lacking: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for name in self.methods:
+            some = tuple(metric for metric in self.metrics if name in methods or is_left(name, metric))
+            if some:
+                lacking[some] = (*lacking.get(some, ()), name)
+        return methods, lacking
+
+    def left(self, model: str) -> list[Block]:
+        """The blocks of a model that lack something."""
+        settings = self.read()
+        return [block for block in self.blocks if self.missing(settings, model, block)[1]]
+
+    def size_left(self) -> int:
+        """The number of examples in blocks that lack something, over all models."""
+        return sum(block.size for model in self.models for block in self.left(model))
+
+    def runs(self, methods: Collection[str], lacking: Lacking) -> bool:
+        """Whether the model runs for what is missing."""
+        return bool(methods) or any(self.metrics[name].needs_model for names in lacking for name in names)
+
+    def compute(self, device: torch.device, advance: Callable[[int], object]) -> None:
+        """Compute what is missing. What other processes compute comes last: it is awaited, or taken from a dead one."""
+        busy: list[tuple[str, Block]] = []
+        for model in self.models:
+            with ExitStack() as stack:
+                load = cache(partial(self._load, model, device, stack))
+                busy += [(model, one) for one in self.left(model) if not self._do(model, one, load, advance, 0)]
+        for model, block in busy:
+            with ExitStack() as stack:
+                self._do(model, block, partial(self._load, model, device, stack), advance, -1)
+
+    def scorer(self, name: str, loaded: store.Loaded) -> Scorer:
+        """A scorer of the methods.
+
+        Raises:
+            ValueError: The model is in train mode, or it can have none of the metrics.
+        """
+        without = self.without(loaded)
+        if len(without) == len(self.metrics):
+            raise ValueError(
+                f"model {name!r} can have none of the metrics {', '.join(without)}: {next(iter(without.values()))}. "
+                "Pass other metrics, such as cue_dot and cue_ap."
+            )
+        return Scorer(*loaded, self.methods, "cue_dot", **self.options)
+
+    def without(self, loaded: store.Loaded) -> dict[str, str]:
+        """The metrics that a model cannot have, with the reasons."""
+        return {name: reason for name, metric in self.metrics.items() if (reason := lacks(metric, *loaded))}
+
+    def check_weights(self, name: str, weights: str) -> None:
+        """Refuse a model with other weights than those that made its finished parts."""
+        store.check_weights(self.folder, name, store.known_weights(store.read_settings(self.folder), name), weights)
+
+    def _load(self, model: str, device: torch.device, stack: ExitStack) -> tuple[Scorer, dict[str, Any]]:
+        """A model that runs the methods, with its fingerprint, and what a reader is told of it."""
+        loaded, tokenizer = stack.enter_context(store.on_device(self.models[model], device))
+        scorer, maker = self.scorer(model, (loaded, tokenizer)), made_by(loaded)
+        weights = store.fingerprint(loaded, tokenizer, maker["weights"])
+        self.check_weights(model, weights)
+        return scorer, {"weights": weights, "made_by": maker}
+
+    def _do(
+        self,
+        model: str,
+        block: Block,
+        load: Callable[[], tuple[Scorer, dict[str, Any]]],
+        advance: Callable[[int], object],
+        timeout: float,
+    ) -> bool:
+        """Compute what one block lacks; False if another process holds it for longer than `timeout`."""
+        try:
+            with store.lock_of(self.folder, store.stem_of(self.read(), model, block)).acquire(timeout=timeout):
+                settings = self.read()  # another process may have computed it
+                methods, lacking = self.missing(settings, model, block)
+                if not lacking:
+                    advance(block.size)
+                    return True
+                part, examples = part_of(self.folder, settings, model, block), store.read_examples(self.folder, block)
+                scorer, made = (
+                    load() if self.runs(methods, lacking) else (None, settings["holds"][(part or {})["holds"]])
+                )
+                rows: list[Row] = scorer.of_methods(methods).scores(examples, advance) if methods and scorer else []
+                if not methods:
+                    advance(block.size)
+                scores = [row for row in rows if row["skipped"] is None]
+                known = {name for some in lacking.values() for name in some if name not in methods}
+                if part and known:
+                    stored = read_table(self.folder, part["files"]["scores"]).to_pylist()
+                    scores += [row for row in stored if row["method"] in known]
+                for names, some in lacking.items():
+                    rows += self._values(names, [row for row in scores if row["method"] in some], examples, scorer)
+                add_rows(self.folder, self.codes, model, block, methods, lacking, rows, made)
+        except Timeout:
+            return False
+        return True
+
+    def _values(
+        self, names: Sequence[str], rows: Sequence[Row], examples: Sequence[Example], scorer: Scorer | None
+    ) -> list[Row]:
+        """The values of some metrics of rows, and the reasons for those that are missing."""
+        without = self.without((scorer.model, scorer.tokenizer)) if scorer else {}
+        metrics = {name: self.metrics[name] for name in names if name not in without}
+        sizes, content_only = (self.options["batch_size"], self.options["batch_tokens"]), self.options["content_only"]
+        found = measure(metrics, {one.id: one for one in examples}, rows, scorer, sizes, content_only)
+        found += [skipped_row(without[name], one, None, name) for name in names if name in without for one in examples]
+        keys = [{name: row[name] for name in ("example", "method", "layer")} | {"skipped": None} for row in rows]
+        return found + [
+            key | {"metric": name, "value": row[name]}
+            for key, row in zip(keys, rows, strict=True)
+            for name in metrics
+            if row[name] is not None
+        ]
+
+
+def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
     """Compute a job by a worker on each device of a Ray cluster. Without GPUs, each CPU is a device.
 
     A worker that dies starts again, and takes what is left. If Ray is not running in this process, it is started on
-    this machine, and stopped at the end.
-
-    Args:
-        job: The job. All machines must see its folder. The functions in it are sent to the workers.
-        show: Called with the number of examples that are left, now and then.
+    this machine, and stopped at the end. Now and then, `show` is called with the number of examples that are left.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
@@ -197,28 +328,48 @@ def run_on_ray(job: Job, show: Callable[[int], object]) -> None:
     """
     with needs_extra("engine='ray'", "ray"):
         ray: Any = import_module("ray")
-    left = sum(len(list(job.left(model))) for model in job.models)
+    left = sum(len(job.left(model)) for model in job.models)
     if not left:
         return
-    with _cluster(ray):
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            stack.callback(ray.shutdown)
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            except Exception as error:  # Ray raises plain exceptions
+                raise RuntimeError(f"Ray cannot be started on this machine: {error}") from error
         has = ray.cluster_resources()
         gpus = int(has.get("GPU", 0))
         worker = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_work)
-        packed = _packed(ray, job)
+        packed = _packed(ray.cloudpickle, job)
         running = [worker.remote(packed) for _ in range(min(left, gpus or int(has.get("CPU", 1))))]
         try:
             while running:
                 done, running = ray.wait(running, timeout=2)
                 show(job.size_left())
-                for error in filter(None, ray.get(done)):
-                    raise pickle.loads(error)
+                ray.get(done)
         except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", error)  # what a worker raised, unless it cannot be copied
+            if not isinstance(cause, ray.exceptions.RayError):
+                raise cause from None
             told = f"Ray failed ({type(error).__name__}); a worker may have run out of memory"
             raise RuntimeError(f"{told}. {STAYS}") from error
 
 
-def _work(packed: bytes) -> bytes | None:
-    """Do a job in a worker of Ray, and return its error, which is raised where the study was called."""
+def _packed(pickler: Any, job: Job) -> bytes:
+    """A job as bytes. The functions of plugins go with their code, because workers cannot import a plugin."""
+    registries = ((job.methods, METHODS), (job.metrics, METRICS))
+    known = [{name for name, one in some.items() if not one.own and all_.get(name) is one} for some, all_ in registries]
+    with ExitStack() as stack:
+        for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
+            pickler.register_pickle_by_value(module)
+            stack.callback(pickler.unregister_pickle_by_value, module)
+        packed: bytes = pickler.dumps((job, *known, os.getcwd()))
+    return packed
+
+
+def _work(packed: bytes) -> None:
+    """Do a job in a worker of Ray."""
     job, methods, metrics, where = pickle.loads(packed)
     with suppress(OSError):  # names of files may be relative
         os.chdir(where)
@@ -227,48 +378,4 @@ def _work(packed: bytes) -> bytes | None:
         methods={name: METHODS[name] if name in methods else one for name, one in job.methods.items()},
         metrics={name: METRICS[name] if name in metrics else one for name, one in job.metrics.items()},
     )
-    try:
-        job.compute(own_device(), lambda count: None)
-    except Exception as error:
-        try:
-            pickle.loads(found := pickle.dumps(error))
-        except Exception:  # any class may fail to be copied
-            found = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        return found
-    return None
-
-
-@contextmanager
-def _cluster(ray: Any) -> Iterator[None]:
-    """Ray, which is stopped at the end if it was started here."""
-    started = not ray.is_initialized()
-    if started:
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-        except Exception as error:  # Ray raises plain exceptions
-            ray.shutdown()
-            raise RuntimeError(f"Ray cannot be started on this machine: {error}") from error
-    try:
-        yield
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _packed(ray: Any, job: Job) -> bytes:
-    """A job as bytes. The functions of plugins go with their code, because workers cannot import a plugin."""
-    plugins = [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]
-    for module in plugins:
-        ray.cloudpickle.register_pickle_by_value(module)
-    try:
-        registered = _registered(job.methods, METHODS), _registered(job.metrics, METRICS)
-        packed: bytes = ray.cloudpickle.dumps((job, *registered, os.getcwd()))
-    finally:
-        for module in plugins:
-            ray.cloudpickle.unregister_pickle_by_value(module)
-    return packed
-
-
-def _registered(given: Mapping[str, Any], registry: Mapping[str, Any]) -> set[str]:
-    """The names of what is this package's."""
-    return {name for name, one in given.items() if not one.own and registry.get(name) is one}
+    job.compute(store.own_device(), lambda count: None)

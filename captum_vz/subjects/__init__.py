@@ -1,9 +1,245 @@
-"""What is explained: a model by its name, its folder or as an object, and what makes its inputs.
+"""The model that a user names: by its name, its folder or as an object, with what makes its inputs."""
 
-subject_of     the model that a user passes, with its tokenizer and its layers
-model_sources  the models of a study
-"""
+from __future__ import annotations
 
-from captum_vz.subjects.subject import Subject, check_order, model_sources, parts_of, subject_of, text_subject_of
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Subject", "check_order", "model_sources", "parts_of", "subject_of", "text_subject_of"]
+import torch
+from torch import Tensor, nn
+
+from captum_vz import find_layers
+from captum_vz.errors import ArgumentError
+from captum_vz.subjects import heads
+from captum_vz.subjects.loading import find_models, load, pooling_of
+
+TAKEN = (
+    "pass the name of a folder or of an embedded model, a model of transformers with tokenizer=, both as a pair, a "
+    "pipeline of transformers, or a SentenceTransformer"
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is explained.
+
+    Attributes:
+        model: The model of transformers.
+        forward: What is run, by keyword: the model, or a function around it.
+        layers: The layers whose values are zeroed.
+        tokenizer: Makes the inputs of a text. None: images or sound.
+        processor: Makes the inputs of an image or of sound.
+        task: What the model does, see :mod:`captum_vz.subjects.heads`.
+        name: What the user calls it: the name or the folder, else the name of its class.
+    """
+
+    model: Any
+    forward: Callable[..., Any]
+    layers: list[nn.Module]
+    tokenizer: Any
+    processor: Any = None
+    task: str = heads.ENCODER
+    name: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its input is a text."""
+        return self.task not in (*heads.OF_IMAGES, *heads.OF_SOUND)
+
+    @property
+    def parts(self) -> tuple[Any, Any]:
+        """The module that is run, and its tokenizer."""
+        return self.forward if isinstance(self.forward, nn.Module) else self.model, self.tokenizer
+
+    @property
+    def depth(self) -> int:
+        """How many maps of layers there are. ALBERT's only layer runs as often as the configuration says."""
+        if self.model.config.is_encoder_decoder:  # the number in the configuration is that of one of its two stacks
+            return len(self.layers)
+        return max(len(self.layers), getattr(self.model.config, "num_hidden_layers", 0))
+
+    @property
+    def encoder(self) -> Subject:
+        """The encoder of an encoder-decoder, whose maps explain the text; any other model as it is."""
+        part = heads.encoder_of(self.model)
+        if part is self.model or self.task not in (heads.SEQ2SEQ, heads.ENCODER):
+            return self
+        return replace(self, model=part, forward=part, layers=find_layers(part), task=heads.ENCODER)
+
+    @property
+    def sentences(self) -> Subject | None:
+        """The encoder of sentences that the folder of the model describes. None: it describes none."""
+        pooling = pooling_of(self.name) if self.task == heads.ENCODER else None
+
+        def embedding(**inputs: Any) -> Tensor:
+            """The mean of the states of all tokens, or the state of the first token."""
+            states: Tensor = self.model(**inputs).last_hidden_state
+            there = inputs["attention_mask"][..., None].to(states.dtype)
+            return states[:, 0] if pooling == "cls" else (states * there).sum(1) / there.sum(1)
+
+        return None if pooling is None else replace(self, forward=embedding, task=heads.SENTENCE)
+
+
+def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: str | None = None) -> Subject:
+    """The model that a user passes, with what makes its inputs.
+
+    Args:
+        given: What :func:`captum_vz.explain` takes, or what this function returned.
+        tokenizer: The tokenizer of a model, or the processor of its images or sound.
+        hub: Whether the Hugging Face hub may be asked for a name.
+        stack: The stack of layers, see :func:`captum_vz.find_layers`.
+
+    Raises:
+        ArgumentError: It is something else, the tokenizer is missing, or there is no such stack.
+
+    >>> subject_of("agreement").task
+    'masked-lm'
+    """
+    if isinstance(given, Subject):
+        return given
+    if isinstance(given, tuple) and len(given) == 2 and tokenizer is None:
+        given, tokenizer = given
+    if isinstance(given, (str, Path)):
+        model, tokenizer = load(str(given), hub)
+        return _of_model(model, tokenizer, stack=stack, name=str(given))
+    if _is_of(given, "transformers.pipelines"):
+        if given.task == "zero-shot-classification":
+            raise ArgumentError(
+                "a zero-shot pipeline asks its model one question for each label: pass (pipe.model, pipe.tokenizer), "
+                "and the question as text_pair, such as 'This example is about sport.'"
+            )
+        made = given.image_processor or given.feature_extractor or tokenizer
+        return _of_model(given.model, tokenizer or given.tokenizer, made, stack)
+    if _is_of(given, "sentence_transformers"):
+        return _of_sentences(given)
+    if not isinstance(given, nn.Module):
+        raise ArgumentError(f"the model is of type {type(given).__name__}: {TAKEN}.", "model")
+    return _of_model(given, tokenizer, stack=stack)
+
+
+def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
+    """:func:`subject_of` for calls that read one text. Of a model with encoder and decoder, the encoder."""
+    subject = subject_of(given, tokenizer).encoder
+    if not subject.reads_text or subject.task == heads.CHOICE:
+        raise ArgumentError(
+            f"model is a {type(subject.model).__name__}, which reads no text by itself: pass it to captum_vz.explain, "
+            "or pass another model.",
+            "model",
+        )
+    return subject
+
+
+def check_order(call: str, text: Any) -> None:
+    """Refuse a tokenizer in the place of a text, where earlier versions took it."""
+    if all(callable(getattr(text, name, None)) for name in ("encode", "decode")):
+        raise ArgumentError(
+            f"{call} was given a {type(text).__name__} in the place of its text: pass the model and its tokenizer as a "
+            f"pair, {call}((model, tokenizer), text), or pass tokenizer=."
+        )
+
+
+def parts_of(given: Any, tokenizer: Any = None) -> tuple[Any, Any]:
+    """The model and its tokenizer, for calls that may also be given a model alone, or a function."""
+    if isinstance(given, tuple) and len(given) == 2 and tokenizer is None:
+        given, tokenizer = given
+    if isinstance(given, nn.Module) and not _is_of(given, "sentence_transformers"):
+        return given, tokenizer
+    return subject_of(given, tokenizer).parts
+
+
+def model_sources(models: Any) -> dict[str, Any]:
+    """For each name a model and its tokenizer, or a function that loads them, as studies take them.
+
+    Args:
+        models: What :func:`subject_of` takes; several names; or a mapping from names to these, or to functions that
+            return a model and its tokenizer.
+
+    Raises:
+        ArgumentError: There is no such model, or a model reads no text.
+
+    >>> model_sources("agreement")["agreement"]()[0].config.num_hidden_layers
+    4
+    """
+    if isinstance(models, (list, tuple)) and models and all(isinstance(one, (str, Path)) for one in models):
+        models = {str(one): one for one in models}
+    if not isinstance(models, Mapping):
+        name = str(models) if isinstance(models, (str, Path)) else subject_of(models).name
+        models = {name: models}
+    find_models(str(one) for one in models.values() if isinstance(one, (str, Path)))
+    return {str(name): _source(one) for name, one in models.items()}
+
+
+def _source(given: Any) -> Any:
+    if isinstance(given, (str, Path)):
+        return partial(_loaded, str(given))
+    known = isinstance(given, (nn.Module, Subject, tuple)) or _is_of(given, "transformers") or not callable(given)
+    return _loaded(given) if known else given
+
+
+def _loaded(given: Any) -> tuple[Any, Any]:
+    return text_subject_of(given).parts
+
+
+def _is_of(given: Any, package: str) -> bool:
+    """Whether an object's class is of a package, which takes seconds to import."""
+    return any(kind.__module__.startswith(package) for kind in type(given).__mro__)
+
+
+def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | None = None, name: str = "") -> Subject:
+    task, kind = heads.task_of(model), type(model).__name__
+    named = next((one for one in heads.models_inside(model) if hasattr(one, "config")), None)
+    if task in (*heads.OF_IMAGES, *heads.OF_SOUND):
+        processor = processor or tokenizer
+        tokenizer = tokenizer if task == heads.SPEECH and hasattr(tokenizer, "convert_ids_to_tokens") else None
+        if processor is None:
+            raise ArgumentError(
+                f"the model {kind} comes without the processor of its images or sound: pass it as tokenizer=."
+            )
+    elif tokenizer is None:
+        raise ArgumentError(f"the model {kind} comes without its tokenizer: pass it as tokenizer=.")
+    elif not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        raise ArgumentError(
+            f"tokenizer is of type {type(tokenizer).__name__}, which makes no text for {kind}: pass the model's "
+            "tokenizer. Images and sound are explained for models with a head for classes (ForImageClassification, "
+            "ForAudioClassification, ForCTC).",
+            "tokenizer",
+        )
+    if named is None:
+        raise ArgumentError(
+            f"{kind} has no config, so it is no model of transformers: {TAKEN}. For other models use the classes, "
+            "which take any function."
+        )
+    if heads.encoder_of(model) is not model:
+        if stack not in (None, "encoder") and (stack, task) != ("decoder", heads.SEQ2SEQ):
+            raise ArgumentError(
+                f"stack is {stack!r}, but {kind} is explained in its encoder: pass 'encoder'. A model that generates "
+                "text also takes 'decoder', which explains the words that it generates.",
+                "stack",
+            )
+        stack = "encoder"
+    return Subject(named, model, find_layers(model, stack), tokenizer, processor, task, name or kind)
+
+
+def _of_sentences(given: Any) -> Subject:
+    """A SentenceTransformer: its first module is a model of transformers."""
+    model, name = getattr(given[0], "auto_model", None), type(given).__name__
+    if model is None:
+        raise ArgumentError(
+            f"the first module of {name} is a {type(given[0]).__name__}, which is no model of transformers: pass a "
+            "SentenceTransformer that begins with one."
+        )
+
+    def embedding(**inputs: Any) -> Tensor:
+        found: Tensor = given(inputs)["sentence_embedding"]
+        return found
+
+    return Subject(model, embedding, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)

@@ -45,8 +45,14 @@ def encoder_of(model: Any) -> Any:
 
 
 def task_of(model: Any) -> str:
-    """The task of a model, by the names of its classes, also inside wrappers."""
-    task = next(filter(None, map(task_of_class, class_names(model))), ENCODER)
+    """The task of a model, by the names of its classes, from its own to torch's, also inside wrappers.
+
+    >>> from captum_vz.testbed import load_model
+    >>> task_of(load_model()[0])
+    'masked-lm'
+    """
+    names = (kind.__name__ for one in models_inside(model) for kind in type(one).__mro__)
+    task = next(filter(None, map(task_of_class, names)), ENCODER)
     # Models of sound have the same ending.
     return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
 
@@ -69,34 +75,19 @@ def models_inside(model: Any) -> Iterator[Any]:
         (model,) = children
 
 
-def class_names(model: Any) -> list[str]:
-    """The names of a model's classes, from its own to torch's, and of those of the models inside its wrappers.
-
-    >>> from captum_vz.testbed import load_model
-    >>> class_names(load_model()[0])[:2]
-    ['BertForMaskedLM', 'BertPreTrainedModel']
-    """
-    return [kind.__name__ for one in models_inside(model) for kind in type(one).__mro__]
-
-
 def predicts_next(model: Any) -> bool:
-    """Whether a model predicts the next token of a text, from the tokens before it.
-
-    >>> from captum_vz.testbed import load_model
-    >>> predicts_next(load_model()[0]), predicts_next(load_model("causal")[0])
-    (False, True)
-    """
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in class_names(model))
+    """Whether a model predicts the next token of a text, from the tokens before it."""
+    return task_of(model) == CAUSAL
 
 
 def reads_whole_text(model: Any) -> bool:
     """Whether a model has a head that reads one token for the whole text: for its label, or to choose an answer."""
-    return any(name.endswith(("ForSequenceClassification", "ForMultipleChoice")) for name in class_names(model))
+    return task_of(model) in (SEQUENCE, CHOICE)
 
 
 def class_labels(model: Any) -> dict[int, str]:
     """The labels of a text or of its tokens, by their numbers; nothing for any other model, such as one of words."""
-    if not any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in class_names(model)):
+    if task_of(model) not in (SEQUENCE, TOKENS):
         return {}
     return label_names(next(one for one in models_inside(model) if hasattr(one, "config")).config)
 
@@ -109,30 +100,29 @@ def label_names(config: Any) -> dict[int, str]:
 
 
 def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -> int:
-    """The number of a label or, for a model of words, the id of a word. `argument` begins the messages.
-
-    Raises:
-        ArgumentError: There is no such label or word.
-    """
+    """The number of a label or, for a model of words, the id of a word. The errors begin with `argument`."""
     if labels := class_labels(model):
         return label_number(wanted, labels, argument)
-    if any(name.endswith("ForQuestionAnswering") for name in class_names(model)):
+    if task_of(model) == ANSWER:
         raise ArgumentError(
             f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and ends: "
             "leave it out, or use captum_vz.explain.",
             argument,
         )
-    known = getattr(model.config.get_text_config(), "vocab_size", None)
-    if isinstance(wanted, int) and known is not None and not 0 <= wanted < known:
-        raise ArgumentError(
-            f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
-        )
-    try:
-        return word_id(tokenizer, wanted)
-    except ValueError as error:
-        raise ArgumentError(
-            f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word.", argument
-        ) from error
+    if isinstance(wanted, int):
+        known = getattr(model.config.get_text_config(), "vocab_size", None)
+        if known is not None and not 0 <= wanted < known:
+            raise ArgumentError(
+                f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
+            )
+        return wanted
+    for written in (f" {wanted}", wanted):
+        ids: list[int] = tokenizer.encode(written, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+            return ids[0]
+    raise ArgumentError(
+        f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word.", argument
+    )
 
 
 def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
@@ -143,17 +133,15 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
     >>> [label_number(one, {0: "1 star", 1: "0"}, "target") for one in ("0", 0, "1")]
     [1, 0, 1]
     """
-    if isinstance(wanted, str):
-        for fold in (str, str.casefold):
-            found = [number for number, name in names.items() if fold(name) == fold(wanted)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise ArgumentError(
-                    f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of "
-                    f"{', '.join(map(str, found))}.",
-                    argument,
-                )
+    for fold in (str, str.casefold) if isinstance(wanted, str) else ():
+        found = [number for number, name in names.items() if fold(name) == fold(str(wanted))]
+        if len(found) > 1:
+            shown = ", ".join(map(str, found))
+            raise ArgumentError(
+                f"{argument} is {wanted!r}, the name of {len(found)} labels: pass a number, one of {shown}.", argument
+            )
+        if found:
+            return found[0]
     if str(wanted).isdecimal() and int(wanted) in names:
         return int(wanted)
     known = list(names.values())
@@ -164,22 +152,6 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
     raise ArgumentError(
         f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.", argument
     )
-
-
-def word_id(tokenizer: Any, word: int | str) -> int:
-    """The id of a token that is given by its id or as it is written, with or without the space before it.
-
-    Raises:
-        ArgumentError: The word is not a single token of the tokenizer.
-    """
-    if isinstance(word, int):
-        return word
-    for written in (f" {word}", word):
-        ids = tokenizer.encode(written, add_special_tokens=False)
-        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-            number: int = ids[0]
-            return number
-    raise ArgumentError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")
 
 
 def max_tokens(model: Any, tokenizer: Any) -> int | None:

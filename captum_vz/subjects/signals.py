@@ -9,28 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.subjects.heads import AUDIO, IMAGE, SPEECH
-from captum_vz.subjects.subject import Subject
+from captum_vz.subjects import Subject
+from captum_vz.subjects.heads import IMAGE
 
 
 def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
-    """The inputs of an image or of sound: a file, an array, or an image of Pillow.
-
-    Raises:
-        ArgumentError: It is something else, or the processor does not take it.
-    """
+    """The inputs of an image or of sound: a file, an array, or an image of Pillow."""
     processor: Any = subject.processor
     if subject.task == IMAGE:
-        rescales = bool(getattr(processor, "do_rescale", True))
-        read, rate, expected = (
-            _image(given, rescales),
-            None,
-            "an image of Pillow, an array (height, width, 3), or a file",
-        )
+        rate, read = None, _image(given, bool(getattr(processor, "do_rescale", True)))
+        expected = "an image of Pillow, an array (height, width, 3), or a file"
     else:
         rate = getattr(processor, "sampling_rate", None)
         read, expected = _sound(given, rate), "an array (samples,), or a WAV file"
@@ -44,19 +35,6 @@ def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
             "the processor of the model as tokenizer."
         ) from error
     return {name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)}
-
-
-@torch.no_grad()
-def check_runs(subject: Subject, inputs: Mapping[str, Tensor]) -> Any:
-    """The output of a model for an image or a sound. A sound may be too short for its convolutions."""
-    try:
-        return subject.forward(**inputs)
-    except RuntimeError as error:
-        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in inputs.items())
-        raise ArgumentError(
-            f"{type(subject.model).__name__} does not run on {shapes} ({str(error).partition(chr(10))[0]}): pass a "
-            f"{'larger image' if subject.task == IMAGE else 'longer sound'}."
-        ) from error
 
 
 def _image(given: Any, rescales: bool) -> Any:
@@ -104,8 +82,8 @@ def _sound(given: Any, rate: int | None) -> Any:
 def _wave(path: str, rate: int | None) -> Any:
     try:
         with wave.open(path, "rb") as file:
-            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            expected, data = file.getnframes() * channels * width, file.readframes(file.getnframes())
+            channels, width, found, frames, *_ = file.getparams()
+            data, expected = file.readframes(frames), frames * channels * width
     except FileNotFoundError as error:
         raise ArgumentError(f"there is no file {path!r}: pass the file of a sound, a WAV.") from error
     except (wave.Error, EOFError, OSError) as error:
@@ -128,15 +106,11 @@ def _check_rate(name: str, found: Any, rate: int | None) -> None:
 
 def source_names(subject: Subject, count: int, inputs: Mapping[str, Tensor]) -> list[str]:
     """The names of the sources of an image or of sound: patches by their row and column, frames by their number."""
-    if subject.task in (AUDIO, SPEECH):
-        return [f"frame {i}" for i in range(count)]
-    pixels = inputs.get("pixel_values")
-    size = getattr(subject.model.config, "patch_size", None)
-    if pixels is None or not isinstance(size, int):
-        return [f"source {i}" for i in range(count)]
-    down, across = pixels.shape[-2] // size, pixels.shape[-1] // size
-    extra = count - down * across
-    if extra < 0:
-        return [f"source {i}" for i in range(count)]
-    before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
-    return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
+    pixels, size = inputs.get("pixel_values"), getattr(subject.model.config, "patch_size", None)
+    if subject.task == IMAGE and pixels is not None and isinstance(size, int):
+        down, across = pixels.shape[-2] // size, pixels.shape[-1] // size
+        extra = count - down * across
+        if extra >= 0:
+            before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
+            return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
+    return [f"{'source' if subject.task == IMAGE else 'frame'} {i}" for i in range(count)]

@@ -6,15 +6,17 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from transformers import BatchEncoding
 
 from captum_vz.errors import ArgumentError
-from captum_vz.subjects.heads import class_labels, max_tokens, predicts_next, reads_whole_text
-from captum_vz.subjects.subject import Subject
+from captum_vz.subjects import Subject, heads
 from captum_vz.visualization import readable_tokens
+
+#: Special tokens at the ends of texts, and whether they begin a text.
+ENDS: Final = {"cls": True, "bos": True, "sep": False, "eos": False}
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,11 @@ class PreparedText:
         inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
         tokens: The tokens as a person reads them, special tokens included.
         token: The position of the token to explain, not negative.
-        is_mask: Whether this token is a mask that the model fills.
     """
 
     inputs: dict[str, Tensor]
     tokens: tuple[str, ...]
     token: int
-    is_mask: bool
 
 
 def prepare_text(
@@ -43,23 +43,17 @@ def prepare_text(
 ) -> PreparedText:
     """Tokenize a text, check its length, and find the token to explain.
 
-    Args:
-        model: The model, which says how many tokens it takes at most.
-        tokenizer: Its tokenizer.
-        text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
-            one text, with tensors `(1, tokens)`.
-        token: The token to explain, see :func:`find_token`. None: of a model with a head for the whole text, the token
-            that the head reads.
-        any_length: Whether the text may be longer than the model takes.
+    The text may also be what the tokenizer returned for one text. ``[MASK]`` means the tokenizer's own mask token. If
+    no token is named, a model with a head for the whole text explains the token that the head reads.
 
     Raises:
-        ArgumentError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
-            tokenizer is another model's, with more tokens.
+        ArgumentError: The text is empty, too long, or several texts. There is no such token. The tokenizer is another
+            model's, with more tokens.
 
     >>> from captum_vz.testbed import load_model
     >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")
-    >>> prepared.tokens[prepared.token], prepared.token, prepared.is_mask
-    ('[MASK]', 3, True)
+    >>> prepared.tokens[prepared.token], prepared.token
+    ('[MASK]', 3)
     """
     encoding: Any = text
     if isinstance(text, str):
@@ -73,7 +67,7 @@ def prepare_text(
             "return_tensors='pt', a mapping with input_ids (1, tokens)."
         )
     numbers = ids[0].long().tolist()
-    fills = not predicts_next(model)  # a mask token of a causal model has no prediction
+    fills = not heads.predicts_next(model)  # a mask token of a causal model has no prediction
     masks = [fills and number == tokenizer.mask_token_id for number in numbers]
     special = [number in tokenizer.all_special_ids for number in numbers]
     if all(special) and not any(masks):
@@ -83,7 +77,7 @@ def prepare_text(
                 "a text in the model's language and script."
             )
         raise ArgumentError("the text is empty: there is no token to explain. Pass a text with at least one word.")
-    most = max_tokens(model, tokenizer)
+    most = heads.max_tokens(model, tokenizer)
     if not any_length and most is not None and len(numbers) > most:
         raise ArgumentError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
     words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
@@ -94,23 +88,20 @@ def prepare_text(
             "pass the model's own tokenizer."
         )
     tokens = tuple(readable_tokens(tokenizer, numbers))
-    if token is None and reads_whole_text(model):
-        token, masks = read_token(model, tokenizer, numbers), []
-    place = find_token(token, tokens, masks, special)
+    if token is None and heads.reads_whole_text(model):
+        token = _read_token(model, tokenizer, numbers)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
-    return PreparedText(inputs, tokens, place, bool(masks) and masks[place])
+    return PreparedText(inputs, tokens, find_token(token, tokens, masks, special))
 
 
-def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool], special: Sequence[bool]) -> int:
-    """The position of a token that is given by its position or as it is written.
+def find_token(
+    wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool] = (), special: Sequence[bool] = ()
+) -> int:
+    """The position of a token that is given by its position, also as a string of digits, or as it is written.
 
-    Args:
-        wanted: A position, or a token in any case. Negative positions count from the end. A string of digits is a
-            position. None: the first mask or, without a mask, the last token that is no special token.
-        tokens: The tokens.
-        masks: For each token whether it is a mask token.
-        special: For each token whether it is a special token ([SEP], </s>).
+    Negative positions count from the end. None: the first mask or, without a mask, the last token that is no special
+    token.
 
     Raises:
         ArgumentError: There is no such token, or there are several.
@@ -149,12 +140,12 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     >>> content_specials(load_model()[1])
     {'unk': 1, 'mask': 4}
     """
-    ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
-    numbers = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "mask")}
+    ends = [_special(tokenizer, name)[0] for name in (*ENDS, "pad")]
+    numbers = {name: _special(tokenizer, name)[0] for name in ("unk", "mask")}
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 
-def read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
+def _read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
     """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
 
     Encoder-decoders read their last token, the end of the text.
@@ -178,32 +169,25 @@ def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
     """
     given = [one for one in (text, pair) if one is not None]
     filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
-    added = tokenizer("a", verbose=False)["input_ids"]
-    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
-    typed: list[str] = []
-    for place, one in enumerate(filled):
-        kept = one
-        for mark in begin:
-            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
-                kept = kept.lstrip()[len(mark[1]) :].lstrip()
-                typed.append(mark[1])
-        for mark in end:
-            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
-                kept = kept.rstrip()[: -len(mark[1])].rstrip()
-                typed.append(mark[1])
-        filled[place] = kept
+    added, typed = tokenizer("a", verbose=False)["input_ids"], dict[str, None]()
+    ends = dict.fromkeys((kind, *_special(tokenizer, name)) for name, kind in ENDS.items())
+    for begins, number, mark in ends:
+        if number is None or not mark or (added[:1] if begins else added[-1:]) != [number]:
+            continue
+        for place, one in enumerate(filled):
+            kept = one.lstrip() if begins else one.rstrip()
+            rest = kept.removeprefix(mark) if begins else kept.removesuffix(mark)
+            if rest != kept:
+                filled[place], typed[mark] = rest.lstrip() if begins else rest.rstrip(), None
     if typed:
-        marks = list(dict.fromkeys(typed))
-        verb = "is" if len(marks) == 1 else "are"
-        told = f"{' and '.join(marks)} of the text {verb} not doubled: the tokenizer adds its special tokens."
+        verb = "is" if len(typed) == 1 else "are"
+        told = f"{' and '.join(typed)} of the text {verb} not doubled: the tokenizer adds its special tokens."
         warnings.warn(told, stacklevel=4)
     return tokenizer(*filled, return_tensors="pt", verbose=False)
 
 
-def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
-    """Ids and texts of special tokens, each once."""
-    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
-    return [(number, mark) for number, mark in found.items() if number is not None and mark]
+def _special(tokenizer: Any, name: str) -> tuple[int | None, str | None]:
+    return getattr(tokenizer, f"{name}_token_id", None), getattr(tokenizer, f"{name}_token", None)
 
 
 def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
@@ -218,15 +202,13 @@ def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
     return [start <= place < start + len(own) for place in range(len(ids))]
 
 
-def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | None) -> list[str]:
+def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | str | None) -> list[str]:
     """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
-    model, tokenizer = subject.model, subject.tokenizer
-    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
+    model, tokenizer, names = subject.model, subject.tokenizer, prepared.tokens
+    mask = None if heads.predicts_next(model) else tokenizer.mask_token
     ids = prepared.inputs["input_ids"][0].tolist()
     masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
-    # The unknown token of some decoders also begins or ends each text.
-    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    unknown = [i for i, number in enumerate(ids) if number == content_specials(tokenizer).get("unk")]
     found = []
     if unknown:
         found.append(f"unknown word at {_listed(unknown)}: the model is given {names[unknown[0]]}.")
@@ -240,9 +222,9 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: str | No
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
     if token is None and not masks:
-        fills = not predicts_next(model) and not class_labels(model)
+        fills = not heads.predicts_next(model) and not heads.class_labels(model)
         why = "the text has no mask: its last token" if fills else "the last token of the text"
-        why = f"{names[prepared.token]}, which the head reads," if reads_whole_text(model) else why
+        why = f"{names[prepared.token]}, which the head reads," if heads.reads_whole_text(model) else why
         found.append(f"{why} is explained, token={prepared.token}.")
     return found
 
@@ -258,7 +240,7 @@ def check_room(text: str, subject: Subject, new: int) -> None:
         if new > room:
             raise ArgumentError(f"the model writes at most {room} tokens: ask for at most {room} new tokens.")
         return
-    most, count = max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
+    most, count = heads.max_tokens(subject.model, subject.tokenizer), len(subject.tokenizer(text)["input_ids"])
     room = new if most is None else most - count + 1  # the last new token is no input
     if new > room:
         raise ArgumentError(

@@ -49,8 +49,8 @@ def mask_target(record: Record) -> Record:
         record: A record with ``sentence_good`` and ``sentence_bad``.
 
     Returns:
-        The record with four more keys: ``good`` and ``bad``, the two forms of the differing word; ``target``, the
-        position of this word; and ``masked``, the sentence with ``[MASK]`` at this position.
+        The record with ``good`` and ``bad``, the two forms of the differing word, ``target``, its position, and
+        ``masked``, the sentence with ``[MASK]`` at this position.
 
     Raises:
         ValueError: The sentences do not differ in exactly one word.
@@ -66,13 +66,8 @@ def mask_target(record: Record) -> Record:
         raise ValueError(f"expected two sentences that differ in exactly one word, got {good!r} and {bad!r}.")
     (target,) = differences
     start, end = word_spans(good)[target]
-    return {
-        **record,
-        "masked": good[:start] + MASK + good[end:],
-        "target": target,
-        "good": good_words[target],
-        "bad": bad_words[target],
-    }
+    forms = {"good": good_words[target], "bad": bad_words[target]}
+    return record | {"masked": good[:start] + MASK + good[end:], "target": target} | forms
 
 
 def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
@@ -109,7 +104,7 @@ def held_out(blimp: str | Path) -> dict[str, list[Record]]:
         blimp: The folder with BLiMP's `.jsonl` files.
 
     Returns:
-        A dict from each of :data:`HELD_OUT_PARADIGMS` to its held-out records, see :func:`mask_target`.
+        For each of :data:`HELD_OUT_PARADIGMS` its held-out records, see :func:`mask_target`.
     """
     return {paradigm: _halves(read_paradigm(blimp, paradigm), paradigm)[1] for paradigm in HELD_OUT_PARADIGMS}
 
@@ -135,10 +130,8 @@ def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
 
 def _halves(records: list[Record], paradigm: str) -> tuple[list[Record], list[Record]]:
     evaluation = set(random.Random(paradigm).sample(range(len(records)), len(records) // 2))
-    return (
-        [record for index, record in enumerate(records) if index not in evaluation],
-        [records[index] for index in sorted(evaluation)],
-    )
+    training = [record for index, record in enumerate(records) if index not in evaluation]
+    return training, [records[index] for index in sorted(evaluation)]
 
 
 def _sentences(record: Record) -> set[str]:

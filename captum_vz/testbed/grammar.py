@@ -16,21 +16,21 @@ from typing import Any, Final, NamedTuple
 from captum_vz.testbed.data import mask_target
 from captum_vz.text import Record
 
-IRREGULAR_PLURALS: Final = {
-    "man": "men",
-    "woman": "women",
-    "child": "children",
-    "person": "people",
-    "wife": "wives",
-    "knife": "knives",
-    "shelf": "shelves",
-    "leaf": "leaves",
-    "mouse": "mice",
-}
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
+
+
+def _forms(text: str) -> tuple[Any, ...]:
+    """The forms of each word, which have slashes between them."""
+    return tuple(tuple(word.split("/")) for word in text.split())
+
+
+IRREGULAR_PLURALS: Final = dict(
+    _forms(
+        "man/men woman/women child/children person/people wife/wives knife/knives shelf/shelves leaf/leaves mouse/mice"
+    )
+)
 
 
 def add_s(word: str) -> str:
@@ -50,8 +50,8 @@ def add_s(word: str) -> str:
 
 # Determiners for both numbers, and pairs (singular, plural) of determiners.
 NEUTRAL: Final = ("the", "some", "my", "your", "our")
-NUMBERED: Final = (("the", "the"), ("this", "these"), ("that", "those"), ("every", "all"), ("some", "most"))
-DEMONSTRATIVES: Final = (("this", "these"), ("that", "those"))
+NUMBERED: Final = _forms("the/the this/these that/those every/all some/most")
+DEMONSTRATIVES: Final = NUMBERED[1:3]
 
 NAMES: Final = _words(
     "Anna Marcus Paula Robert Linda Peter Julia Daniel Laura Simon Maria Thomas Helen Victor Sarah Martin Claire "
@@ -106,52 +106,20 @@ MODALS: Final = ("", "could", "should", "might", "will", "would not", "cannot", 
 ADVERBS: Final = ("", "often", "always", "never", "really", "sometimes", "rarely")
 
 # Verbs (base, past). HANDLE takes a thing as its object, MEET takes a person or a reflexive.
-HANDLE: Final = (
-    ("buy", "bought"),
-    ("sell", "sold"),
-    ("see", "saw"),
-    ("find", "found"),
-    ("lose", "lost"),
-    ("hide", "hid"),
-    ("clean", "cleaned"),
-    ("describe", "described"),
-    ("discuss", "discussed"),
-    ("forget", "forgot"),
-    ("like", "liked"),
-    ("notice", "noticed"),
+HANDLE: Final = _forms(
+    "buy/bought sell/sold see/saw find/found lose/lost hide/hid clean/cleaned describe/described discuss/discussed "
+    "forget/forgot like/liked notice/noticed"
 )
-MEET: Final = (
-    ("admire", "admired"),
-    ("help", "helped"),
-    ("hurt", "hurt"),
-    ("like", "liked"),
-    ("praise", "praised"),
-    ("respect", "respected"),
-    ("hate", "hated"),
-    ("trust", "trusted"),
-    ("watch", "watched"),
-    ("describe", "described"),
-    ("criticize", "criticized"),
-    ("forget", "forgot"),
-    ("observe", "observed"),
-    ("visit", "visited"),
+MEET: Final = _forms(
+    "admire/admired help/helped hurt/hurt like/liked praise/praised respect/respected hate/hated trust/trusted "
+    "watch/watched describe/described criticize/criticized forget/forgot observe/observed visit/visited"
 )
 # Verbs (base, -ing, participle) whose subject can be a person or a thing.
-STIR: Final = (
-    ("scare", "scaring", "scared"),
-    ("annoy", "annoying", "annoyed"),
-    ("impress", "impressing", "impressed"),
-    ("confuse", "confusing", "confused"),
-    ("upset", "upsetting", "upset"),
-    ("help", "helping", "helped"),
-    ("surprise", "surprising", "surprised"),
-    ("bore", "boring", "bored"),
-    ("alarm", "alarming", "alarmed"),
-    ("distract", "distracting", "distracted"),
-    ("irritate", "irritating", "irritated"),
-    ("shock", "shocking", "shocked"),
-    ("worry", "worrying", "worried"),
-    ("bother", "bothering", "bothered"),
+STIR: Final = _forms(
+    "scare/scaring/scared annoy/annoying/annoyed impress/impressing/impressed confuse/confusing/confused "
+    "upset/upsetting/upset help/helping/helped surprise/surprising/surprised bore/boring/bored alarm/alarming/alarmed "
+    "distract/distracting/distracted irritate/irritating/irritated shock/shocking/shocked worry/worrying/worried "
+    "bother/bothering/bothered"
 )
 # Finite verbs (singular, plural) with the rest of the sentence.
 PREDICATES: Final = tuple(
@@ -219,36 +187,21 @@ def _past(modal: str, verb: tuple[str, str]) -> str:
     return f"{modal} {base}" if modal else past
 
 
-def _anaphor(
-    plural: bool, determiner: str, noun: tuple[str, str], place: str, modal: str, verb: tuple[str, str]
-) -> Draft:
+def _anaphor(plural: bool, determiner: str, noun: tuple[str, str], place: str, modal: str, verb: Any) -> Draft:
     singular, reflexive = noun
     return Draft(f"{determiner} *{_inflect(singular, plural)}* {place} {_past(modal, verb)} _", reflexive, "themselves")
 
 
-def _determiner_noun(
-    plural: bool, subject: str, modal: str, verb: tuple[str, str], noun: str, forms: tuple[str, str]
-) -> Draft:
-    return Draft(f"{subject} {_past(modal, verb)} _ *{_inflect(noun, plural)}*", *forms)
-
-
-def _determiner_adjective_noun(
-    plural: bool, subject: str, modal: str, verb: tuple[str, str], adjective: str, noun: str, forms: tuple[str, str]
-) -> Draft:
-    return Draft(f"{subject} {_past(modal, verb)} _ {adjective} *{_inflect(noun, plural)}*", *forms)
+def _determiner_noun(plural: bool, subject: str, modal: str, verb: Any, *rest: Any) -> Draft:
+    *adjective, noun, forms = rest
+    return Draft(f"{subject} {_past(modal, verb)} _ {' '.join(adjective)} *{_inflect(noun, plural)}*", *forms)
 
 
 def _relational_noun(
-    plural: bool,
-    determiner: str,
-    head: tuple[str, str],
-    distractor_plural: bool,
-    distractor_determiner: tuple[str, str],
-    distractor: str,
-    predicate: tuple[str, str, str],
+    plural: bool, determiner: str, head: tuple[str, str], many: bool, determiners: Any, distractor: str, predicate: Any
 ) -> Draft:
     noun, preposition = head
-    other = f"{distractor_determiner[distractor_plural]} {_inflect(distractor, distractor_plural)}"
+    other = f"{determiners[many]} {_inflect(distractor, many)}"
     singular, plural_form, rest = predicate
     return Draft(f"{determiner} *{_inflect(noun, plural)}* {preposition} {other} _ {rest}", singular, plural_form)
 
@@ -257,35 +210,17 @@ def _subject_verb(plural: bool, determiner: str, noun: str, place: str, adverb: 
     return Draft(f"{determiner} *{_inflect(noun, plural)}* {place} {adverb} _ {patient}", add_s(verb), verb)
 
 
-PARADIGMS: Final[dict[str, Paradigm]] = {
-    "anaphor": Paradigm("anaphor_agreement", _anaphor, (NEUTRAL, REFLEXIVES, PLACES, MODALS, MEET)),
-    "determiner_noun": Paradigm(
-        "determiner_noun_agreement",
-        _determiner_noun,
-        (NAMES, MODALS, HANDLE, THINGS, DEMONSTRATIVES),
-    ),
-    "determiner_adjective_noun": Paradigm(
-        "determiner_noun_agreement",
-        _determiner_adjective_noun,
-        (NAMES, MODALS, HANDLE, ADJECTIVES, THINGS, DEMONSTRATIVES),
-    ),
-    "relational_noun": Paradigm(
-        "subject_verb_agreement",
-        _relational_noun,
-        (
-            NEUTRAL,
-            RELATIONAL,
-            (False, True),
-            NUMBERED,
-            PEOPLE + THINGS,
-            PREDICATES,
-        ),
-    ),
-    "subject_verb": Paradigm(
-        "subject_verb_agreement",
-        _subject_verb,
-        (NEUTRAL, PEOPLE, PLACES, ADVERBS, tuple(base for base, _ in MEET), NAMES),
-    ),
+_ANAPHOR: Final = (NEUTRAL, REFLEXIVES, PLACES, MODALS, MEET)
+_NOUN: Final = (NAMES, MODALS, HANDLE, THINGS, DEMONSTRATIVES)
+_ADJECTIVE_NOUN: Final = (NAMES, MODALS, HANDLE, ADJECTIVES, THINGS, DEMONSTRATIVES)
+_RELATIONAL: Final = (NEUTRAL, RELATIONAL, (False, True), NUMBERED, PEOPLE + THINGS, PREDICATES)
+_SUBJECT_VERB: Final = (NEUTRAL, PEOPLE, PLACES, ADVERBS, tuple(base for base, _ in MEET), NAMES)
+PARADIGMS: Final = {
+    "anaphor": Paradigm("anaphor_agreement", _anaphor, _ANAPHOR),
+    "determiner_noun": Paradigm("determiner_noun_agreement", _determiner_noun, _NOUN),
+    "determiner_adjective_noun": Paradigm("determiner_noun_agreement", _determiner_noun, _ADJECTIVE_NOUN),
+    "relational_noun": Paradigm("subject_verb_agreement", _relational_noun, _RELATIONAL),
+    "subject_verb": Paradigm("subject_verb_agreement", _subject_verb, _SUBJECT_VERB),
 }
 
 
@@ -305,23 +240,19 @@ def _record(name: str, index: int, pair_id: int) -> Record:
     words = [word.strip("*") for word in words]
     words[0] = words[0].capitalize()
 
-    forms = (draft.singular, draft.plural)
-    good, bad = forms[plural], forms[not plural]
+    good, bad = (draft.plural, draft.singular) if plural else (draft.singular, draft.plural)
     good_words, bad_words = ([*words[:target], form, *words[target + 1 :]] for form in (good, bad))
     record: Record = {"sentence_good": " ".join(good_words) + ".", "sentence_bad": " ".join(bad_words) + "."}
     # As in BLiMP: one prefix with two endings or, if the cue comes after the target, two prefixes with one ending.
     if cue < target:
-        record |= {
-            "one_prefix_prefix": " ".join(words[:target]),
-            "one_prefix_word_good": good,
-            "one_prefix_word_bad": bad,
-        }
+        record |= {"one_prefix_prefix": " ".join(words[:target])}
+        record |= {"one_prefix_word_good": good, "one_prefix_word_bad": bad}
     else:
         record |= {
-            "two_prefix_prefix_good": " ".join(good_words[:cue]),
-            "two_prefix_prefix_bad": " ".join(bad_words[:cue]),
-            "two_prefix_word": words[cue],
+            f"two_prefix_prefix_{kind}": " ".join(some[:cue])
+            for kind, some in (("good", good_words), ("bad", bad_words))
         }
+        record |= {"two_prefix_word": words[cue]}
     record |= {
         "field": "morphology",
         "linguistics_term": paradigm.term,

@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
 from captum.attr import LLMAttributionResult, visualization
 from torch import Tensor
 
@@ -73,15 +72,16 @@ def text_record(
     Raises:
         ArgumentError: Scores do not fit the tokens, or are not finite.
 
+    >>> import torch
     >>> record = text_record(["the", "pictures", "[MASK]"], torch.tensor([0.1, 0.5, 0.4]), attr_class="Value Zeroing")
     >>> record.word_attributions, round(record.attr_score, 4)
     (tensor([0.2000, 1.0000, 0.8000]), 1.0)
     """
     scores = one_example(scores, len(tokens))
-    largest = scores.abs().max() if len(scores) else torch.zeros(())
+    largest = scores.abs().max() if scores.any() else 1.0
     predicted = escape(str(pred_class))  # Captum writes what it is given into HTML
     return visualization.VisualizationDataRecord(
-        word_attributions=scores / largest if largest > 0 else scores,
+        word_attributions=scores / largest,
         pred_prob=_Unknown("nan") if pred_prob is None else pred_prob,
         pred_class=_Unbracketed(predicted) if pred_prob is None else predicted,
         true_class=escape(str(true_class)),
@@ -102,12 +102,7 @@ def text_records(
         rows: From the names of methods to scores, see :func:`text_record`.
         labels: `true_class`, `pred_class` and `pred_prob` of all rows.
 
-    Returns:
-        A record for each method.
-
-    Raises:
-        ArgumentError: Scores do not fit the tokens, or are not finite.
-
+    >>> import torch
     >>> records = text_records(["a", "b"], {"attention": torch.tensor([0.5, 0.5]), "random": torch.tensor([0.9, 0.1])})
     >>> [record.attr_class for record in records]
     ['attention', 'random']
@@ -132,9 +127,6 @@ def save_html(
 
     Raises:
         ArgumentError: There is no record.
-
-    >>> records = text_records(["a", "<b>"], {"attention": torch.tensor([0.75, 0.25])})
-    >>> page = save_html(records, "page.html")  # doctest: +SKIP
     """
     lines = [_cells(record) for record in records]
     if not lines:
@@ -148,8 +140,7 @@ def save_html(
         "<table><caption>Green: positive, red: negative. Each row is scaled by its own largest score.</caption>"
         f"<tr>{heads}</tr>{body}</table></main></body></html>\n"
     )
-    # ASCII, so that the page looks the same whatever encoding a program takes it for.
-    page = page.encode("ascii", "xmlcharrefreplace").decode()
+    page = page.encode("ascii", "xmlcharrefreplace").decode()  # read alike in any encoding
     write_file(path, page)
     return page
 
@@ -194,9 +185,5 @@ def as_llm_result(scores: Tensor, tokens: Sequence[str], prompt_length: int) -> 
             f"it, so pass 1 to {len(tokens) - 1}."
         )
     rows = given[prompt_length - 1 : -1, :prompt_length]
-    return LLMAttributionResult(
-        input_tokens=list(tokens[:prompt_length]),
-        output_tokens=list(tokens[prompt_length:]),
-        seq_attr=rows.sum(0),
-        token_attr=rows,
-    )
+    prompt, generated = list(tokens[:prompt_length]), list(tokens[prompt_length:])
+    return LLMAttributionResult(input_tokens=prompt, output_tokens=generated, seq_attr=rows.sum(0), token_attr=rows)

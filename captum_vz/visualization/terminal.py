@@ -13,13 +13,11 @@ from captum_vz.visualization.tokens import one_example, position_of, printable
 
 # Backgrounds from white to dark blue and to dark red, in the palette of 256 colours. Text is black on light and white
 # on dark ones.
-SHADES: Final = (231, 189, 153, 111, 68, 25, 18)
-RED_SHADES: Final = (231, 224, 217, 210, 167, 124, 88)
+SHADES: Final = ((231, 189, 153, 111, 68, 25, 18), (231, 224, 217, 210, 167, 124, 88))
 FIRST_DARK: Final = 5
 BLACK, WHITE = 16, 231
 BAR: Final = 24  # characters of a full bar
 LEAST_BAR: Final = 4  # narrower bars are left out
-MIDDLE: Final = "\N{BOX DRAWINGS LIGHT VERTICAL}"
 EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
@@ -55,8 +53,8 @@ def terminal_text(
         Lines of text. The last line has no line break.
 
     Raises:
-        ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`; `token` is out of
-            range; or `full` is not positive.
+        ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`; or `token` is out
+            of range.
 
     >>> print(terminal_text(["pictures", "of", "[MASK]"], torch.tensor([0.5, 0.25, 0.25]), token=2, color=False))
       0  pictures  0.5000  ████████████████████████
@@ -73,37 +71,27 @@ def terminal_text(
     signed = bool((scores < 0).any()) if signed is None else signed
     if not signed and (scores < 0).any():
         raise ArgumentError(f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass signed=True.")
-    if full is not None and not full > 0:
-        raise ArgumentError(f"full is {full!r}: pass the positive size of a full bar, or None.")
     marked = position_of(token, tokens)
     words = [printable(word) for word in tokens]
     width = max(map(columns_of, words), default=0)
     highest = full or (scores.abs().max().item() if scores.any() else 1.0)
     parts = (scores / highest).clamp(-1, 1).tolist()
-    numbers = score_texts(scores.tolist(), signed)
+    form = ("+" if signed else "") + (".1e" if 0 < scores.abs().max() < 0.001 else ".4f") if len(scores) else ""
+    numbers = [format(score, form) for score in scores.tolist()]
     digits = len(str(len(words) - 1))
     lead = 8 + digits + width + max(map(len, numbers), default=0) + 2 * color
     length = BAR if columns is None else min(BAR, columns - lead - signed)
     lines = []
     for position, (word, number, part) in enumerate(zip(words, numbers, parts, strict=True)):
         padded = word + " " * (width - columns_of(word))
-        if color:
-            padded = _painted(f" {padded} ", shade(abs(part), negative=part < 0))
-        drawn = "" if length < LEAST_BAR else signed_bar(part, length, color) if signed else bar(part, length)
+        if color:  # a background from white to dark
+            step = round(abs(part) * (len(SHADES[0]) - 1))
+            colors = f"48;5;{SHADES[part < 0][step]};38;5;{WHITE if step >= FIRST_DARK else BLACK}"
+            padded = f"\x1b[{colors}m {padded} \x1b[0m"
+        drawn = "" if length < LEAST_BAR else _signed_bar(part, length, color) if signed else bar(part, length)
         mark = ">" if position == marked else " "
         lines.append(f"{mark} {position:>{digits}}  {padded}  {number}  {drawn}".rstrip())
     return "\n".join(lines)
-
-
-def score_texts(scores: Sequence[float], signed: bool = False) -> list[str]:
-    """The scores of one row, with four decimals, or with two digits if all of them are small.
-
-    >>> score_texts([0.5, -0.25], signed=True), score_texts([0.00031, 0.0])
-    (['+0.5000', '-0.2500'], ['3.1e-04', '0.0e+00'])
-    """
-    largest = max(map(abs, scores), default=0.0)
-    form = ("+" if signed else "") + (".1e" if 0 < largest < 0.001 else ".4f")
-    return [format(score, form) for score in scores]
 
 
 def bar(share: float, width: int = BAR) -> str:
@@ -116,26 +104,13 @@ def bar(share: float, width: int = BAR) -> str:
     return "█" * whole + EIGHTHS[rest].strip()
 
 
-def signed_bar(share: float, width: int = BAR, color: bool = False) -> str:
-    """A bar from a middle line to the right for a positive share, to the left for a negative one, of -1 to 1.
-
-    >>> signed_bar(0.5, 8), signed_bar(-0.4, 8), signed_bar(0, 8)
-    ('    │██', '  ▐█│', '    │')
-    """
+def _signed_bar(share: float, width: int, color: bool) -> str:
+    """A bar from a middle line to the right for a positive share, to the left for a negative one, of -1 to 1."""
     side = width // 2
     whole, rest = divmod(round(2 * side * abs(share)), 2)
     drawn = "▐" * rest + "█" * whole if share < 0 else "█" * whole + "▌" * rest
-    painted = f"\x1b[38;5;{_INKS[share < 0]}m{drawn}\x1b[0m" if color and drawn else drawn
-    return f"{' ' * (side - len(drawn))}{painted}{MIDDLE}" if share < 0 else f"{' ' * side}{MIDDLE}{painted}"
-
-
-_INKS: Final = (SHADES[FIRST_DARK], RED_SHADES[FIRST_DARK])  # of bars above and below zero
-
-
-def shade(share: float, negative: bool = False) -> tuple[int, int]:
-    """The background and the ink for a share from 0 to 1, in the palette of 256 colours."""
-    step = round(share * (len(SHADES) - 1))
-    return (RED_SHADES if negative else SHADES)[step], WHITE if step >= FIRST_DARK else BLACK
+    painted = f"\x1b[38;5;{SHADES[share < 0][FIRST_DARK]}m{drawn}\x1b[0m" if color and drawn else drawn
+    return f"{' ' * (side - len(drawn))}{painted}│" if share < 0 else f"{' ' * side}│{painted}"
 
 
 def columns_of(text: str) -> int:
@@ -146,7 +121,3 @@ def columns_of(text: str) -> int:
     """
     combining = sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)
     return len(text) - combining + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-
-
-def _painted(text: str, colors: tuple[int, int]) -> str:
-    return f"\x1b[48;5;{colors[0]};38;5;{colors[1]}m{text}\x1b[0m"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from torch import Tensor
@@ -34,7 +34,6 @@ _SPECIAL: Final = re.compile(
     r"\[(CLS|SEP|PAD|BOS|EOS)\]|</?s>|<(pad|bos|eos|cls|sep)>|<\|[^|<>]+\|>|<(start|end)_of_turn>|<0x0A>"
 )
 _MARKS: Final = ("\u0120", "\u2581", "\u010a")  # of a space or a line break, in byte-level and SentencePiece tokens
-_PIECE: Final = "##"  # of WordPiece
 # How byte-level vocabularies write bytes: printable characters of Latin-1 as they are, the others from U+0100.
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [one for one in range(256) if one not in _PLAIN]
@@ -45,6 +44,7 @@ _ESCAPED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _JOINERS: Final = "\u200c\u200d" + "".join(map(chr, range(0xE0020, 0xE0080)))
 _UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"  # what a part of a character is decoded as
 _MOST_PARTS: Final = 16  # tokens of bytes whose characters are shown together
+_SUBSCRIPTS: Final = str.maketrans("0123456789", "\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089")
 
 
 def printable(token: str) -> str:
@@ -54,12 +54,8 @@ def printable(token: str) -> str:
     ('a\\n', 'a\\u200d', True)
     """
     kept = _JOINERS if any(not c.isascii() and c not in _JOINERS for c in token) else ""
-    return "".join(
-        c.encode("unicode_escape", "surrogatepass").decode()
-        if unicodedata.category(c) in _ESCAPED and c not in kept
-        else c
-        for c in token
-    )
+    escaped = {c for c in token if unicodedata.category(c) in _ESCAPED and c not in kept}
+    return "".join(c.encode("unicode_escape", "surrogatepass").decode() if c in escaped else c for c in token)
 
 
 def visible(token: str) -> str:
@@ -95,7 +91,7 @@ def without_marks(tokens: Sequence[str]) -> list[str]:
     >>> without_marks(["The", "\u0120caf\u00c3\u00a9", "\u010a"]), without_marks(["\u2581a", "\u2581wug"])
     (['The', 'café', '\n'], ['a', 'wug'])
     """
-    return [_reader(tokens)(token) for token in tokens]
+    return list(map(_reader(tokens), tokens))
 
 
 def words_of(tokens: Sequence[str], words: Any = None, name: str = "words") -> list[int]:
@@ -112,33 +108,27 @@ def words_of(tokens: Sequence[str], words: Any = None, name: str = "words") -> l
     """
     if words is None:
         continues = _continues(tokens)
+    elif len(words) != len(tokens):
+        raise ArgumentError(
+            f"{name} has {len(words)} entries for {len(tokens)} tokens: pass the number of each token's word, as "
+            "word_ids() of a tokenizer's output gives them."
+        )
     else:
-        listed = list(words) if isinstance(words, Sequence) and not isinstance(words, str) else None
-        if listed is None or not all(one is None or isinstance(one, int) for one in listed):
-            raise ArgumentError(f"{name} is {short(words)}: pass the number of each token's word, or None, in a list.")
-        if len(listed) != len(tokens):
-            raise ArgumentError(
-                f"{name} has {len(listed)} entries for {len(tokens)} tokens: pass the number of each token's word, as "
-                "word_ids() of a tokenizer's output gives them."
-            )
-        continues = [one is not None and place > 0 and listed[place - 1] == one for place, one in enumerate(listed)]
-    numbers, last = [], -1
-    for place, one in enumerate(continues):
-        last += not one or place == 0
-        numbers.append(last)
-    return numbers
+        continues = [False, *(one is not None and one == last for last, one in pairwise(words))]
+    return [begun - 1 for begun in accumulate(place == 0 or not one for place, one in enumerate(continues))]
 
 
 def word_texts(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
     """The text of each word: its pieces without their marks."""
-    read = _reader(tokens)
-    groups = [[tokens[i] for i in places] for _, places in groupby(range(len(tokens)), numbers.__getitem__)]
-    return [read("".join(map(without_piece, one))) or one[0] for one in groups]
+    read, words = _reader(tokens), dict[int, list[str]]()
+    for token, number in zip(tokens, numbers, strict=True):
+        words.setdefault(number, []).append(token)
+    return [read("".join(map(without_piece, one))) or one[0] for one in words.values()]
 
 
 def without_piece(token: str) -> str:
     """A piece of WordPiece without its mark."""
-    return token[2:] if token.startswith(_PIECE) and len(token) > 2 else token
+    return token[2:] if token.startswith("##") and len(token) > 2 else token
 
 
 def _reader(tokens: Sequence[str]) -> Callable[[str], str]:
@@ -147,7 +137,7 @@ def _reader(tokens: Sequence[str]) -> Callable[[str], str]:
         return _from_bytes
     if sum(token[:1] == "\u2581" for token in tokens) > 1:
         return lambda token: _spaceless(token.replace("\u2581", " "))
-    return lambda token: token
+    return str
 
 
 def _from_bytes(token: str) -> str:
@@ -165,21 +155,14 @@ def _spaceless(text: str) -> str:
 
 def _continues(tokens: Sequence[str]) -> list[bool]:
     """Whether each token belongs to the word before it, by the marks of its vocabulary."""
-    pieces = [token.startswith(_PIECE) and len(token) > 2 for token in tokens]
+    pieces = [token != without_piece(token) for token in tokens]
     begins = [token[:1] in _MARKS for token in tokens]
     if any(pieces) or sum(begins) < 2:
         return pieces
-    before = ["", *tokens[:-1]]
     return [
         not begin and bool(re.match(r"\w", token)) and bool(re.search(r"\w$", last))
-        for begin, token, last in zip(begins, tokens, before, strict=True)
+        for begin, token, last in zip(begins, tokens, ["", *tokens[:-1]], strict=True)
     ]
-
-
-def short(value: Any) -> str:
-    """A value in an error message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
@@ -211,25 +194,21 @@ def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
             found.append(_readable(tokenizer, numbers[start], texts[start]))
             continue
         whole = printable(tokenizer.decode(numbers[start:stop]).strip())
-        found += [f"{whole}{_subscript(part)}" for part in range(1, stop - start + 1)]
+        found += [whole + str(part).translate(_SUBSCRIPTS) for part in range(1, stop - start + 1)]
     return found
 
 
 def _end_of_character(tokenizer: Any, numbers: Sequence[int], texts: Sequence[str], start: int) -> int:
     """The end of the shortest run of parts of characters that is a text; the next token, if there is no such run."""
     for stop in range(start + 1, min(start + _MOST_PARTS, len(texts)) + 1):
-        if not _is_part(tokenizer, numbers[stop - 1], texts[stop - 1]):
+        # ByT5 decodes a byte alone as nothing, and names it by one letter.
+        name = "" if texts[stop - 1] else str(tokenizer.convert_ids_to_tokens(numbers[stop - 1]))
+        if _UNFINISHED not in texts[stop - 1] and not (len(name) == 1 and "\x80" <= name <= "\xff"):
             break
         text = tokenizer.decode(list(numbers[start:stop]))
         if text.strip() and _UNFINISHED not in text:
             return stop
     return start + 1
-
-
-def _is_part(tokenizer: Any, index: int, text: str) -> bool:
-    """Whether a token is a part of a character. ByT5 decodes a byte alone as nothing, and names it by one letter."""
-    name = "" if text else str(tokenizer.convert_ids_to_tokens(index))
-    return _UNFINISHED in text or (len(name) == 1 and "\x80" <= name <= "\xff")
 
 
 def _readable(tokenizer: Any, index: int, text: str) -> str:
@@ -241,12 +220,8 @@ def _readable(tokenizer: Any, index: int, text: str) -> str:
     return printable((text if text and not text.strip() else str(name).replace("\u2581", " ")).replace(" ", SPACE))
 
 
-def _subscript(number: int) -> str:
-    return "".join(chr(ord("\u2080") + int(digit)) for digit in str(number))
-
-
 def one_example(scores: Any, *sides: int, heads: bool = False, place: str = "") -> Tensor:
-    """Scores of one example without a batch dimension, on the CPU.
+    """Scores of one example on the CPU, without a batch dimension.
 
     Args:
         scores: The scores.
@@ -256,17 +231,16 @@ def one_example(scores: Any, *sides: int, heads: bool = False, place: str = "") 
     """
     inner = "heads, out, in" if heads else "out, in"
     kind = "scores (tokens,) or (1, tokens)" if len(sides) == 1 else f"a map ({inner}) or (1, {inner})"
-    dimensions = len(sides) + heads
     if not isinstance(scores, Tensor):
         raise ArgumentError(f"{place}Expected {kind}, got {type(scores).__name__}.")
-    given = tuple(scores.shape)
-    if scores.dim() == dimensions + 1 and len(scores) != 1:
+    dimensions, given = len(sides) + heads, tuple(scores.shape)
+    example = scores[0] if len(given) == dimensions + 1 and given[0] == 1 else scores
+    if len(given) == dimensions + 1 and given[0] != 1:
         more = ", or heads=True for maps of heads" if len(sides) == 2 and not (heads or place) else ""
         raise ArgumentError(
             f"{place}Expected {kind}, got a batch {given}: pass one example of it, such as scores[0]{more}."
         )
-    example = scores[0] if scores.dim() == dimensions + 1 else scores
-    if example.dim() != dimensions or tuple(example.shape[-len(sides) :]) != sides:
+    if example.dim() != dimensions or example.shape[-len(sides) :] != sides:
         tokens = f"the {sides[0]} tokens"
         if len(set(sides)) > 1:
             tokens = f"{sides[0]} output tokens and {sides[1]} source tokens"
@@ -278,11 +252,9 @@ def one_example(scores: Any, *sides: int, heads: bool = False, place: str = "") 
 
 def position_of(token: int | None, tokens: Sequence[str]) -> int | None:
     """The position of the marked token, counted from the start."""
-    if token is None:
-        return None
     count = len(tokens)
-    if not -count <= token < count:
-        raise ArgumentError(
-            f"token {token} is out of range: there are {count} tokens, so pass a position from {-count} to {count - 1}."
-        )
-    return token % count
+    if token is None or -count <= token < count:
+        return token if token is None else token % count
+    raise ArgumentError(
+        f"token {token} is out of range: there are {count} tokens, so pass a position from {-count} to {count - 1}."
+    )

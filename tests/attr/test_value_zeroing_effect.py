@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz._engine.whole_model import replay
+from captum_vz._engine.whole_model import cache as cache_of_outputs
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.testbed import load_model
 from tests.budget import set_budget
@@ -506,7 +506,7 @@ def test_unchanged_positions_are_skipped_when_causal(name: str, monkeypatch: pyt
     plain = operations(lambda: case.model(**inputs))
     found, cost = of.attribute(inputs, read), operations(lambda: of.attribute(inputs, read))
     cost_of_last = operations(lambda: last.attribute(inputs, read))
-    monkeypatch.setattr(replay, "MOST_CHANGED", -1)  # as if everything had changed
+    monkeypatch.setattr(cache_of_outputs, "MOST_CHANGED", -1)  # as if everything had changed
     assert_same(of.attribute(inputs, read), found)
     whole = operations(lambda: of.attribute(inputs, read))
     assert whole > 0.95 * plain * (tokens + 2)  # the clean pass, a copy for each token and one more

@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from captum_vz.study import METHODS, METRICS, Example, Study
 from captum_vz.study.folder import blocks_of, changing, claim, read_examples, stem_of
-from captum_vz.study.folder.reading import collect, paired_differences, summarise
-from captum_vz.study.folder.tables import TABLES, write_table
+from captum_vz.study.folder.provenance import code_identity
+from captum_vz.study.folder.tables import TABLES, collect, paired_differences, summarise, write_table
 from captum_vz.study.results import write_results
-from captum_vz.study.scoring.identity import code_identity
 
 FIXED = {"captum_vz": "0", "content_only": False}
 TOKENS = 12

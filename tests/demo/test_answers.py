@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
 from captum_vz import demo
-from captum_vz.demo import check_address, page
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
 from captum_vz.study.comparison import blanked_out
@@ -24,17 +24,8 @@ HOSTILE = "<script>alert(1)</script> [MASK]"
 
 @pytest.fixture
 def answers() -> Iterator[Answers]:
-    found = Answers(Limits(("agreement", "causal"), False, 40))
-    yield found
-    found.close()
-
-
-def test_hostile_text_stays_text(answers: Answers) -> None:
-    told, _, grid, shares, _, files = answers.explain(HOSTILE, "agreement", ["value-zeroing"], "", -1)
-    assert "[MASK], position" in told
-    assert "<script" not in told + shares
-    assert Path(grid).is_file()
-    assert {Path(file).name for file in files} >= {"page.html", "layers.png", "methods.csv", "maps.json"}
+    with closing(Answers(Limits(("agreement", "causal"), False, 40))) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -56,8 +47,12 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
     """The package, the model and its weights, the method and the text, in pictures, numbers and the page."""
     model, _ = load_model()
     weights = weights_fingerprint(model)
-    *_, files = answers.explain(HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
+    told, _, grid, shares, _, files = answers.explain(HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
+    assert "[MASK], position" in told
+    assert "<script" not in told + shares
+    assert Path(grid).is_file()
     paths = {Path(file).name: Path(file) for file in files}
+    assert "methods.csv" in paths
     expected = {
         "package": f"captum_vz {captum_vz.__version__}",
         "model": "agreement",
@@ -75,37 +70,30 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
     assert weights in page
     assert "captum_vz " in page
     assert "<script>alert(1)" not in page
-
-
-def test_files_of_generated_text_say_where_numbers_come_from(answers: Answers) -> None:
-    *_, files = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, [])
-    paths = {Path(file).name: Path(file) for file in files}
-    found = [read_provenance(paths["steps.png"]), json.loads(paths["scores.json"].read_text())["provenance"]]
-    for one in found:
+    told, _, _, _, steps, files = answers.generate(
+        "the pictures of some hat", "causal", "value-zeroing", 2, ["special"]
+    )
+    assert "the pictures of some hat" in told
+    scores = next(Path(file) for file in files if file.endswith("scores.json"))
+    for one in (read_provenance(steps), json.loads(scores.read_text())["provenance"]):
         assert (one["model class"], one["method"]) == ("LlamaForCausalLM", "value-zeroing")
         assert one["text"] == "the pictures of some hat"
 
 
 def test_method_that_refuses_is_left_out() -> None:
     """MiniLM has no head: methods of the model's output cannot explain it. The others are shown."""
-    unlimited = Answers(Limits(("minilm",), False, 40))
-    try:
-        told, view, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", -1)
+    with closing(Answers(Limits(("minilm",), False, 40))) as unlimited:
+        told, view, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None)
         assert 'role="status"' in told
         assert "Without value-zeroing-effect: BertModel gives no logits" in told
         assert "value-zeroing" in view
         told, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect"], "", -1)
         assert 'role="alert"' in told
-    finally:
-        unlimited.close()
 
 
 def test_generated_text_must_fit() -> None:
-    larger = Answers(Limits(("causal",), False, 128))
-    try:
+    with closing(Answers(Limits(("causal",), False, 128))) as larger:
         told, *_ = larger.generate("the hat " * 60, "causal", "value-zeroing", 32, [])
-    finally:
-        larger.close()
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
 
@@ -144,20 +132,6 @@ def test_two_texts_have_two_views(answers: Answers) -> None:
     assert 'role="alert"' in told
 
 
-def test_empty_layer_is_the_last(answers: Answers) -> None:
-    """A visitor may delete the number."""
-    empty, last = (answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", one) for one in (None, -1))
-    assert 'role="status"' in empty[0]
-    assert empty[3] == last[3]
-
-
-def test_text_is_continued(answers: Answers) -> None:
-    found = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, ["special"])
-    told, steps = found.told, found.methods
-    assert "the pictures of some hat" in told
-    assert Path(steps).is_file()
-
-
 def test_folder_of_a_model(tmp_path: Path) -> None:
     """Where the limits allow it, any folder is a model."""
     _, tokenizer = load_model()
@@ -165,19 +139,13 @@ def test_folder_of_a_model(tmp_path: Path) -> None:
     model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **size)).eval()
     for one in (model, tokenizer):
         one.save_pretrained(tmp_path)
-    for any_model in (True, False):
-        found = Answers(Limits(("agreement",), any_model, 40))
-        try:
-            told, *_, files = found.explain("a hat [MASK]", str(tmp_path), ["value-zeroing"], "", -1)
-            assert f'role="{"status" if any_model else "alert"}"' in told
-            if any_model:
-                kept = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
-                assert kept["provenance"]["weights"] == weights_fingerprint(model)
-            else:
-                assert "is not offered here" in told
-                assert not files
-        finally:
-            found.close()
+    asked = "a hat [MASK]", str(tmp_path), ["value-zeroing"], "", -1
+    with closing(Answers(Limits(("agreement",), False, 40))) as found:
+        assert "is not offered here" in found.explain(*asked).told
+    with closing(Answers(Limits(("agreement",), True, 40))) as found:
+        *_, files = found.explain(*asked)
+        kept = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
+    assert kept["provenance"]["weights"] == weights_fingerprint(model)
 
 
 @pytest.mark.slow
@@ -185,11 +153,11 @@ def test_folder_of_a_model(tmp_path: Path) -> None:
 def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gradio")
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
-    built = []
+    built, build = [], demo.build
 
     def build_and_end(answers: Answers) -> Any:
         answers.close()
-        built.extend([answers.limits, page.build(answers)])
+        built.extend([answers.limits, build(answers)])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "build", build_and_end)
@@ -216,20 +184,17 @@ def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypa
 )
 def test_address_is_checked_first(host: str, port: int | None, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
-        check_address(host, port)
-
-
-def test_taken_port_is_told() -> None:
+        demo.check_address(host, port)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(ArgumentError, match=f"port {port} of 127.0.0.1 is taken: pass another port"):
-            check_address("127.0.0.1", port)
+        taken = server.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"port {taken} of 127.0.0.1 is taken: pass another port"):
+            demo.check_address("127.0.0.1", taken)
 
 
 @pytest.mark.parametrize("where", ["told", "generated"])
 def test_answers_come_in_the_order_of_questions(where: str, answers: Answers) -> None:
     """Gradio runs two functions side by side, unless both have one queue: an older answer then came last."""
-    fns = page.build(answers).fns.values()
+    fns = demo.build(answers).fns.values()
     asked = [fn for fn in fns if fn.fn and any(one.elem_id == where for one in fn.outputs) and fn.targets]
     answering = [fn for fn in asked if fn.name != "example"]  # it only fills the fields
     assert len(answering) > 2

@@ -29,6 +29,8 @@ from captum_vz.testbed import load_model
 IMAGE_PROCESSOR = getattr(transformers, "ViTImageProcessorPil", transformers.ViTImageProcessor)
 SENTENCE = "the pictures of some hat are scaring marcus."
 NAMES = {0: "O", 1: "PERSON", 2: "THING"}
+SIZE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SIZE["initializer_range"] = 0.4  # large enough for clear decisions
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -36,18 +38,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def bert(kind: Any, **options: Any) -> Any:
-    """A random BERT whose weights are large enough for clear decisions."""
     torch.manual_seed(1)
-    config = BertConfig(
-        vocab_size=len(tokenizer()),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        **options,
-    )
+    config = BertConfig(vocab_size=len(tokenizer()), max_position_embeddings=64, **SIZE, **options)
     return kind(config).eval()
 
 
@@ -74,36 +66,16 @@ def chooser() -> Any:
 
 def image_classifier() -> tuple[Any, Any]:
     torch.manual_seed(2)
-    config = ViTConfig(
-        image_size=8,
-        patch_size=4,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        initializer_range=0.4,
-        id2label=NAMES,
-    )
+    config = ViTConfig(image_size=8, patch_size=4, id2label=NAMES, **SIZE)
     return ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
 
 
 def sound_model(kind: Any) -> tuple[Any, Any]:
     torch.manual_seed(3)
-    config = Wav2Vec2Config(
-        vocab_size=8,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        conv_dim=(16, 16),
-        conv_stride=(20, 20),
-        conv_kernel=(20, 20),
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        num_feat_extract_layers=2,
-        initializer_range=0.4,
-        id2label=NAMES if kind is Wav2Vec2ForSequenceClassification else None,
-    )
+    of_words = {"id2label": NAMES} if kind is Wav2Vec2ForSequenceClassification else {}
+    of_sound = {"conv_dim": (16, 16), "conv_stride": (20, 20), "conv_kernel": (20, 20), "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config: Any = Wav2Vec2Config(vocab_size=8, **SIZE, **of_sound, **places, **of_words)
     return kind(config).eval(), Wav2Vec2FeatureExtractor(sampling_rate=16000)
 
 
@@ -143,5 +115,5 @@ def explanation(tokens: list[str], token: int, scores: dict[str, Tensor], layer:
     for name, row in scores.items():
         method = METHODS.get(name, METHODS["random"])
         rows, shown = [Row(tokens[token], token, row)], layer if method.layered else None
-        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown, layer + 1)
+        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown)
     return Explanation(tokens, parts)

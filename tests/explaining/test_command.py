@@ -13,9 +13,7 @@ from PIL import Image
 
 import captum_vz
 from captum_vz.cli import main
-from captum_vz.errors import ArgumentError
 from captum_vz.study import compare
-from captum_vz.testbed import load_model
 from tests.command import alone_in, refused
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
@@ -106,43 +104,29 @@ def test_wrong_use_is_one_line(
 
 
 def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
-    for model in (chooser(), image_classifier()[0]):
-        name = saved(model, image_classifier()[1] if model.main_input_name == "pixel_values" else tokenizer())
-        assert "reads no text by itself" in refused(capsys, "compare", SENTENCE, "--model", name)
-        assert "reads no text by itself" in refused(capsys, "verify", "--model", name)
+    for model, words in ((chooser(), tokenizer()), image_classifier()):
+        name = saved(model, words)
+        for command in (["compare", SENTENCE], ["verify"]):
+            assert "reads no text by itself" in refused(capsys, *command, "--model", name)
     for more in ([], ["--truth"]):
         told = refused(capsys, "compare", "the hat [MASK] small.", "--target", "is", "--foil", "is", *more)
-        assert "--foil is 'is', which is" in told
-    with pytest.raises(ArgumentError, match="foil is 'is', which is the target"):
-        compare(load_model(), "the hat [MASK] small.", target="is", foil="is")
+        assert "--foil is 'is', which is the target" in told
 
 
 @pytest.mark.parametrize(("make", "token"), [(classifier, None), (tagger, "hat")])
 def test_compare_takes_labels(
-    make: Callable[[], Any],
-    token: str | None,
-    saved: Callable[[Any, Any], str],
-    capsys: pytest.CaptureFixture[str],
+    make: Callable[[], Any], token: str | None, saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A label by its name or number, and its foil, as `explain` takes them; maps show the row of the same token."""
-    model = make()
-    name, place = saved(model, tokenizer()), [] if token is None else ["--token", token]
-    methods = ["value-zeroing-effect", "value-zeroing"]
-    for target, foil in (("person", "THING"), (2, None), (None, None)):
-        named = {"target": target, "foil": foil, "token": token}
-        more = [f"--{key}={value}" for key, value in named.items() if value is not None]
-        assert main(["compare", SENTENCE, "--model", name, "--methods", *methods, *more, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        effect = captum_vz.explain(name, SENTENCE, **named).scores.abs()
-        assert found["scores"][methods[0]] == pytest.approx((effect / effect.sum()).tolist(), abs=1e-6)
-        row = captum_vz.explain(name, SENTENCE, method=methods[1], token=token)
-        assert (found["scores"][methods[1]], found["token"]) == (
-            pytest.approx(row.scores.tolist(), abs=1e-6),
-            row.token,
-        )
-        table = compare((model, tokenizer()), SENTENCE, methods, target, foil=foil, token=token)
-        assert table.shares[methods[0]].tolist() == found["scores"][methods[0]]
-    wrong = "compare", SENTENCE, "--model", name, *place
+    model, place = (make(), tokenizer()), {"token": token} if token else {}
+    for named in ({"target": "person", "foil": "THING"}, {"target": 2}, {}):
+        table = compare(model, SENTENCE, ["value-zeroing-effect", "value-zeroing"], **named, **place)
+        effect = captum_vz.explain(model, SENTENCE, **named, **place).scores.double().abs()
+        torch.testing.assert_close(table.shares["value-zeroing-effect"], effect / effect.sum(), atol=1e-6, rtol=0)
+        row = captum_vz.explain(model, SENTENCE, method="value-zeroing", **place)
+        torch.testing.assert_close(table.shares["value-zeroing"], row.scores.double(), atol=1e-6, rtol=0)
+        assert table.token == row.token
+    wrong = ["compare", SENTENCE, "--model", saved(*model), *(f"--{key}={value}" for key, value in place.items())]
     assert "did you mean PERSON?): pass one of O, PERSON, THING" in refused(capsys, *wrong, "--target", "persom")
     if token is None:
         assert "has one label for the whole text" in refused(capsys, *wrong, "--truth")
@@ -152,35 +136,29 @@ def test_compare_takes_labels(
 
 
 def test_compare_takes_answers() -> None:
-    """As `explain` does: the first row is the start of the answer. A question alone has none."""
+    """As `explain` does: the first row is the start of the answer."""
     model = reader(), tokenizer()
     found = compare(model, QUESTION, ["value-zeroing-effect", "attention"], text_pair=TEXT)
     effect = captum_vz.explain(model, QUESTION, TEXT).scores.double().abs()
     torch.testing.assert_close(found.shares["value-zeroing-effect"], effect / effect.sum())
-    with pytest.raises(ArgumentError, match=r"answers a question from a text: pass the text as text_pair=\."):
-        compare(model, QUESTION)
 
 
-@pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])
+@pytest.mark.parametrize("case", ["classifier", "map", "pair", "tagger", "answer", "choice"])
 def test_demo_equals_python(case: str, saved: Callable[[Any, Any], str]) -> None:
     answers_of_demo = pytest.importorskip("captum_vz.demo.answers")
-    make, arguments, options = CASES[case]
-    name = saved(make(), tokenizer())
-    method = options.get("method", "value-zeroing-effect")
+    make, (text, *_), options = CASES[case]
+    name, method = saved(make(), tokenizer()), options.get("method", "value-zeroing-effect")
     pair = options.get("text_pair", "")
-    asked = (arguments[0], name, [method], options.get("token", ""), -1)
-    second = pair if isinstance(pair, str) else "\n".join(pair)
     answers = answers_of_demo.Answers(answers_of_demo.Limits((), True, 60))
     try:
-        if "foil" in options:  # the page has no foil
-            options = {name: one for name, one in options.items() if name != "foil"}
-        told, view, *_, files = answers.explain(*asked, second, options.get("target", ""))
+        told, view, *_, files = answers.explain(
+            text, name, [method], "", -1, pair if isinstance(pair, str) else "\n".join(pair)
+        )
         assert 'role="status"' in told
-        expected = captum_vz.explain(name, arguments[0], **options).to_dict()
         record = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
-        found = record["methods"][method]
-        assert record["tokens"] == expected["tokens"]
-        assert found["rows"] == json.loads(json.dumps(expected["rows"]))
-        assert html.escape(expected["predictions"][0]["token"]) in view
     finally:
         answers.close()
+    expected = captum_vz.explain(name, text, **options).to_dict()
+    assert record["tokens"] == expected["tokens"]
+    assert record["methods"][method]["rows"] == json.loads(json.dumps(expected["rows"]))
+    assert html.escape(expected["predictions"][0]["token"]) in view

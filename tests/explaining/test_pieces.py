@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import captum_vz
 from captum_vz.study import compare
-from captum_vz.visualization import readable_tokens, view
+from captum_vz.visualization import readable_tokens
 
 
 def byte_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
@@ -61,18 +61,12 @@ def test_token_across_two_characters() -> None:
     assert readable_tokens(tokenizer, ids) == [f"日本{number}" for number in "₁₂₃₄₅"]
 
 
-def test_part_alone_keeps_its_name() -> None:
+def test_what_is_no_part_keeps_its_name() -> None:
+    """Parts of a character apart from each other, and a replacement character of the text."""
     tokenizer = byte_tokenizer()
-    ids = tokenizer("日")["input_ids"]
-    names = tokenizer.convert_ids_to_tokens(ids)
-    assert readable_tokens(tokenizer, ids[:2]) == names[:2]
-    assert readable_tokens(tokenizer, [ids[0], *tokenizer("a")["input_ids"], ids[1]]) == [names[0], "a", names[1]]
-
-
-def test_replacement_character_of_the_text_stays() -> None:
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("\ufffda")["input_ids"]
-    assert readable_tokens(tokenizer, ids) == [*tokenizer.convert_ids_to_tokens(ids[:3]), "a"]
+    first, second, *_ = tokenizer("日")["input_ids"]
+    for ids in ([first, second], [first, *tokenizer("a")["input_ids"], second], tokenizer("\ufffda")["input_ids"]):
+        assert readable_tokens(tokenizer, ids) == tokenizer.convert_ids_to_tokens(ids)
 
 
 def test_characters_in_tables_pictures_and_views() -> None:
@@ -83,12 +77,10 @@ def test_characters_in_tables_pictures_and_views() -> None:
     with pytest.warns(UserWarning, match="last token"):
         found = captum_vz.explain(model, text, tokenizer=tokenizer)
     expected = [f"{letter}{number}" for letter in text for number in "₁₂"]
-    assert found.tokens == expected
     assert found.raw_tokens == tokenizer(text).tokens()
     assert all(token in str(found) for token in expected)
-    assert list(compare((model, tokenizer), text, ["random"]).tokens) == expected
     labels = [text.get_text() for axes in found.plot().axes for text in axes.get_xticklabels()]
     assert set(expected) <= set(labels)
-    assert found.view().rows.tokens == expected
-    assert view(found.maps, found.tokens).rows.tokens == expected
-    assert list(found.to_pandas()["token"]) == expected
+    compared, table = compare((model, tokenizer), text, ["random"]), found.to_pandas()
+    for tokens in (found.tokens, compared.tokens, found.view().rows.tokens, list(table["token"])):
+        assert tokens == expected

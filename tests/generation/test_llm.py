@@ -1,8 +1,10 @@
-"""The form of Captum's LLMAttribution: a script changes one line."""
+"""Captum's LLMAttribution, where a script changes one line, and the result of inseq."""
 
 from __future__ import annotations
 
 import inspect
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,9 +17,21 @@ from captum.attr import (
     TextTokenInput,
 )
 
-from captum_vz import ALTILogit, ArgumentError, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz.generation import LLMTokenMaps, attribute_generation
+from captum_vz import (
+    ALTILogit,
+    ArgumentError,
+    LayerAttention,
+    ValueGates,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+)
+from captum_vz.generation import LLMTokenMaps, attribute_generation, gated_input, to_captum_llm
+from captum_vz.testbed import load_model
+from tests.captum.footprint import footprint
 from tests.generation.models import case_of, tokenizer_of_words
+from tests.view.pages import missing
 
 TEXT = "the pictures of some hat"
 MODEL, TOKENS = case_of("gpt2").model, tokenizer_of_words()
@@ -61,12 +75,6 @@ def test_scores_are_those_of_the_function(layer: int) -> None:
     torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
 
 
-def test_25_greedy_tokens_by_default() -> None:
-    result = maps(LayerAttention).attribute(TextTokenInput(TEXT, TOKENS))
-    found = attribute_generation((MODEL, TOKENS), TEXT, LayerAttention, do_sample=False)
-    assert result.output_tokens == list(found.generated.labels)
-
-
 def test_skipped_tokens_have_no_column() -> None:
     inp = TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"])
     result = maps().attribute(inp, target="has upset")
@@ -80,15 +88,6 @@ def test_columns_of_an_encoder(name: str) -> None:
     result = maps(ValueZeroing, name).attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
     assert result.token_attr.shape == (2, 5)
     torch.testing.assert_close(result.token_attr.sum(1), torch.ones(2, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("name", ["t5", "bart"])
-@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout])
-def test_self_attention_of_a_decoder_is_refused(kind: Any, name: str) -> None:
-    model = case_of(name).model
-    method = LLMTokenMaps(kind(model, find_layers(model, "decoder")), TOKENS)
-    with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
-        method.attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
 
 
 TEMPLATES = {
@@ -120,14 +119,6 @@ def test_masked_values_are_one_feature() -> None:
     torch.testing.assert_close(result.token_attr[:, :2], joint[:, [0, 2]])
 
 
-def test_template_of_a_method_without_joint_form() -> None:
-    result = maps(ALTILogit).attribute(TEMPLATES["list"], target="upset marcus")
-    found = attribute_generation(
-        (MODEL, TOKENS), "the pictures of some woman 's theater has", ALTILogit, generated="upset marcus"
-    )
-    torch.testing.assert_close(result.token_attr[:, 1], found.scores[:, 4:7, 0].sum(1))
-
-
 def test_empty_value_has_no_score() -> None:
     result = maps().attribute(TextTemplateInput("the {} {} hat", ["", "pictures"]), target="upset")
     assert result.token_attr[0, 0] == 0
@@ -155,11 +146,6 @@ def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str)
         maps().attribute(inp, **options)
 
 
-def test_class_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="made of a model"):
-        LLMTokenMaps(ValueZeroing, TOKENS)
-
-
 @pytest.mark.parametrize("given", ["value-zeroing-rollout-paper", ValueZeroingRollout])
 def test_names_and_classes_with_a_model(given: Any) -> None:
     inp = TextTokenInput(TEXT, TOKENS)
@@ -168,3 +154,137 @@ def test_names_and_classes_with_a_model(given: Any) -> None:
     assert torch.equal(found.token_attr, expected.token_attr)
     with pytest.raises(ArgumentError, match="did you mean value-zeroing"):
         LLMTokenMaps("value-zeroin", TOKENS, model=MODEL).attribute(inp, target=torch.tensor([17, 18]))
+
+
+# Captum's own class
+
+LAYERS = find_layers(MODEL)
+INPUTS = {
+    "tokens": TextTokenInput(TEXT, TOKENS),
+    "skipped": TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"]),
+    "template": TEMPLATES["dict"],
+    "masked": TextTemplateInput("{} of {} has {}", ["pictures", "woman", "anna"], mask=[7, 3, 7]),
+}
+TARGET = "has upset anna"
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cached_outputs": False}, {"forward_in_tokens": False}], ids=str)
+@pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
+@pytest.mark.parametrize("form", INPUTS)
+def test_ablation_over_gates_is_the_effect(form: str, attr_target: str, options: dict[str, Any]) -> None:
+    """The whole text has the sum of log-probabilities, or the product of probabilities."""
+    before = footprint(MODEL)
+    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS, attr_target=attr_target)
+    found = llm.attribute(gated_input(INPUTS[form], TOKENS), target=TARGET, **options)
+    effect = LLMTokenMaps(ValueZeroingEffect(MODEL, LAYERS), TOKENS, attr_target=attr_target)
+    expected = effect.attribute(INPUTS[form], target=TARGET)
+    assert expected.token_attr.abs().max() > 1e-4
+    torch.testing.assert_close(found.token_attr.double(), expected.token_attr.double(), rtol=0, atol=1e-5)
+    if attr_target == "log_prob":
+        torch.testing.assert_close(found.seq_attr.double(), expected.seq_attr.double(), rtol=0, atol=3e-5)
+    assert found.input_tokens == expected.input_tokens
+    assert footprint(MODEL) == before
+
+
+@pytest.mark.parametrize("form", INPUTS)
+@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ALTILogit])
+def test_methods_in_captums_class(kind: Any, form: str) -> None:
+    method = kind(MODEL, LAYERS)
+    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET)
+    expected = LLMTokenMaps(method, TOKENS).attribute(INPUTS[form], target=TARGET)
+    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
+    torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
+    assert found.input_tokens == expected.input_tokens
+
+
+def test_skip_tokens_of_captums_scripts() -> None:
+    """The tutorial on Llama 2 passes it in each call."""
+    llm = LLMAttribution(to_captum_llm(ValueZeroingRollout(MODEL, LAYERS)), TOKENS)
+    plain = llm.attribute(INPUTS["tokens"], target=TARGET)
+    found = llm.attribute(INPUTS["tokens"], target=TARGET, skip_tokens=[0])
+    torch.testing.assert_close(found.token_attr, plain.token_attr)
+
+
+@pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
+def test_effect_in_captums_class(attr_target: str) -> None:
+    method = ValueZeroingEffect(MODEL, LAYERS)
+    llm = LLMAttribution(to_captum_llm(method), TOKENS, attr_target=attr_target)
+    found = llm.attribute(INPUTS["tokens"], target=TARGET)
+    expected = LLMTokenMaps(method, TOKENS, attr_target).attribute(INPUTS["tokens"], target=TARGET)
+    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
+    assert method.forward_func is MODEL
+
+
+def test_wrong_arguments() -> None:
+    effect = ValueZeroingEffect(MODEL, LAYERS)
+    with pytest.raises(ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
+        LLMTokenMaps(effect, TOKENS, attr_target="logit")
+    with pytest.raises(ArgumentError, match="ValueZeroing explains no probability"):
+        LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
+    with pytest.raises(ArgumentError, match="attr_method is of type type"):
+        to_captum_llm(ValueZeroing)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="inp is of type str"):
+        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]
+
+
+# The result of inseq
+
+
+def of_inseq(name: str) -> Any:
+    asked = (case_of(name).model, TOKENS), "<bos> the woman likes", ValueZeroing
+    return attribute_generation(*asked, generated=[41, 12, 30])
+
+
+@pytest.fixture
+def inseq() -> Any:
+    if find_spec("inseq") is None:
+        missing("inseq is not installed: pip install inseq")
+    import inseq
+
+    return inseq
+
+
+def test_scores_of_an_encoder_decoder(inseq: Any) -> None:
+    found = of_inseq("bart")
+    (one,) = found.to_inseq()
+    source = len(one.source)
+    assert [token.id for token in [*one.source, *one.target]] == [*found.prompt.ids, *found.generated.ids]
+    assert one.attr_pos_start == 1  # the decoder's start
+    assert one.target[0].id == case_of("bart").model.config.decoder_start_token_id
+    torch.testing.assert_close(one.source_attributions.T, found.scores[:, :source, -1].float())
+    torch.testing.assert_close(one.target_attributions[0], found.scores[:, source, -1].float())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_shown_and_saved(inseq: Any, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    result = of_inseq(name).to_inseq()
+    result.show()
+    shown = capsys.readouterr().out
+    assert "Target Saliency Heatmap" in shown and ("Source Saliency Heatmap" in shown) == (name == "bart")
+    assert "woman" in result.show(display=False, return_html=True)
+    result.save(tmp_path / "scores.json")
+    again = inseq.FeatureAttributionOutput.load(tmp_path / "scores.json")
+    torch.testing.assert_close(again[0].target_attributions, result[0].target_attributions, equal_nan=True)
+
+
+def test_equals_inseqs_own_attention(inseq: Any) -> None:
+    model, tokenizer = load_model("causal")
+    text, new = "the pictures of some hat", " have upset anna"
+    found = attribute_generation((model, tokenizer), text, LayerAttention, generated=new)
+    model.set_attn_implementation("eager")
+    wrapped = inseq.load_model(model, "attention", tokenizer=tokenizer)
+    (theirs,) = wrapped.attribute(text, text + new, show_progress=False)
+    for layer in range(len(found.layers)):
+        (ours,) = found.to_inseq(layer)
+        of_layer = theirs.target_attributions[:, :, layer].mean(-1)
+        torch.testing.assert_close(ours.target_attributions, of_layer, equal_nan=True, rtol=1e-4, atol=1e-6)
+    assert [token.id for token in theirs.source] == [token.id for token in ours.source]
+    assert [token.id for token in theirs.target] == [token.id for token in ours.target]
+    assert (theirs.attr_pos_start, theirs.attr_pos_end) == (ours.attr_pos_start, ours.attr_pos_end)
+
+
+def test_without_inseq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "inseq.data.attribution", None)
+    monkeypatch.setitem(sys.modules, "inseq", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install inseq"):
+        of_inseq("gpt2").to_inseq()

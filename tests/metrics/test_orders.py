@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise, permutations
 from math import ceil
 from types import SimpleNamespace
@@ -51,6 +51,14 @@ def sentences(seed: int = 0) -> MaskedSentences:
     return MaskedSentences(ids, (ids != PAD).long(), 1, ids >= 10, [GOOD, BAD])
 
 
+def each(masked: MaskedSentences, removal: Any) -> Iterator[tuple[int, list[int], list[int], int]]:
+    """Of each sentence its number, its ids, the positions of its content, and the likelier form."""
+    for b, row in enumerate(masked.ids):
+        ids = [int(one) for one in row if one != PAD]
+        content = [j for j, token in enumerate(ids) if token >= 10]
+        yield b, ids, content, GOOD if chance(ids, [], removal, GOOD) > 0.5 else BAD
+
+
 def chance(ids: list[int], gone: Iterable[int], removal: Any, answer: int) -> float:
     """The probability of a form in one sentence that is edited by hand."""
     if removal == "delete":
@@ -91,9 +99,7 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
     found = measure(prediction, scores)
     share = normalized(found, bounds)
     assert bounds.exact.all()
-    for b, row in enumerate(masked.ids):
-        ids = [int(one) for one in row if one != PAD]
-        content = [j for j, token in enumerate(ids) if token >= 10]
+    for b, ids, content, _ in each(masked, removal):
         ranked = sorted(content, key=lambda j: -scores[b, j].item())
         assert found[b].item() == pytest.approx(by_hand(what, ids, ranked, removal), abs=1e-12)
         everything = [by_hand(what, ids, list(order), removal) for order in permutations(content)]
@@ -105,14 +111,11 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
 
 
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz.metrics.orders.EXHAUSTIVE", 0)
+    monkeypatch.setattr("captum_vz.metrics.faithfulness.EXHAUSTIVE", 0)
     masked = sentences()
     found = deletion_bounds(Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
-    for b, row in enumerate(masked.ids):
-        ids = [int(one) for one in row if one != PAD]
-        content = [j for j, token in enumerate(ids) if token >= 10]
-        answer = GOOD if chance(ids, [], UNK, GOOD) > 0.5 else BAD
+    for b, ids, content, answer in each(masked, UNK):
         for value, better in ((found.best[b], min), (found.worst[b], max)):
             order: list[int] = []
             while len(order) < len(content):
@@ -127,10 +130,7 @@ def test_monotonicity_equals_loop(removal: Any) -> None:
     prediction = Prediction(neighbours, masked, removal)
     effects = torch.rand(20, *masked.ids.shape)
     found = torch.stack([monotonicity(prediction, one) for one in effects])
-    for b, row in enumerate(masked.ids):
-        ids = [int(one) for one in row if one != PAD]
-        content = [j for j, token in enumerate(ids) if token >= 10]
-        answer = GOOD if chance(ids, [], removal, GOOD) > 0.5 else BAD
+    for b, ids, content, answer in each(masked, removal):
         for scores, value in zip(effects[:, b], found[:, b], strict=True):
             rising = sorted(content, key=lambda j: scores[j].item())
             steps = [chance(ids, rising[k:], removal, answer) for k in range(len(rising) + 1)]
@@ -142,10 +142,7 @@ def test_infidelity_equals_loop() -> None:
     masked = sentences()
     prediction, scores = Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape)
     found = infidelity(prediction, scores, samples=6, seed=3)
-    for b, row in enumerate(masked.ids):
-        ids = [int(one) for one in row if one != PAD]
-        content = [j for j, token in enumerate(ids) if token >= 10]
-        answer = GOOD if chance(ids, [], UNK, GOOD) > 0.5 else BAD
+    for b, ids, content, answer in each(masked, UNK):
         drawn = torch.rand(6, len(content), generator=torch.Generator().manual_seed(3)) < 0.5
         pairs = []
         for one in drawn.tolist():
@@ -194,7 +191,7 @@ def test_constant_scores_have_no_order() -> None:
 
 def test_bad_arguments_refused() -> None:
     prediction = Prediction(neighbours, sentences(), UNK)
-    for measure in (deletion_area, monotonicity, infidelity):
+    for measure in (deletion_area, monotonicity, infidelity, comprehensiveness):
         with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
             measure(prediction, torch.rand(2, 2))
         with pytest.raises(ArgumentError, match="scores holds infinities"):

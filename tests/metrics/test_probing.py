@@ -1,17 +1,19 @@
-"""Description lengths: random labels cost a bit each, readable labels less; sums by hand."""
+"""Description lengths, with sums by hand, and their correlation with cue alignment, against scipy's."""
 
 from __future__ import annotations
 
-from math import log2
+from itertools import permutations
+from math import isnan, log2
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import description_length, linear_probe, probing
+from captum_vz.metrics import description_length, linear_probe, probing, probing_correlation
 
 LABELS = torch.arange(1000) % 2
 
@@ -98,18 +100,11 @@ def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     ("states", "labels", "options", "message"),
     [
         (torch.zeros(1000, 2).long(), LABELS, {}, r"states is \(1000, 2\) of torch.int64"),
-        (
-            torch.zeros(1000, 2),
-            LABELS[:5],
-            {},
-            r"labels is \(5,\) of torch.int64: pass 1000 integers",
-        ),
+        (torch.zeros(1000, 2), LABELS[:5], {}, r"labels is \(5,\) of torch.int64: pass 1000 integers"),
         (torch.full((1000, 2), torch.nan), LABELS, {}, "not finite"),
         (torch.zeros(1000, 2), LABELS, {"classes": 1}, "labels run from 0 to 1, of 1 classes"),
         (torch.zeros(1000, 2), LABELS - 1, {}, "labels run from -1 to 0"),
-        (torch.zeros(1000, 2), torch.zeros_like(LABELS), {}, "labels run from 0 to 0, of 1 classes"),
         (torch.zeros(100, 2), LABELS[:100], {}, r"100 examples make blocks that end at \[1, 2, 3, 6, .*\]: the first"),
-        (torch.zeros(1000, 2), LABELS, {"boundaries": (0.5, 0.9)}, "shares of the examples that rise to 1"),
         (torch.zeros(1000, 2), LABELS, {"boundaries": (0.5, 0.5, 1)}, "shares of the examples that rise to 1"),
     ],
 )
@@ -133,3 +128,56 @@ def test_linear_probe_equals_folds_by_hand(noise: torch.Tensor) -> None:
     assert 0.75 < found.mean() < 0.95
     with pytest.raises(ArgumentError, match="folds is 600, and the rarest label has 500 examples"):
         linear_probe(states, LABELS, folds=600)
+
+
+def test_correlation_equals_scipy() -> None:
+    alignment, compression = torch.rand(30, 6) + torch.linspace(0, 0.5, 6), [1.0, 1.2, 1.2, 3.0, 2.0, 5.0]
+    found = probing_correlation(alignment, compression)
+    assert found.statistic == pytest.approx(stats.spearmanr(alignment.mean(0), compression).statistic)
+    assert -1 <= found.low <= found.statistic <= found.high <= 1
+    assert found == probing_correlation(alignment, compression)
+    holed = torch.cat([alignment, torch.full((2, 6), torch.nan)])
+    assert probing_correlation(holed, compression) == found._replace(undefined=2)
+
+
+def test_correlation_without_spread_undefined() -> None:
+    single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
+    assert (single.statistic, single.examples) == (pytest.approx(1), 1)
+    assert isnan(single.low)
+    none = probing_correlation(torch.full((2, 3), torch.nan), [1.0, 2.0, 3.0])
+    assert isnan(none.statistic)
+    assert (none.examples, none.undefined) == (0, 2)
+    flat = probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0])
+    assert isnan(flat.statistic) and isnan(flat.p)
+
+
+@pytest.mark.parametrize(
+    ("alignment", "compression", "message"),
+    [
+        (torch.rand(4, 3), [1.0, 2.0], r"alignment is \(4, 3\) of torch.float32 and compression \(2,\)"),
+        (torch.rand(3), [1.0, 2.0, 3.0], r"alignment is \(3,\)"),
+        (torch.rand(4, 1), [1.0], "of two layers or more"),
+        (torch.rand(4, 2), [1.0, torch.inf], r"compression is \[1.0, inf\]"),
+    ],
+)
+def test_bad_correlation_refused(alignment: Any, compression: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        probing_correlation(alignment, compression)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4, 5, 6])
+def test_p_counts_all_orders(layers: int) -> None:
+    """One-sided, over all orders of the layers, also with ties."""
+    alignment = torch.randint(0, 3, (7, layers)).double() + torch.tensor([0.0, 3.0]).repeat(3)[:layers]
+    compression = torch.tensor([1.0, 2.0, 2.0, 3.0, 1.5, 0.5])[:layers].tolist()
+    means = alignment.mean(0).tolist()
+    own = stats.spearmanr(means, compression).statistic
+    orders = [stats.spearmanr(order, compression).statistic for order in permutations(means)]
+    expected = sum(one >= own - 1e-9 for one in orders) / len(orders)
+    assert probing_correlation(alignment, compression, resamples=9).p == pytest.approx(expected)
+
+
+def test_p_of_perfect_order() -> None:
+    assert probing_correlation(torch.arange(4.0)[None], [1.0, 2.0, 3.0, 4.0]).p == pytest.approx(1 / 24)
+    many = probing_correlation(torch.arange(12.0).repeat(3, 1), list(range(12)), resamples=9)
+    assert many.p == pytest.approx(1e-5)  # of 99,999 random orders, none, and the order itself

@@ -13,13 +13,13 @@ from scipy import stats
 
 from captum_vz import LayerAttention
 from captum_vz.study import Batch, Example, Scorer, Study
-from captum_vz.study.figures.style import in_order
+from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
 from captum_vz.visualization.pictures.files import alt_text_of
 from captum_vz.visualization.pictures.scales import short_number
 from paper import Reproduction, reproduce
-from paper.drawings import draw_groups
-from paper.further import REMOVING, VARIANTS, Sampling, _groups, evenly, sees_forms
+from paper.figures import draw_groups
+from paper.further import REMOVING, VARIANTS, groups_of, sees_forms
 from paper.report import variant_title
 from tests.study.conftest import Shipped
 
@@ -92,7 +92,7 @@ def test_macro_needs_all_paradigms(last: pd.DataFrame) -> None:
     unlike = (last["group"] == out) & (last["method"] == "attention")
     rows = last[~unlike].copy()
     rows.loc[(rows["group"] == out) & (rows["method"] == "random"), "cue_dot"] = np.nan
-    found = _groups(rows, ["cue_dot", "cue_ap"], Sampling())
+    found = groups_of(rows, ["cue_dot", "cue_ap"], 1999)
     table = found.set_index(["metric", "method", "by", "group"])
     for method, count in (("attention", 0), ("random", 0)):
         assert np.isnan(table.loc[("cue_dot", method, "paradigm", "macro"), "mean"])
@@ -232,12 +232,6 @@ def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_p
     assert (tmp_path / "out" / "variants.png").read_bytes().startswith(b"\x89PNG")
     assert "agreement" not in found.tables  # of one method
     assert Study(tmp_path / "out" / "agreement").settings["metrics"].keys() == {"cue_dot", "cue_ap", "blank_out"}
-
-
-def test_evenly_spaced() -> None:
-    items = [str(number) for number in range(10)]
-    assert evenly(items, 3) == ["0", "3", "6"]
-    assert evenly(items, 20) == items
 
 
 def test_paper_with_less_tells_all_of_its_folder(

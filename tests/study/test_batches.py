@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.study import Batch, Example, Scorer
-from captum_vz.study.scoring.rows import OUT_OF_MEMORY
+from captum_vz.study.scoring import OUT_OF_MEMORY
 from tests.study.conftest import Shipped
 
 WORDS = ("the", "pictures", "of", "some", "hat", "near", "the", "birds")

@@ -3,10 +3,7 @@
 import builtins
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +37,13 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
     line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
     assert [float(number) for number in re.findall(r"(\S+) \[", line)] == pytest.approx(mean, abs=5e-4)
-    assert main(["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS, "--quiet"]) == 0
+    again = ["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS]
+    assert main([*again, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+    assert main([*again, "--metrics", "cue_ap"]) == 0  # of the metrics in the folder, those that are asked for
+    out = capsys.readouterr().out
+    assert "cue_ap" in out
+    assert not re.search("cue_dot|blank_out", out)
 
 
 def test_typed_options_override_the_file(folder: Path) -> None:
@@ -194,26 +196,6 @@ def test_missing_extra_is_named(
     assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 
-@pytest.mark.slow
-def test_two_launched_processes_share_work(folder: Path) -> None:
-    options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot"]  # two parts
-    # accelerate starts several processes on CPUs by its launcher for GPUs (torchrun) or by MPI.
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    run = subprocess.run(
-        [sys.executable, *launch, *quietly, "-m", "captum_vz", *options, "--folder", "two"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("rows, summary.csv") == 1
-    assert main([*options, "--folder", "one", "--quiet"]) == 0
-    assert_same_study(Study("two"), Study("one"))
-    assert json.loads((folder / "two" / "study.json").read_text())["examples"]["count"] == 70
-
-
 PLUGIN = """
 from captum.attr import Saliency
 from captum_vz.study import register_method, register_metric
@@ -231,36 +213,25 @@ register_metric("largest", lambda batch, rows: rows.max(-1).values)
 """
 
 
-@pytest.mark.slow
-def test_second_start_with_a_plugin_computes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], own_names: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_is_read(folder: Path, own_names: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second start computes nothing."""
     (folder / "mine.py").write_text(PLUGIN)
-    own = ["--methods", "ids", "fails", "captums", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
-    assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
+    own = ["--methods", "ids", "fails", "captums", "random", "--metrics", "largest", "cue_dot", "--plugin", "mine.py"]
+    assert main(["study", "--grammar", "4", *own, "--folder", "s", "--quiet"]) == 0
     found, before = Study("s"), parts(Path("s"))
-    assert found.rows().groupby("method")["example"].nunique().to_dict() == {"captums": 500, "ids": 500}
-    assert found.skipped.groupby("method")["example"].nunique().to_dict() == {"fails": 500}
+    assert found.rows().groupby("method")["example"].nunique().to_dict() == {"captums": 4, "ids": 4, "random": 4}
+    assert set(found.skipped["skipped"]) == {"OSError: no such file of mine"}
+    assert found.summary.query("method == 'captums' and metric == 'largest' and group == 'all'")["examples"].item() == 4
+    assert (folder / "s" / "figures" / "largest.png").is_file()
     summary = found.summary
 
     def never(*_: Any) -> Any:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(app_models, "load_model", never)
-    assert main(["study", "--grammar", "500", *own, "--folder", "s", "--quiet"]) == 0
+    assert main(["study", "--grammar", "4", *own, "--folder", "s", "--quiet"]) == 0
     assert parts(Path("s")) == before
     pd.testing.assert_frame_equal(Study("s").summary, summary)
-
-
-def test_plugin_is_read(folder: Path, capsys: pytest.CaptureFixture[str], own_names: None) -> None:
-    (folder / "mine.py").write_text(PLUGIN)
-    own = ["--methods", "ids", "fails", "captums", "random", "--metrics", "largest", "cue_dot"]
-    assert main(["study", "--grammar", "4", *own, "--plugin", "mine.py", "--folder", "s", "--quiet"]) == 0
-    found = Study("s")
-    assert set(found.rows()["method"]) == {"ids", "captums", "random"}
-    assert set(found.skipped["skipped"]) == {"OSError: no such file of mine"}
-    assert found.summary.query("method == 'captums' and metric == 'largest' and group == 'all'")["examples"].item() == 4
-    assert (folder / "s" / "figures" / "largest.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.result import Explanation
-from captum_vz.result.drawing import family_of
-from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, compare
+from captum_vz.result.explanation import family_of
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, compare
 from captum_vz.study.comparison import blanked_out
 from captum_vz.subjects import text_subject_of
 from captum_vz.subjects.texts import prepare_text
@@ -129,43 +129,46 @@ def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
 
 
 def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
-    model, tokenizer = shipped
-    layers = find_layers(model)
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    given = {
-        "class": LayerAttention,
-        "rollout": partial(ValueZeroingRollout, residual=0.5),
-        "object": ValueZeroing(model, distance="euclidean"),
-        "gradient": LayerAttentionGradient,
-        "relevance": Rollout(LayerAttentionGradient(model, normalize=False), residual="add"),
-        "effect": ValueZeroingEffect(model),
-        "alti": "alti",
-    }
-    table = compare((model, tokenizer), SENTENCE, given, target="are", foil="is")
+    """Those that ask for the output too."""
+    model, _ = shipped
+    inputs = shipped[1](SENTENCE, return_tensors="pt")
+    right, wrong = shipped[1].convert_tokens_to_ids(["are", "is"])
     choice = {"target": (MASK, right), "foil": (MASK, wrong)}
-
-    def relevance() -> torch.Tensor:
-        rollout = Rollout(LayerAttentionGradient(model, normalize=False), residual="add")
-        return rollout.attribute(
-            inputs, lambda output: output.logits[:, MASK, right] - output.logits[:, MASK, wrong], token=MASK
-        )
-
+    rollout = Rollout(LayerAttentionGradient(model, normalize=False), residual="add")
+    given = {"gradient": LayerAttentionGradient, "relevance": rollout, "effect": ValueZeroingEffect(model)}
+    table = compare(shipped, SENTENCE, given, target="are", foil="is")
+    last = LayerAttentionGradient(model, find_layers(model)[-1])
     expected = {
-        "class": LayerAttention(model, layers[-1]).attribute(inputs, token=MASK),
-        "rollout": ValueZeroingRollout(model, residual=0.5).attribute(inputs, token=MASK),
-        "object": ValueZeroing(model, layers[-1], distance="euclidean").attribute(inputs, token=MASK),
-        "gradient": LayerAttentionGradient(model, layers[-1]).attribute(inputs, **choice, token=MASK),
-        "relevance": normalize_rows(relevance()),
-        "effect": normalize_rows(ValueZeroingEffect(model).attribute(inputs, **choice).abs()),
-        "alti": ALTI(model).attribute(inputs, token=MASK),
+        "gradient": last.attribute(inputs, **choice, token=MASK),
+        "relevance": rollout.attribute(
+            inputs, lambda output: output.logits[:, MASK, right] - output.logits[:, MASK, wrong], token=MASK
+        ),
+        "effect": ValueZeroingEffect(model).attribute(inputs, **choice).abs(),
     }
     assert list(table.shares) == list(given)
     for name, row in expected.items():
-        torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    assert list(compare((model, tokenizer), SENTENCE, [ValueZeroing, "random"]).shares) == ["ValueZeroing", "random"]
+        torch.testing.assert_close(table.shares[name], normalize_rows(row)[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+    assert list(compare(shipped, SENTENCE, [ValueZeroing, "random"]).shares) == ["ValueZeroing", "random"]
     with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
-        compare((model, tokenizer), SENTENCE, ["atention"])
+        compare(shipped, SENTENCE, ["atention"])
+
+
+def test_error_of_a_method_or_a_model_is_raised(shipped: Shipped) -> None:
+    """Studies record it with the example. `compare` raises it, if the method was named or the error is the model's."""
+    model, tokenizer = shipped
+
+    def picky(batch: Batch) -> torch.Tensor:
+        raise UnsupportedLayerError("this layer has no norm")
+
+    with pytest.raises(RefusedError, match="this layer has no norm"):
+        compare(shipped, SENTENCE, ["random", picky])
+
+    class Broken(type(model)):  # type: ignore[misc]  # a class that is known at run time only
+        def forward(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("the model's own")
+
+    with pytest.raises(AssertionError, match="the model's own"):
+        compare((Broken(model.config).eval(), tokenizer), SENTENCE)
 
 
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
@@ -359,33 +362,18 @@ def test_truth_between_two_forms(shipped: Shipped) -> None:
 
 
 def test_residual_of_rollouts(shipped: Shipped) -> None:
-    """A name fixes the residual. Classes have their own, and the scope says it, also of a class that is passed."""
+    """A name fixes the residual, as its column shows. Classes have their own, and the scope says it."""
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    names = ["value-zeroing-rollout", "attention-rollout", "alti"]
-
-    def row(kind: Any, **options: Any) -> Any:
-        return kind(model, **options).attribute(inputs, token=MASK)[0].double()
-
-    given: dict[str, Any] = {name: name for name in names} | {
-        "class": ValueZeroingRollout,
-        "object": AttentionRollout(model),
-    }
-    given |= {f"{name}-paper": f"{name}-paper" for name in names[:2]}
+    given: dict[str, Any] = {"class": ValueZeroingRollout, "object": AttentionRollout(model)}
     table = compare((model, tokenizer), SENTENCE, given)
-    half, whole = {"residual": 0.5}, {"residual": None}
-    expected = {
-        "value-zeroing-rollout": (row(ValueZeroingRollout, **half), "layers 0 to 3, residual 0.5"),
-        "attention-rollout": (row(AttentionRollout, **half), "layers 0 to 3, residual 0.5"),
-        "alti": (row(ALTI), "layers 0 to 3"),
-        "class": (row(ValueZeroingRollout), "layers 0 to 3, no residual"),
-        "object": (row(AttentionRollout), "layers 0 to 3, residual 0.5"),
-        "value-zeroing-rollout-paper": (row(ValueZeroingRollout, **whole), "layers 0 to 3, no residual"),
-        "attention-rollout-paper": (row(AttentionRollout, **whole), "layers 0 to 3, no residual"),
-    }
-    for name, (one, scope) in expected.items():
-        torch.testing.assert_close(table.shares[name], one, rtol=1e-5, atol=1e-6)
-        assert table.scopes[name] == scope
+    for name, kind, residual in (
+        ("class", ValueZeroingRollout, "no residual"),
+        ("object", AttentionRollout, "residual 0.5"),
+    ):
+        expected = kind(model).attribute(inputs, token=MASK)[0].double()
+        torch.testing.assert_close(table.shares[name], expected, rtol=1e-5, atol=1e-6)
+        assert table.scopes[name] == f"layers 0 to 3, {residual}"
 
 
 def test_truth_is_shown_and_exported(table: Explanation) -> None:

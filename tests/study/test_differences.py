@@ -8,6 +8,7 @@ import torch
 
 from captum_vz.metrics import compare_pairs
 from captum_vz.study import Example, Study, run_study
+from captum_vz.study.examples import counted
 from captum_vz.study.figures import _hundredths
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
@@ -52,7 +53,7 @@ def test_ties_are_told_and_drawn(found: Study) -> None:
     drawn = [text.get_text() for text in figure.axes[0].texts]
     assert drawn.count("=") == 2 * table["tied"].sum()
     for row in table.itertuples():
-        assert (f"{row.one} = {row.other}" in line) == row.tied
+        assert (f"{row.one} and {row.other}" in line) == row.tied
         assert row.tied or _hundredths(row.mean) in drawn
     assert (found.folder / "figures" / "blank_out-differences.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="metric is 'magic': pass one of 'cue_dot', 'blank_out'"):
@@ -70,3 +71,4 @@ def test_few_sentences_show_no_difference(shipped: Shipped, examples: list[Examp
     one = run_study({"m": shipped}, examples[:3], tmp_path / "s", METHODS, ["cue_mrr"], resamples=9, quiet=True)
     assert one.differences["tied"].all()
     assert str(one).endswith("m, cue_mrr: none of 6 pairs of methods is shown to differ (3 sentences)")
+    assert [counted(number, "sentence") for number in (1, 2279)] == ["1 sentence", "2,279 sentences"]

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from captum_vz import _files
 from captum_vz.cli import main
@@ -20,7 +22,7 @@ from captum_vz.study import Batch, Example, Study, run_study
 from captum_vz.study.folder import own_device
 from captum_vz.testbed import load_model
 from tests.study.test_command import PLUGIN
-from tests.study.test_run import assert_same_study, free_port, in_a_process, parts, study
+from tests.study.test_run import assert_same_study, in_a_process, parts, study
 from tests.view.pages import missing
 
 
@@ -31,23 +33,26 @@ def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGTERM])
-def test_failed_process_leaves_its_part(number: int, examples: list[Example], reference: Study, tmp_path: Path) -> None:
-    """The disk is full for one of three processes, or it is killed. The others do what it leaves."""
+def test_processes_share_parts(number: int, examples: list[Example], reference: Study, tmp_path: Path) -> None:
+    """Each part is written once. The disk is full for one of three processes, or it is killed: others do its part."""
 
     def work(rank: int) -> None:
         os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"})
-        rename = os.replace
+        rename, written = os.replace, []
 
-        def failing(source: Any, goal: Path) -> None:
-            if rank == 1 and goal.suffix == ".parquet":
-                if number:
+        def noted(source: Any, goal: Path) -> None:
+            if goal.suffix == ".parquet":
+                if rank == 1 and number:
                     os.kill(os.getpid(), number)
-                raise OSError(28, "No space left on device")
+                elif rank == 1:
+                    raise OSError(28, "No space left on device")
+                written.append(f"{goal.parent.name}/{goal.name}")
             rename(source, goal)
 
-        _files.os.replace = failing  # in this process only
+        _files.os.replace = noted  # in this process only
         try:
-            study(tmp_path / "study", examples)
+            found = study(tmp_path / "study", examples)
+            (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
         except OSError as error:
             (tmp_path / "error").write_text(str(error))
             os._exit(1)
@@ -60,6 +65,9 @@ def test_failed_process_leaves_its_part(number: int, examples: list[Example], re
         assert "cannot write" in (tmp_path / "error").read_text()
     # What the killed process has left is removed after its end.
     assert_same_study(study(tmp_path / "study", examples), reference)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)]
+    assert [lines for lines, _ in told] == [len(reference.summary)] * 2
+    assert sorted(name for _, names in told for name in names) == sorted(parts(tmp_path / "study"))
 
 
 def test_engine_that_does_not_fit_refused(
@@ -80,39 +88,52 @@ def test_launched_study_equals_one_process(
     launcher: str, examples: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot", "--quiet"]
+    options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot"]  # two parts
     two = {
-        "torch.distributed.run": f"--nproc-per-node 2 --master-port {free_port()}",
+        "torch.distributed.run": "--standalone --nproc-per-node 2",
         "accelerate.commands.launch": "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
         "--dynamo_backend no --main_process_port 0",
     }[launcher].split()
     study_two = ["-m", "captum_vz", *options, "--folder", "two", "--engine", "accelerate"]
-    subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-m", launcher, *two, *study_two],
-        check=True,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert main([*options, "--folder", "one", "--engine", "local"]) == 0
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("rows, summary.csv") == 1  # the main process only
+    assert main([*options, "--folder", "one", "--engine", "local", "--quiet"]) == 0
     assert_same_study(Study("two"), Study("one"))
 
 
+#: What a busy machine needs more of than Ray expects: seconds until a worker has started, missed signs of life; and its
+#: memory may be full of others' programs, for which Ray would kill workers.
+PATIENCE = {"RAY_worker_register_timeout_seconds": "600", "RAY_health_check_failure_threshold": "100"}
+PATIENCE |= {"RAY_gcs_server_port_wait_time_s": "300", "RAY_memory_monitor_refresh_ms": "0"}
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Any:
-    """Ray with two CPUs in this machine."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Ray with two CPUs in this machine, one cluster at a time for all processes of pytest."""
     if find_spec("ray") is None:
         missing('Ray is not installed: pip install -e ".[ray]"')
     import ray
 
-    for left in (2, 1, 0):  # Ray waits 30 seconds for its own processes, which a busy machine may need
-        try:
-            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-            break
-        except Exception:
-            ray.shutdown()
-            if not left:
-                raise
-    yield ray
-    ray.shutdown()
+    with FileLock(tmp_path_factory.getbasetemp().parent / "ray.lock"), pytest.MonkeyPatch.context() as patched:
+        for name, value in PATIENCE.items():
+            patched.setenv(name, value)
+        for left in range(4, -1, -1):  # Ray waits 30 seconds for its own processes, and no setting changes that
+            try:
+                ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=10**8)
+                break
+            except Exception:
+                ray.shutdown()
+                if not left:
+                    raise
+        yield ray
+        ray.shutdown()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """How figures of studies look: colours, marks and places of methods, and letters that can be read in one column."""
 
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,21 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 from matplotlib.text import Text
 
 from captum_vz.study import METHODS, sign_figure
-from captum_vz.study.figures import draw_differences, draw_sanity, draw_summary
-from captum_vz.study.figures.style import COLUMN, in_order, label_color, method_color, method_mark, write_figure
+from captum_vz.study.figures import (
+    COLUMN,
+    draw_differences,
+    draw_summary,
+    in_order,
+    label_color,
+    method_color,
+    method_mark,
+)
 from captum_vz.study.scoring.metrics import _joins
 from paper.drawings import draw_agreement, draw_groups, draw_variants
-from paper.figures import draw_faithfulness, draw_page, draw_probing
+from paper.figures import draw_faithfulness, draw_page, draw_probing, draw_sanity
 from paper.further import VARIANTS
 from paper.report import TABLE_3, variant_title
 from tests.study.conftest import parts_of
@@ -203,19 +208,6 @@ def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFram
     assert len(boxes) == len(METHODS)
     for lower, upper in pairwise(boxes):
         assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
-
-
-def test_files_are_as_savefig_writes_them(tables: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    """One layout serves all files: the same axes as by savefig, and PDF files with TrueType fonts and no bitmap."""
-    figure, same = (draw_summary(tables["summary"], "cue_ap", "BLiMP") for _ in range(2))
-    write_figure(figure, tmp_path / "v1.2", ("png", "pdf"))
-    assert {path.name for path in tmp_path.iterdir()} == {"v1.2.png", "v1.2.pdf"}
-    same.savefig(tmp_path / "same.png")
-    assert np.array_equal(imread(tmp_path / "v1.2.png"), imread(tmp_path / "same.png"))
-    written = (tmp_path / "v1.2.pdf").read_bytes()
-    assert b"/FontFile2" in written
-    assert b"/Type3" not in written
-    assert b"/Subtype /Image" not in written
 
 
 def test_page_shows_the_tables(tables: dict[str, pd.DataFrame]) -> None:

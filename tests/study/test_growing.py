@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method
-from captum_vz.study.folder import work
+from captum_vz.study import run as work
 from tests.study.conftest import Shipped
 from tests.study.test_run import in_a_process, parts
 from tests.study.test_run import study as any_study
@@ -46,12 +46,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     add_rows = work.add_rows
 
-    def noted(folder: Path, codes: Any, model: str, block: Any, added: Any, *rest: Any) -> None:
-        for one in added:
-            for method in one.methods:
-                found.update([(model, block.number, method)] if one.has_scores else [])
-                found.update((model, block.number, method, metric) for metric in one.metrics)
-        add_rows(folder, codes, model, block, added, *rest)
+    def noted(
+        folder: Path, codes: Any, model: str, block: Any, methods: Any, lacking: Any, rows: Any, made: Any
+    ) -> None:
+        found.update((model, block.number, method) for method in methods)
+        pairs = ((method, metric) for metrics, some in lacking.items() for method in some for metric in metrics)
+        found.update((model, block.number, *pair) for pair in pairs)
+        add_rows(folder, codes, model, block, methods, lacking, rows, made)
 
     monkeypatch.setattr(work, "add_rows", noted)
     return found
@@ -226,9 +227,9 @@ def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, 
 
 
 def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    """Of the other model they are there. A model that lacks all is refused before the first one runs."""
+    """Of the other model they are there. A model that lacks all is refused when it is loaded."""
     model, tokenizer = shipped
-    models = {"agreement": lambda: shipped, "headless": lambda: (model.bert, tokenizer)}
+    models = {"headless": lambda: (model.bert, tokenizer), "agreement": lambda: shipped}
     with pytest.raises(ValueError, match="'headless' can have none of the metrics blank_out: BertModel has no head"):
         study(tmp_path / "s", some, shipped, models=models, metrics=["blank_out"])
     assert not parts(tmp_path / "s")

@@ -13,7 +13,7 @@ from captum_vz import LayerAttention, ValueGates, find_layers
 from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question, rollout_of
-from captum_vz.methods.maps import JoinedMethod
+from captum_vz.methods.kinds import JoinedMethod
 from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Scorer, as_method, compare
 from captum_vz.study.examples import Example
 from captum_vz.subjects import Subject
@@ -54,8 +54,8 @@ def test_joined_rows_share_the_maps(name: str, shipped: Shipped) -> None:
     model, _ = shipped
     layers, method = find_layers(model), METHODS[name]
     assert isinstance(method, JoinedMethod)
-    assert method.shared is not None
-    own, shared = method.kind(model, layers).maps, method.shared(model, layers)  # type: ignore[operator]  # a class
+    assert method.maps is not None
+    own, shared = method.kind(model, layers).maps, method.maps(model, layers)
     assert type(own) is type(shared)
     options = {key: value for key, value in vars(shared).items() if isinstance(value, (str, int, float, type(None)))}
     assert {key: vars(own)[key] for key in options} == options

@@ -9,36 +9,23 @@ import pytest
 import torch
 from scipy import stats
 
-from captum_vz.metrics import (
-    MaskedSentences,
-    Prediction,
-    comprehensiveness,
-    comprehensiveness_bounds,
-    deletion_area,
-    deletion_bounds,
-    infidelity,
-    monotonicity,
-    normalized,
-    soft_comprehensiveness,
-    soft_sufficiency,
-    sufficiency,
-    sufficiency_bounds,
-)
+from captum_vz import metrics
+from captum_vz.metrics import MaskedSentences, Prediction, normalized
 from captum_vz.study import Example, Scorer, encode, metric_named
 from captum_vz.testbed import agreement_sentences
 from captum_vz.text import encode_record
 from tests.study.conftest import Shipped
 
 FUNCTIONS: list[tuple[str, Any, Any]] = [
-    ("comprehensiveness:mask", comprehensiveness, None),
-    ("sufficiency:mask", sufficiency, None),
-    ("comprehensiveness_normalized:mask", comprehensiveness, comprehensiveness_bounds),
-    ("sufficiency_normalized:mask", sufficiency, sufficiency_bounds),
-    ("deletion_normalized:mask", deletion_area, deletion_bounds),
-    ("monotonicity:mask", monotonicity, None),
-    ("infidelity:mask", infidelity, None),
-    ("soft_comprehensiveness", soft_comprehensiveness, None),
-    ("soft_sufficiency", soft_sufficiency, None),
+    ("comprehensiveness:mask", metrics.comprehensiveness, None),
+    ("sufficiency:mask", metrics.sufficiency, None),
+    ("comprehensiveness_normalized:mask", metrics.comprehensiveness, metrics.comprehensiveness_bounds),
+    ("sufficiency_normalized:mask", metrics.sufficiency, metrics.sufficiency_bounds),
+    ("deletion_normalized:mask", metrics.deletion_area, metrics.deletion_bounds),
+    ("monotonicity:mask", metrics.monotonicity, None),
+    ("infidelity:mask", metrics.infidelity, None),
+    ("soft_comprehensiveness", metrics.soft_comprehensiveness, None),
+    ("soft_sufficiency", metrics.soft_sufficiency, None),
 ]
 VARIANTS = {
     f"blank_out{how}{over}{size}": (how[1:] or "unk", over[1:] or "forms", bool(size))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Batch, Example, Scorer, randomized_copies, sanity_checks
-from captum_vz.study.figures import draw_sanity
+from paper.figures import draw_sanity
 from tests.study.conftest import Shipped
 
 

@@ -2,11 +2,9 @@
 
 import inspect
 import re
-import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Example, Scorer, as
 from captum_vz.study.scoring.scorer import COLUMNS
 from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped
+from tests.view.pages import missing
 
 SHORT = Example("short", ("hats", "[MASK]", "nice"), 1, (0,), "are", "is", group="short")
 
@@ -136,55 +135,16 @@ def test_scorer_takes_and_returns_columns(shipped: Shipped, examples: list[Examp
     assert found["cue_dot"][:4] + found["cue_dot"][5:] == [row["cue_dot"] for row in rows]
 
 
-class FakeDataset:
-    """The parts of `datasets.Dataset` and of Ray Data's datasets that the documentation uses."""
-
-    def __init__(self, items: list[dict[str, Any]]) -> None:
-        self.items = items
-        self.column_names = list(items[0])
-
-    def _batches(self, size: int, column: Callable[[list[Any]], Any]) -> Iterator[dict[str, Any]]:
-        for start in range(0, len(self.items), size):
-            some = self.items[start : start + size]
-            yield {name: column([item[name] for item in some]) for name in self.column_names}
-
-    def map(
-        self, function: Any, batched: bool, batch_size: int, remove_columns: list[str], features: list[str]
-    ) -> list[dict[str, Any]]:
-        assert batched and remove_columns == self.column_names
-        assert features == [*COLUMNS, *function.metrics]
-        return [found for batch in self._batches(batch_size, list) if (found := function(batch))]
-
-    def map_batches(
-        self, fn: Any, fn_constructor_args: Any, fn_constructor_kwargs: Any, batch_size: int, compute: int
-    ) -> list[dict[str, Any]]:
-        def column(values: list[Any]) -> Any:
-            filled = np.empty(len(values), dtype=object)
-            filled[:] = [np.float32("nan") if value is None else value for value in values]
-            return filled
-
-        workers = [fn(*fn_constructor_args, **fn_constructor_kwargs) for _ in range(compute)]
-        return [workers[i % compute](batch) for i, batch in enumerate(self._batches(batch_size, column))]
-
-
-def test_documented_large_data_examples_run(
-    shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = SimpleNamespace(from_items=FakeDataset, ActorPoolStrategy=lambda size: size)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(data=data))
-    features = SimpleNamespace(from_arrow_schema=lambda schema: schema.names)
-    library = SimpleNamespace(Dataset=SimpleNamespace(from_list=FakeDataset), Features=features)
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    found = re.findall(r"code-block:: python\n\n((?: {4}.*\n|\n)+)", f"{inspect.getdoc(Scorer)}\n")
-    assert len(found) == 2
+def test_documented_data_set_runs(shipped: Shipped, examples: list[Example]) -> None:
+    if find_spec("datasets") is None:
+        missing('datasets is not installed: pip install -e ".[datasets]"')
+    (code,) = re.findall(r"code-block:: python\n\n((?: {4}.*\n|\n)+)", f"{inspect.getdoc(Scorer)}\n")
     expected = Scorer(*shipped, ["value-zeroing", "random"]).score(examples)
-    for code in found:
-        session: dict[str, Any] = {"examples": examples, "model": shipped[0], "tokenizer": shipped[1], "Scorer": Scorer}
-        exec(textwrap.dedent(code).replace("256", "4"), session)
-        rows: Any = session["rows"]
-        joined = {name: [value for batch in rows for value in batch[name]] for name in ("example", "cue_dot")}
-        assert joined["example"] == [row["example"] for row in expected]
-        np.testing.assert_allclose(joined["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
+    session: dict[str, Any] = {"examples": examples, "model": shipped[0], "tokenizer": shipped[1], "Scorer": Scorer}
+    exec(textwrap.dedent(code).replace("256", "4"), session)
+    rows: Any = session["rows"]
+    assert list(rows["example"]) == [row["example"] for row in expected]
+    np.testing.assert_allclose(rows["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
 
 
 def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Example]) -> None:

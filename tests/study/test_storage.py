@@ -81,6 +81,27 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     assert len({known, one, fingerprint(model, again)}) == 3
 
 
+def test_kept_table_is_made_again_of_other_things(examples: list[Example], tmp_path: Path) -> None:
+    """The older file is gone. Other weights are refused."""
+    source = load_model()
+    found, made = small(tmp_path / "s", examples, methods=["random"]), []
+
+    def kept(number: int, source: Any = source) -> list[int]:
+        def make(*_: Any) -> pd.DataFrame:
+            made.append(number)
+            return pd.DataFrame({"number": [number]})
+
+        return list(found.keep("a/b", source, [number], make)["number"])
+
+    assert [kept(number) for number in (1, 1, 2)] == [[1], [1], [2]]
+    assert made == [1, 2]
+    (path,) = (tmp_path / "s").glob("*.parquet")
+    assert path.name.startswith(safe_name("a/b"))
+    model, tokenizer = source
+    with pytest.raises(ValueError, match="was made with other weights than those of the model 'a/b' now"):
+        kept(2, (type(model)(model.config).eval(), tokenizer))
+
+
 # Several processes
 
 

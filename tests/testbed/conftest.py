@@ -4,14 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
+from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
+#: The paradigms that a causal model can be asked: the cue comes before the target.
+CAUSAL_PARADIGMS = HELD_OUT_PARADIGMS[0], *HELD_OUT_PARADIGMS[3:]
+Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 PAIRS = 40
 BLIMP_SEED = 7
+
+
+def trained_sentences() -> set[str]:
+    """The sentences of the grammar that the embedded models were trained on."""
+    return {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
 
 
 def write_paradigm(folder: Path, name: str, records: list[Record]) -> None:
@@ -29,5 +38,5 @@ def blimp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded() -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
+def embedded() -> Embedded:
     return load_model()

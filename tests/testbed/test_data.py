@@ -10,23 +10,8 @@ from captum_vz.testbed.data import HELD_OUT_PARADIGMS, drop_held_out, training_r
 from captum_vz.text import split_words
 from tests.testbed.conftest import PAIRS, write_paradigm
 
-CONTRACTIONS = {
-    "isn't": "is not",
-    "aren't": "are not",
-    "wasn't": "was not",
-    "weren't": "were not",
-    "hasn't": "has not",
-    "haven't": "have not",
-    "hadn't": "had not",
-    "doesn't": "does not",
-    "don't": "do not",
-    "didn't": "did not",
-    "won't": "will not",
-    "can't": "cannot",
-    "couldn't": "could not",
-    "wouldn't": "would not",
-    "shouldn't": "should not",
-}
+AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]
+CONTRACTIONS = {f"{word}n't": f"{word} not" for word in AUXILIARIES} | {"won't": "will not", "can't": "cannot"}
 
 
 @pytest.mark.parametrize(("short", "long"), CONTRACTIONS.items())
@@ -93,11 +78,10 @@ def test_halves_are_random_and_reproducible(blimp: Path) -> None:
 
 def test_held_out_sentences_are_dropped(blimp: Path) -> None:
     evaluation = [record for records in held_out(blimp).values() for record in records]
-    shouted = [record | {"sentence_good": record["sentence_good"].upper()} for record in evaluation[:5]]
-    shouted = [record | {"sentence_bad": record["sentence_bad"].upper()} for record in shouted]
+    keys = ("sentence_good", "sentence_bad")
+    shouted = [record | {key: record[key].upper() for key in keys} for record in evaluation[:5]]
     swapped = [
-        record | {"sentence_good": record["sentence_bad"], "sentence_bad": record["sentence_good"]}
-        for record in evaluation[5:10]
+        record | dict(zip(keys, (record[key] for key in keys[::-1]), strict=True)) for record in evaluation[5:10]
     ]
     new = agreement_sentences(20, seed=8)
     contracted = {"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."}

@@ -1,16 +1,13 @@
 """Word positions become token positions, with several kinds of tokenizers."""
 
-from functools import cache
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import Record
 from captum_vz.text import encode_record, form_ids, split_words
-
-Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
+from tests.testbed.conftest import Embedded
 
 ODD: list[Record] = [
     {"masked": "[MASK] Zoë's ex-wives qwertyuiop!", "target": 0, "cue": [1, 2, 3]},
@@ -32,32 +29,28 @@ def byte_level_tokenizer(mask: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask)
 
 
-shared_byte_level_tokenizer = cache(byte_level_tokenizer)
-
-
-@pytest.mark.parametrize("record", RECORDS)
-def test_positions_equal_encoding_by_words(embedded: Embedded, record: Record) -> None:
+def test_positions_equal_encoding_by_words(embedded: Embedded) -> None:
     tokenizer = embedded[1]
-    words = split_words(record["masked"])
-    by_words = tokenizer(words, is_split_into_words=True)
-    encoded = encode_record(tokenizer, record)
-    assert encoded.encoding["input_ids"][0].tolist() == by_words["input_ids"]
-    assert encoded.encoding["input_ids"][0, encoded.target] == tokenizer.mask_token_id
-    assert encoded.cue == [by_words.word_ids().index(word) for word in record["cue"]]
+    for record in RECORDS:
+        by_words = tokenizer(split_words(record["masked"]), is_split_into_words=True)
+        encoded = encode_record(tokenizer, record)
+        assert encoded.encoding["input_ids"][0].tolist() == by_words["input_ids"]
+        assert encoded.encoding["input_ids"][0, encoded.target] == tokenizer.mask_token_id
+        assert encoded.cue == [by_words.word_ids().index(word) for word in record["cue"]]
 
 
 @pytest.mark.parametrize("mask", ["<mask>", "[MASK]", "~"])
-@pytest.mark.parametrize("record", RECORDS)
-def test_positions_with_byte_level_tokenizer(mask: str, record: Record) -> None:
-    tokenizer = shared_byte_level_tokenizer(mask)
-    encoded = encode_record(tokenizer, record)
-    ids = encoded.encoding["input_ids"][0]
-    assert ids[encoded.target] == tokenizer.mask_token_id
-    assert (ids == tokenizer.mask_token_id).sum() == 1
-    words = split_words(record["masked"])
-    for word, position in zip(record["cue"], encoded.cue, strict=True):
-        # The text that starts at the first piece of a word starts with the word.
-        assert tokenizer.decode(ids[position:]).strip().startswith(words[word])
+def test_positions_with_byte_level_tokenizer(mask: str) -> None:
+    tokenizer = byte_level_tokenizer(mask)
+    for record in RECORDS:
+        encoded = encode_record(tokenizer, record)
+        ids = encoded.encoding["input_ids"][0]
+        assert ids[encoded.target] == tokenizer.mask_token_id
+        assert (ids == tokenizer.mask_token_id).sum() == 1
+        words = split_words(record["masked"])
+        for word, position in zip(record["cue"], encoded.cue, strict=True):
+            # The text that starts at the first piece of a word starts with the word.
+            assert tokenizer.decode(ids[position:]).strip().startswith(words[word])
 
 
 def test_form_ids_of_several_pieces(embedded: Embedded) -> None:

@@ -1,27 +1,25 @@
-"""The embedded model: its size, its loading, its inputs and its accuracy."""
+"""The embedded models: their size, their loading, their inputs and their accuracy."""
 
-import inspect
 import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
+from train_causal import causal_records, prefers_good_next
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from captum_vz import find_layers
-from captum_vz.testbed import agreement_sentences, held_out, load_model, mask_target, prefers_good
+from captum_vz.testbed import EMBEDDED, agreement_sentences, held_out, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
-from captum_vz.testbed.model import AGREEMENT_FOLDER, EMBEDDED
 from captum_vz.text import form_ids
-from tests.testbed.conftest import KINDS
+from tests.testbed.conftest import CAUSAL_PARADIGMS, KINDS, Embedded, trained_sentences
 
-Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
-
+TEXT = "the pictures of some hat [MASK] scaring marcus."
+LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
 ODD_TEXTS = [
     "",
     " ",
@@ -32,72 +30,49 @@ ODD_TEXTS = [
     "smile 😀👩‍👩‍👧 please",
     "她看见了 её",
     "x" * 5000,
-    "antidisestablishmentarianism pneumonoultramicroscopicsilicovolcanoconiosis",
     "http://example.org/a?b=c&d=e#f user@example.org C++ <b>&amp;</b> \\n \x00 \u200b",
 ]
 
 
-def test_model_files_are_small() -> None:
-    files = {path.name: path.stat().st_size for path in AGREEMENT_FOLDER.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
-    assert sum(files.values()) <= 4e6
-
-
-@pytest.mark.parametrize(("name", "layers", "least"), [("six-layers", 6, 0.98), ("pre-norm", 5, 0.97)])
-def test_models_that_were_trained_otherwise(name: str, layers: int, least: float) -> None:
-    """They are small, transformers loads them too, and they are right on sentences that they were not trained on."""
-    folder = EMBEDDED[name]
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4e6
-    model, tokenizer = load_model(name)
-    assert tokenizer.get_vocab() == load_model()[1].get_vocab()
-    assert model.config.num_hidden_layers == layers == len(find_layers(model))
-    batch = tokenizer("The pictures of some hat [MASK] scaring Marcus.", return_tensors="pt")
-    loaded = AutoModelForMaskedLM.from_pretrained(folder)
-    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
-    figures = json.loads((folder / "card.json").read_text(encoding="utf-8"))["accuracy"]
-    assert figures["held_out"]["overall"]["accuracy"] >= least
-    trained = {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
-    fresh = [record for record in agreement_sentences(220, seed=77) if record["sentence_good"] not in trained]
-    assert len(fresh) >= 200
-    assert prefers_good(model, tokenizer, fresh).double().mean() >= 0.98
-
-
-def test_loading_keeps_random_state(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", LAYERS)
+def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    load_model()
+    model, tokenizer = load_model(name)
     assert torch.equal(torch.rand(3), expected)
     assert capfd.readouterr() == ("", "")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert len(find_layers(model)) == model.config.num_hidden_layers == LAYERS[name]
+    assert tokenizer.get_vocab() == load_model()[1].get_vocab()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_transformers_loads_the_same_model(name: str) -> None:
+    folder = EMBEDDED[name]
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
+    assert sum(files.values()) <= (2e6 if name == "causal" else 4e6)
+    model, tokenizer = load_model(name)
+    batch = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
+    loaded: Any = (AutoModelForCausalLM if name == "causal" else AutoModelForMaskedLM).from_pretrained(folder)
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
 @pytest.mark.slow
 def test_loading_in_new_process_is_silent() -> None:
-    program = """
+    program = f"""
 from captum_vz.testbed import load_model
 model, tokenizer = load_model()
-model(**tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt"))
+model(**tokenizer({TEXT!r}, return_tensors="pt"))
 """
     run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-
-
-def test_model_is_float32_in_eval_mode(embedded: Embedded) -> None:
-    model, _ = embedded
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert not any(module.training for module in model.modules())
-    assert all(weight.isfinite().all() for weight in model.parameters())
-    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
-
-
-def test_transformers_loaders_give_same_model(embedded: Embedded) -> None:
-    model, tokenizer = embedded
-    text = "The pictures of some hat [MASK] scaring Marcus."
-    batch = AutoTokenizer.from_pretrained(AGREEMENT_FOLDER)(text, return_tensors="pt")
-    assert torch.equal(batch["input_ids"], tokenizer(text, return_tensors="pt")["input_ids"])
-    loaded = AutoModelForMaskedLM.from_pretrained(AGREEMENT_FOLDER)
-    assert loaded.dtype == torch.float32
-    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
 def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
@@ -116,14 +91,6 @@ def test_folder_without_model(tmp_path: Path) -> None:
             match=rf"model\.safetensors is missing{meant}: pass 'agreement', 'six-layers', 'pre-norm', 'causal' or a",
         ):
             load_model(wrong)
-
-
-def test_default_model_by_its_name(embedded: Embedded) -> None:
-    named, _ = load_model("agreement")
-    assert {name: weight.sum() for name, weight in named.state_dict().items()} == {
-        name: weight.sum() for name, weight in embedded[0].state_dict().items()
-    }
-    assert inspect.signature(load_model).parameters["name"].default == "agreement"
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
@@ -153,9 +120,8 @@ def test_special_tokens(embedded: Embedded) -> None:
     assert len(tokenizer) == model.config.vocab_size
     assert tokenizer.pad_token_id == model.config.pad_token_id
     assert tokenizer.model_max_length == model.config.max_position_embeddings
-    assert (
-        tokenizer.decode(tokenizer("the wugs blicket.")["input_ids"], skip_special_tokens=True) == "the wugs blicket."
-    )
+    ids = tokenizer("the wugs blicket.")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the wugs blicket."
 
 
 def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
@@ -190,39 +156,54 @@ def test_model_uses_cue_not_distractor(embedded: Embedded, good: str, bad: str) 
     assert prefers_good(*embedded, [record | {"masked": record["masked"].lower()}]).all()
 
 
-def test_accuracy_on_new_grammar_sentences(embedded: Embedded) -> None:
-    trained = {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
+@pytest.mark.parametrize("name", LAYERS)
+def test_accuracy_on_new_grammar_sentences(name: str) -> None:
+    loaded, trained = load_model(name), trained_sentences()
     for kind in KINDS:
         fresh = [r for r in agreement_sentences(220, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
         assert len(fresh) >= 200
-        assert prefers_good(*embedded, fresh).double().mean() >= 0.95, kind
+        if name != "causal":
+            assert prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
+        elif usable := causal_records(loaded[1], fresh):
+            assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
 
 
-def test_accuracy_on_card() -> None:
-    figures = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]
+def accuracy_on_card(name: str) -> Any:
+    return json.loads((EMBEDDED[name] / "card.json").read_text(encoding="utf-8"))["accuracy"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_accuracy_on_card(name: str) -> None:
+    figures = accuracy_on_card(name)
+    held, grammar = (
+        {kind: part[kind]["accuracy"] for kind in part if kind not in ("overall", "dropped")}
+        for part in (figures["held_out"], figures["grammar"])
+    )
     assert figures["held_out"]["overall"]["accuracy"] >= 0.97
-    assert all(figures["held_out"][paradigm]["accuracy"] >= 0.95 for paradigm in HELD_OUT_PARADIGMS)
-    assert all(figures["grammar"][kind]["accuracy"] >= 0.95 for kind in KINDS)
+    assert min(grammar.values()) >= 0.95
+    if name in ("agreement", "causal"):
+        assert min(held.values()) >= 0.95
+        assert set(held) == set(CAUSAL_PARADIGMS if name == "causal" else HELD_OUT_PARADIGMS)
+    if name == "causal":
+        assert figures["continuations"]["pairs"] == 1000
+        assert figures["continuations"]["accuracy"] >= 0.97
 
 
 @pytest.mark.skipif(
     "CAPTUM_VZ_BLIMP" not in os.environ,
     reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
 )
-def test_accuracy_on_held_out_blimp(embedded: Embedded) -> None:
-    _, tokenizer = embedded
-    evaluation = held_out(os.environ["CAPTUM_VZ_BLIMP"])
-    records = [record for half in evaluation.values() for record in half if form_ids(tokenizer, record) is not None]
-    assert len(records) >= 0.99 * 2500
-    right = prefers_good(*embedded, records)
-    assert right.double().mean() >= 0.97
-    correct, pairs = Counter[str](), Counter(record["UID"] for record in records)
-    for record, is_right in zip(records, right.tolist(), strict=True):
-        correct[record["UID"]] += is_right
-    assert {paradigm: correct[paradigm] >= 0.95 * pairs[paradigm] for paradigm in HELD_OUT_PARADIGMS} == dict.fromkeys(
-        HELD_OUT_PARADIGMS, True
-    )
-    card = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]["held_out"]
-    for paradigm in HELD_OUT_PARADIGMS:
-        # Ties between the two forms may be decided differently on another machine.
-        assert correct[paradigm] / pairs[paradigm] == pytest.approx(card[paradigm]["accuracy"], abs=0.005)
+@pytest.mark.parametrize("name", ["agreement", "causal"])
+def test_accuracy_on_held_out_blimp(name: str) -> None:
+    model, tokenizer = load_model(name)
+    figures = accuracy_on_card(name)["held_out"]
+    for paradigm, records in held_out(os.environ["CAPTUM_VZ_BLIMP"]).items():
+        usable = [record for record in records if form_ids(tokenizer, record) is not None]
+        assert len(usable) >= 0.99 * len(records)
+        if name == "causal":
+            usable = causal_records(tokenizer, records)
+            assert bool(usable) == (paradigm in CAUSAL_PARADIGMS)
+        if usable:
+            right = (prefers_good_next if name == "causal" else prefers_good)(model, tokenizer, usable)
+            # Ties between the two forms may be decided differently on another machine.
+            assert right.double().mean().item() == pytest.approx(figures[paradigm]["accuracy"], abs=0.005)

@@ -30,11 +30,7 @@ def test_script_writes_loadable_model(trained: Path) -> None:
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     batch = tokenizer("The hats [MASK] red.", return_tensors="pt")
     assert model(**batch).logits.shape == (1, batch["input_ids"].shape[1], len(tokenizer))
-
-
-def test_weights_are_written_once_in_half(trained: Path) -> None:
-    model, _ = load_model(trained)
-    weights = load_file(trained / "model.safetensors")
+    weights = load_file(trained / "model.safetensors")  # each once, in half precision
     assert {weight.dtype for weight in weights.values()} == {torch.float16}
     assert sum(weight.numel() for weight in weights.values()) == sum(weight.numel() for weight in model.parameters())
 
@@ -48,10 +44,10 @@ def test_card_states_command_and_accuracy(trained: Path, blimp: Path) -> None:
     assert card["training_pairs"] == 5 * (PAIRS - PAIRS // 2) + 100
     figures = card["accuracy"]["held_out"]
     measured = [figures[paradigm] for paradigm in HELD_OUT_PARADIGMS if paradigm in figures]
-    assert figures["overall"]["pairs"] == sum(paradigm["pairs"] for paradigm in measured)
-    assert figures["overall"]["pairs"] + figures["dropped"] == 5 * (PAIRS // 2)
-    right = sum(paradigm["pairs"] * paradigm["accuracy"] for paradigm in measured)
-    assert figures["overall"]["accuracy"] == pytest.approx(right / figures["overall"]["pairs"], abs=1e-3)
+    pairs = figures["overall"]["pairs"]
+    assert pairs == sum(one["pairs"] for one in measured) == 5 * (PAIRS // 2) - figures["dropped"]
+    right = sum(one["pairs"] * one["accuracy"] for one in measured)
+    assert figures["overall"]["accuracy"] == pytest.approx(right / pairs, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -107,20 +103,11 @@ def test_words_of_text_are_pieces(tokenizer: PreTrainedTokenizerFast) -> None:
     assert " ".join(pieces) == "the hats and the hat are red ; that cats have . zoe ' s 2 wugs"
 
 
-def test_other_words_are_split(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.tokenize("thats hat had") == ["that", "##s", "hat", "ha", "##d"]
-
-
 def test_drop_matches_at_rate_zero(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary = tokenizer.get_vocab()
     for word in ("hats", "thats", "hatred", "x", "and2"):
         expected = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word))
         assert drop_matches(word, vocabulary, 0, random.Random(0)) == expected
-
-
-def test_drop_matches_at_rate_one(tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = drop_matches("hats", tokenizer.get_vocab(), 1, random.Random(0))
-    assert tokenizer.convert_ids_to_tokens(ids) == ["h", "##a", "##t", "##s"]
 
 
 def test_drop_matches_frequency(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -94,39 +94,35 @@ def release(page: Any) -> None:
     page.mouse.move(5, 5)
 
 
+def tokens(page: Any, view: int = 0) -> Any:
+    """The buttons of the tokens."""
+    return page.locator("#texts > div").nth(view).locator(".flow button")
+
+
 def token(page: Any, label: str, view: int = 0) -> Any:
     """The button of a token, by its exact text."""
-    return page.locator("#texts > div").nth(view).locator(".flow button").get_by_text(label, exact=True).first
+    return tokens(page, view).get_by_text(label, exact=True).first
 
 
 def numbers(page: Any, view: int = 0) -> list[str]:
     """What is written below the tokens."""
-    found: list[str] = (
-        page.locator("#texts > div")
-        .nth(view)
-        .locator(".flow button")
-        .evaluate_all("all => all.map((one) => one.dataset.share)")
-    )
+    found: list[str] = tokens(page, view).evaluate_all("all => all.map((one) => one.dataset.share)")
+    return found
+
+
+def colors(page: Any, view: int = 0) -> list[list[float]]:
+    """The tokens' backgrounds: red, green, blue, and opacity if they are not opaque."""
+    script = "all => all.map((one) => getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number))"
+    found: list[list[float]] = tokens(page, view).evaluate_all(script)
     return found
 
 
 def light(page: Any, view: int = 0) -> list[float]:
     """The brightness of the tokens' backgrounds, from 0 (black) to 1."""
-    colors = (
-        page.locator("#texts > div")
-        .nth(view)
-        .locator(".flow button")
-        .evaluate_all("all => all.map((one) => getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number))")
-    )
-    return [1.0 if color[3:] == [0] else sum(color[:3]) / 765 for color in colors]
+    return [1.0 if color[3:] == [0] else sum(color[:3]) / 765 for color in colors(page, view)]
 
 
 def underlined(page: Any, view: int = 0) -> list[int]:
     """The positions of the tokens with a line in the color of the mark."""
-    found: list[bool] = (
-        page.locator("#texts > div")
-        .nth(view)
-        .locator(".flow button")
-        .evaluate_all("all => all.map((one) => one.style.borderBottom.includes('--mark'))")
-    )
-    return [place for place, line in enumerate(found) if line]
+    lines = tokens(page, view).evaluate_all("all => all.map((one) => one.style.borderBottom.includes('--mark'))")
+    return [place for place, line in enumerate(lines) if line]

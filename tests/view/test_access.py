@@ -161,16 +161,6 @@ def test_names_of_layers_are_whole(width: int, opened: Open) -> None:
     assert re.fullmatch(r"rollout, residual 0\.5 \S+ \.\d\d", names.last.get_attribute("aria-label"))
 
 
-@pytest.mark.parametrize(("width", "count", "beside"), [(600, 11, True), (600, 40, False), (390, 11, False)])
-def test_map_stands_beside_the_layers(width: int, count: int, beside: bool, opened: Open) -> None:
-    """Few columns stay readable in half of a narrow frame; many do not."""
-    layers = [shares(count, 1), shares(count, 2)]
-    page = opened(view(layers, ["it"] * count, token=5).html(), viewport={"width": width, "height": 800})
-    strip, whole = (one.bounding_box() for one in page.locator("#depths canvas").all())
-    assert (whole["x"] > strip["x"] + strip["width"]) is beside
-    assert (whole["y"] > strip["y"] + strip["height"]) is not beside
-
-
 def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:
     count = len(HOSTILE)
     made = view({"</script><b>m</b>": [shares(count, 1), shares(count, 2)]}, HOSTILE, title="<i>t</i>", token=0)
@@ -199,21 +189,6 @@ def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.textContent") == "שתיים"
     assert numbers(page)[0]
-
-
-def test_strip_has_the_direction_of_the_text(opened: Open) -> None:
-    layers = [shares(3, 1), shares(3, 2)]
-    page = opened(view(layers, ["אחת", "שתיים", "שלוש"], token=1).html())
-    strip = page.locator(".strip canvas")
-    box, names = strip.bounding_box(), page.locator(".strip div").bounding_box()
-    assert names["x"] >= box["x"] + box["width"] - 1
-    for place, label in enumerate(["אחת", "שתיים", "שלוש"]):
-        x = box["width"] - (place + 0.5) * 36
-        strip.hover(position={"x": x, "y": box["height"] - 8})
-        assert page.locator(".tip").first.inner_text().endswith(f"{label}: {layers[1][1, place]:.3f}")
-    pixel = "([x, y]) => [...document.querySelector('.strip canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
-    seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 36, box["height"] - 8])[:3]) for place in range(3)]
-    assert min(range(3), key=seen.__getitem__) == int(layers[1][1].argmax())
 
 
 @pytest.mark.parametrize("side", [2, 24])

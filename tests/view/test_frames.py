@@ -8,7 +8,7 @@ import torch
 
 from captum_vz.visualization import View, view
 from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
-from tests.view.pages import TOKENS, Open, layer, part, ready, shares, shown_layer, token
+from tests.view.pages import TOKENS, Open, ready, shares, token
 from tests.view.rest import at_rest
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
@@ -30,20 +30,6 @@ def theme(page: Any) -> str:
     at_rest(page)
     found: str = page.evaluate("document.documentElement.dataset.theme")
     return found
-
-
-def test_two_views_do_not_disturb_each_other(opened: Open) -> None:
-    page = opened(around(FIRST, SECOND), wait=False)
-    one, two = frames(page, 2)
-    at_rest(page)  # the live region of each has spoken
-    before = two.inner_text("main")
-    token(one, "the").click()
-    layer(one, "layer 0").click()
-    part(one, "options")
-    one.get_by_label("stop words").check()
-    assert shown_layer(one) == "layer 0"
-    assert two.inner_text("main") == before
-    assert not two.get_by_label("stop words").is_checked()
 
 
 def test_frame_is_as_high_as_its_content(opened: Open) -> None:
@@ -115,15 +101,8 @@ def test_theme_of_the_page_around(attributes: str, expected: str, opened: Open) 
     page = opened(around(FIRST, attributes=attributes), wait=False, color_scheme=system)
     (frame,) = frames(page, 1)
     assert theme(frame) == expected
-
-
-def test_theme_changes_with_the_notebook(opened: Open) -> None:
-    page = opened(around(FIRST, attributes="data-jp-theme-light='true'"), wait=False)
-    (frame,) = frames(page, 1)
-    assert theme(frame) == "light"
-    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")  # it changes with the notebook
     assert theme(frame) == "dark"
-    assert frame.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
 
 
 def test_theme_of_the_system_and_given(opened: Open) -> None:
@@ -173,13 +152,6 @@ def test_shades_of_the_table_are_plain_colors() -> None:
     table = view(torch.tensor([[0.75, 0.25], [-0.75, 0.0]]), ["a", "b"])._repr_html_().partition("</iframe>")[2]
     cells = re.findall(r"<td style=\"[^\"]*;background-color:(#[0-9a-f]{6});color:#000\">([^<]*)</td>", table)
     assert cells == [("#5ea2cf", "0.75"), ("#c9e0ef", "0.25"), ("#ff9d59", "-0.75"), ("#ffffff", "0.00")]
-
-
-def test_long_text_has_its_strongest_sources() -> None:
-    scores = shares(60, 3)
-    table = view(scores, [f"t{i}" for i in range(60)])._repr_html_().partition("</iframe>")[2]
-    place = int(scores[59].argmax())
-    assert f"<bdi>t{place}</bdi> {scores[59, place]:.3f}" in table.rpartition("<tr>")[2]
 
 
 def test_page_without_scripts_has_the_table(opened: Open) -> None:

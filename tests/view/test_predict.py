@@ -91,13 +91,6 @@ def test_chosen_token_is_asked_first(predict: bool, opened: Open) -> None:
     assert page.locator(".flow [aria-pressed=true]").text_content() == "##tures"
 
 
-def test_learner_can_stop(opened: Open) -> None:
-    page = opened(made(predict=True).html())
-    page.click("#stop")
-    token(page, "the").click()
-    assert any(numbers(page))
-
-
 def test_wrong_results_are_refused() -> None:
     shown = made()
     page = re.search(r'"id":"(\w+)"', shown.html())

@@ -114,31 +114,3 @@ def test_module_passes_the_linter(tmp_path: Path) -> None:
     command = ["node", str(folder / "bin" / "eslint.js"), "--max-warnings", "0", "view.mjs"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-
-
-def faults_of(sheet: str, page: Any) -> list[str]:
-    """What Chromium drops from a style sheet, and variables that are used and not defined."""
-    sheet = re.sub(r"/\*.*?\*/", "", sheet, flags=re.DOTALL)
-    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", sheet)  # the inner ones
-    declared = [tuple(map(str.strip, one.split(":", 1))) for _, body in rules for one in body.split(";") if one.strip()]
-    kept = page.evaluate(
-        """sheet => {
-            const parsed = new CSSStyleSheet();
-            parsed.replaceSync(sheet);
-            const inner = (rule) => (rule.cssRules?.length ? [...rule.cssRules].flatMap(inner) : [rule]);
-            return [...parsed.cssRules].flatMap(inner).length;
-        }""",
-        sheet,
-    )
-    found = [f"{len(rules) - kept} rules"] if len(rules) != kept else []
-    found += ["braces"] if sheet.count("{") != sheet.count("}") else []
-    plain = [(one[0], one[-1].removesuffix("!important")) for one in declared]
-    taken = page.evaluate("all => all.map(([name, value]) => CSS.supports(name, value))", plain)
-    found += [name for (name, _), good in zip(plain, taken, strict=True) if not good]
-    return found + sorted(set(re.findall(r"var\((--\w+)", sheet)) - {name for name, _ in plain})
-
-
-def test_style_sheet_is_taken_whole(browser: Any) -> None:
-    page = browser.new_page()
-    assert not faults_of((FOLDER / "view.css").read_text("ascii"), page)
-    page.close()

@@ -14,11 +14,6 @@ PAGE = ROOT / "tutorials" / "docs" / "pictures.md"
 SHOWN = sorted(re.findall(r"^!\[([^\]]+)\]\(\.\./images/([\w-]+\.png)\)", PAGE.read_text("utf-8"), re.MULTILINE))
 
 
-def test_pictures_have_words() -> None:
-    assert len(SHOWN) >= 10
-    assert all(len(words.split()) > 4 for words, _ in SHOWN)
-
-
 @pytest.mark.parametrize("name", [*(name for _, name in SHOWN), "explained.png"])
 def test_picture_states_its_origin(name: str) -> None:
     found = read_provenance(IMAGES / name)
@@ -31,12 +26,6 @@ def test_every_picture_is_shown() -> None:
     documents = [*(ROOT / "tutorials" / "docs").glob("*.md"), ROOT / "README.md"]
     text = "".join(path.read_text("utf-8") for path in documents)
     assert not [path.name for path in IMAGES.glob("*.png") if path.name not in text]
-
-
-@pytest.mark.parametrize("page", ["verify", "choosing", "captum_scripts", "how_it_works", "pictures"])
-def test_page_has_a_picture_or_a_view(page: str) -> None:
-    text = (ROOT / "tutorials" / "docs" / f"{page}.md").read_text("utf-8")
-    assert re.search(r"!\[[^\]]{20,}\]\([^)]*(?:images|view)/|<!-- view: \w+ -->", text)
 
 
 def test_bars_of_speed_are_those_of_its_table() -> None:

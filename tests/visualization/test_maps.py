@@ -1,7 +1,8 @@
-"""Figures of maps are tested by their artists."""
+"""Figures of maps, tested by their artists: what is drawn is computed a second time here, by loops or by hand."""
 
 import io
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,32 @@ from PIL import Image
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization import draw_maps
+from captum_vz.visualization import describe, draw_maps
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]", "$x$", "[SEP]"]
+PIECES = ["[CLS]", "the", "scar", "##ing", "hat", "[SEP]"]
+WORDS = ["[CLS]", "the", "scaring", "hat", "[SEP]"]
 
 
-def a_map(tokens: int = len(TOKENS)) -> Tensor:
-    return torch.rand(tokens, tokens).softmax(-1)
+def a_map(high: int, wide: int | None = None) -> Tensor:
+    return torch.randn(high, wide or high).mul(2).softmax(-1)
+
+
+def drawn(figure: Figure, panel: int = 0) -> Tensor:
+    return torch.as_tensor(np.asarray(figure.axes[panel].images[0].get_array()))
+
+
+def row_labels(figure: Figure, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[panel].get_yticklabels()]
+
+
+def column_labels(figure: Figure, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[panel].get_xticklabels()]
+
+
+def end_of(figure: Figure, panel: int = 0) -> tuple[float, float]:
+    norm = figure.axes[panel].images[0].norm
+    return float(norm.vmin), float(norm.vmax)
 
 
 def panels_of(figure: Figure) -> list[str]:
@@ -34,7 +54,7 @@ def labelled_axes(panel: Axes) -> list[Axis]:
 
 
 def test_panel_holds_map_and_labels() -> None:
-    maps = {"layer 0": a_map(), "layer 1": a_map()[None], "layer 2": a_map(), "rollout": a_map()}
+    maps = {"layer 0": a_map(6), "layer 1": a_map(6)[None], "layer 2": a_map(6), "rollout": a_map(6)}
     figure = draw_maps(maps, TOKENS)
     assert [title.split(" (to")[0] for title in panels_of(figure)] == list(maps)
     assert [len(labelled_axes(panel)) for panel in figure.axes[:4]] == [1, 0, 2, 1]  # the left and the lower edge
@@ -47,24 +67,9 @@ def test_panel_holds_map_and_labels() -> None:
             assert not any(text.get_parse_math() for text in axis.get_ticklabels())  # $x$ is a token, not a formula
 
 
-def test_panels_share_colour_scale() -> None:
-    first, second = a_map(), a_map()
-    second[3, 1] = 0.9
-    figure = draw_maps([first, second], TOKENS, label="share of the row")
-    for panel in figure.axes[:2]:
-        assert panel.get_images()[0].get_clim() == pytest.approx((0, 0.9))
-    assert figure.axes[-1].get_ylabel() == "share of the row"
-
-
-def test_colours_darken_with_score() -> None:
-    image = draw_maps([a_map()], TOKENS).axes[0].get_images()[0]
-    shades = image.get_cmap()(np.linspace(0, 1, 64))[:, :3] @ (0.2126, 0.7152, 0.0722)
-    assert (np.diff(shades) < 0).all()
-
-
 @pytest.mark.parametrize("token", [3, -3])
 def test_token_row_is_marked(token: int) -> None:
-    figure = draw_maps([a_map(), a_map()], TOKENS, token)
+    figure = draw_maps([a_map(6), a_map(6)], TOKENS, token)
     for panel in figure.axes[:2]:
         (mark,) = panel.patches
         assert (mark.get_xy(), mark.get_width(), mark.get_height()) == ((-0.5, 2.5), len(TOKENS), 1)
@@ -72,12 +77,13 @@ def test_token_row_is_marked(token: int) -> None:
     assert [text.get_text() for text in names if text.get_fontweight() == "bold"] == ["[MASK]"]
 
 
-@pytest.mark.parametrize("count", [*range(1, 9), 13, 33])
-def test_any_number_of_panels(count: int) -> None:
-    figure = draw_maps([a_map(2)] * count, ["a", "b"])
-    assert not figure.axes[0].patches  # no row is marked
-    assert panels_of(figure) == [f"layer {index}" for index in range(count)]
-    assert len(figure.axes) == count + 1  # the panels and the colour scale
+def test_any_number_of_panels() -> None:
+    for count in (1, 2, 5, 33):
+        figure = draw_maps([a_map(2)] * count, ["a\nb", "a" * 50])
+        assert not figure.axes[0].patches  # no row is marked
+        assert panels_of(figure) == [f"layer {index}" for index in range(count)]
+        assert len(figure.axes) == count + 1  # the panels and the colour scale
+        assert [one.get_text() for one in figure.axes[0].get_yticklabels()] == ["a\\nb", "a" * 19 + "…"]
 
 
 def test_labels_of_many_tokens() -> None:
@@ -91,17 +97,6 @@ def test_labels_of_many_tokens() -> None:
     assert [tokens[int(tick)] for tick in figure.axes[0].get_yticks()] == names
     boxes = [text.get_window_extent() for text in labels]
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
-
-
-def test_long_label_is_shortened() -> None:
-    labels = draw_maps([a_map(2)], ["a" * 50, "b"]).axes[0].get_yticklabels()
-    assert labels[0].get_text() == "a" * 19 + "…"
-
-
-def test_labels_and_titles_are_escaped() -> None:
-    panel = draw_maps({"$x": a_map(2)}, ["a\nb", "$b$"]).axes[0]
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["a\\nb", "$b$"]
-    assert not panel.title.get_parse_math()
 
 
 def test_figure_is_drawn_without_pyplot() -> None:
@@ -119,26 +114,249 @@ def test_figure_is_drawn_without_pyplot() -> None:
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 
-def test_zero_maps_are_drawn_white() -> None:
-    assert draw_maps([torch.zeros(2, 2)], ["a", "b"]).axes[0].get_images()[0].get_clim() == (0, 1)
+@pytest.mark.parametrize(
+    ("maps", "token", "message"),
+    [
+        ([], None, "at least one map, got none"),
+        ([a_map(3)], None, r"for the 2 tokens, got \(3, 3\)"),
+        (
+            [a_map(2).expand(4, 2, 2)],
+            None,
+            r"a batch \(4, 2, 2\): pass one example of it, such as scores\[0\], or heads=",
+        ),
+        ([a_map(2).numpy()], None, "got ndarray"),
+        ([a_map(2) / 0], None, "got NaN or infinity"),
+        ([a_map(2)], 2, "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
+    ],
+)
+def test_draw_maps_of_wrong_arguments(maps: list[Tensor], token: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_maps(maps, ["a", "b"], token)
+
+
+# Where
+
+
+def test_axes_are_drawn_into() -> None:
+    own = Figure(figsize=(8, 4))
+    panels = own.subplots(1, 2)
+    maps = [a_map(3), a_map(3)]
+    assert draw_maps(maps, list("abc"), ax=panels) is own
+    for panel, scores in zip(panels, maps, strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), scores.double())
+        assert [text.get_text() for text in panel.get_xticklabels()] == list("abc")
+    assert draw_maps(maps, list("abc"), ax=panels.flat) is own
+    single = own.add_axes((0, 0, 0.1, 0.1))
+    assert draw_maps(maps[:1], list("abc"), ax=single) is own
+
+
+def test_figures_are_drawn_into() -> None:
+    own = Figure(figsize=(10, 5))
+    left, right = own.subfigures(1, 2)
+    assert draw_maps([a_map(3)] * 2, list("abc"), fig=right) is right
+    assert not left.axes
+    box = [panel.get_window_extent() for panel in right.axes]
+    assert all(one.x0 >= own.bbox.width / 2 for one in box)
+    # Two panels of 3 by 3 cells are stacked in the place of 5 by 5 inches, and fill its height.
+    assert box[0].x0 == box[1].x0 and box[0].height + box[1].height > own.bbox.height * 0.75
 
 
 @pytest.mark.parametrize(
-    ("maps", "tokens", "token", "message"),
+    ("options", "message"),
     [
-        ([], ["a"], None, "at least one map, got none"),
-        ([a_map(3)], ["a", "b"], None, r"for the 2 tokens, got \(3, 3\)"),
-        (
-            [a_map(2).expand(4, 2, 2)],
-            ["a", "b"],
-            None,
-            r"a batch \(4, 2, 2\): pass one example of it, such as scores\[0\], or heads=True",
-        ),
-        ([a_map(2).numpy()], ["a", "b"], None, "got ndarray"),
-        ([a_map(2) / 0], ["a", "b"], None, "got NaN or infinity"),
-        ([a_map(2)], ["a", "b"], 2, "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
+        ({"ax": Figure().subplots(), "fig": Figure()}, "ax and fig are both given"),
+        ({"ax": Figure().subplots()}, "ax holds 1 axes, but there are 2 panels"),
     ],
 )
-def test_draw_maps_of_wrong_arguments(maps: list[Tensor], tokens: list[str], token: int, message: str) -> None:
+def test_wrong_places(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        draw_maps(maps, tokens, token)
+        draw_maps([a_map(2)] * 2, ["a", "b"], **options)
+
+
+# Scales
+
+
+def test_each_panel_has_its_end() -> None:
+    small = torch.full((2, 2), 0.01)
+    figure = draw_maps({"a": torch.eye(2), "b": small}, ["x", "y"], scale="panel")
+    assert [end_of(figure, panel)[1] for panel in (0, 1)] == pytest.approx([1, 0.01])
+    assert [panel.get_title() for panel in figure.axes[:2]] == ["a (to 1)", "b (to 0.01)"]
+    assert "largest of the panel" in figure.axes[-1].get_ylabel()
+
+
+def test_root_shows_small_scores() -> None:
+    """A rollout of 60 tokens has shares of about 1/60, which are nearly white on a scale to 1."""
+    norm = draw_maps([torch.eye(2)], ["x", "y"], scale="root").axes[0].images[0].norm
+    assert float(norm(0.01)) == pytest.approx(0.1)
+    assert float(norm(0.25)) == pytest.approx(0.5)
+    signed = draw_maps([torch.tensor([[1.0, -0.25]]).expand(2, 2)], ["x", "y"], scale="root").axes[0].images[0].norm
+    assert [float(signed(value)) for value in (-1, -0.25, 0, 0.25, 1)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "log"}, "scale is 'log': pass one of 'shared', 'panel', 'root'"),
+        ({"vmax": float("nan")}, "vmax is nan"),
+        ({"vmax": 1, "scale": "panel"}, "pass a positive number with 'shared' or 'root'"),
+        ({"words": [0, 1, 2]}, "words has 3 entries for 2 tokens"),
+        ({"dim": "stop"}, "dim is 'stop': pass 'special', or positions"),
+        ({"drop": [0, 1]}, "drop leaves out all tokens"),
+        ({"token": 0, "drop": [0]}, r"token 0 \(a\) is marked and left out"),
+        ({"minus": ([torch.eye(1)], ["a"])}, "'b' has no partner"),
+        ({"minus": ([torch.eye(2)] * 2, ["a", "b"])}, "minus has the maps"),
+        ({"minus": (torch.eye(2),)}, r"pass \(maps, tokens\)"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_maps([a_map(2)], ["a", "b"], **options)
+
+
+def test_shares_have_the_root_scale() -> None:
+    """Rows of shares sum to at most 1. Distances, amounts and differences have even steps."""
+    shares = a_map(3)
+    for scores, half in [(shares, 0.25), (shares * 0.5, 0.25), (shares + 1, 0.5), (torch.eye(3) * 2, 0.5)]:
+        norm = draw_maps([scores], list("abc")).axes[0].images[0].norm
+        assert float(norm(half * norm.vmax)) == pytest.approx(0.5)
+    signed = draw_maps([shares - 0.1], list("abc")).axes[0].images[0].norm
+    assert float(signed(signed.vmax / 2)) == pytest.approx(0.75)
+
+
+def test_rollout_has_its_own_end() -> None:
+    maps = {"layer 0": torch.eye(2) * 0.8, "layer 1": torch.eye(2), "Rollout": torch.full((2, 2), 0.02)}
+    figure = draw_maps(maps, ["x", "y"])
+    assert [end_of(figure, panel)[1] for panel in range(3)] == pytest.approx([1, 1, 0.02])
+    assert [panel.get_title() for panel in figure.axes[:3]] == ["layer 0", "layer 1", "Rollout (to 0.02)"]
+    bar = figure.axes[-1]
+    assert max(*bar.get_xlim(), *bar.get_ylim()) == pytest.approx(1)  # the scale of the layers
+    for options in ({"vmax": 1}, {"scale": "shared"}, {"scale": "root"}):
+        figure = draw_maps(maps, ["x", "y"], **options)
+        assert end_of(figure, 2)[1] == 1
+    assert draw_maps({"rollout": maps["Rollout"]}, ["x", "y"]).axes[0].get_title() == "rollout"
+
+
+@pytest.mark.parametrize("scores", [torch.eye(2) * 0.3, torch.tensor([[0.5, -0.25], [0.0, 0.1]])])
+def test_zero_is_white(scores: Tensor) -> None:
+    image = draw_maps([scores], ["a", "b"]).axes[0].images[0]
+    assert image.cmap(image.norm(0.0)) == (1, 1, 1, 1)
+    assert image.cmap(image.norm(0.02))[:3] != (1, 1, 1)
+    if bool((scores < 0).any()):  # the middle of the scale is zero, blue above it and red below
+        assert (image.norm.vmin, image.norm.vmax) == (-0.5, 0.5)
+        (red, _, blue), (more_red, _, less_blue) = (image.cmap(image.norm(end))[:3] for end in (0.5, -0.5))
+        assert blue > red and more_red > less_blue
+
+
+@pytest.mark.parametrize("end", [1.0, 0.0187])
+def test_root_has_round_numbers(end: float) -> None:
+    scores = torch.linspace(0, end, 64).view(8, 8)
+    figure = draw_maps([scores] * 4, list("abcdefgh"), scale="root", vmax=end)
+    bar = figure.axes[-1]
+    ticks, names = bar.get_yticks().tolist(), [float(one.get_text()) for one in bar.get_yticklabels()]
+    assert len(ticks) == 6 and ticks[0] == 0 and ticks[-1] == pytest.approx(end)
+    assert names == pytest.approx(ticks, rel=0.02)
+    written = [f"{tick:.3e}" for tick in ticks[1:-1]]
+    assert all(one[1:5] == ".000" or one.startswith("1.500") for one in written)
+
+
+# Tokens
+
+
+def by_loops(scores: Tensor, groups: list[list[int]]) -> Tensor:
+    found = torch.zeros(len(groups), len(groups), dtype=torch.float64)
+    for i, rows in enumerate(groups):
+        for j, columns in enumerate(groups):
+            found[i, j] = sum(scores[a, b].double() for a in rows for b in columns) / len(rows)
+    return found
+
+
+@pytest.mark.parametrize("words", [True, [None, 0, 1, 1, 2, None]])
+def test_pieces_become_words(words: Any) -> None:
+    scores = a_map(6)
+    figure = draw_maps([scores], PIECES, token=3, words=words)
+    expected = by_loops(scores, [[0], [1], [2, 3], [4], [5]])
+    torch.testing.assert_close(drawn(figure), expected)
+    torch.testing.assert_close(drawn(figure).sum(1), torch.ones(5, dtype=torch.float64))
+    assert row_labels(figure) == WORDS
+    (mark,) = figure.axes[0].patches
+    assert mark.get_xy() == (-0.5, 1.5)  # the word of piece 3
+
+
+def test_special_tokens_are_dropped() -> None:
+    scores = a_map(6)
+    figure = draw_maps([scores], PIECES, token=-2, drop="special")
+    torch.testing.assert_close(drawn(figure), scores[1:5, 1:5].double())
+    assert row_labels(figure) == column_labels(figure) == PIECES[1:5]
+    torch.testing.assert_close(drawn(draw_maps([scores], PIECES, drop=[0, -1])), drawn(figure))
+
+
+def test_dimmed_tokens_do_not_count() -> None:
+    scores = torch.full((6, 6), 0.1)
+    scores[:, 0] = 0.9
+    figure = draw_maps([scores], PIECES, dim="special")
+    assert end_of(figure) == pytest.approx((0, 0.1))
+    assert [patch.get_alpha() for patch in figure.axes[0].patches] == [0.7] * 4  # two rows and two columns are pale
+    grey = [text.get_text() for text in figure.axes[0].get_yticklabels() if text.get_color() == "0.55"]
+    assert grey == ["[CLS]", "[SEP]"]
+
+
+def test_cross_maps_are_rectangular() -> None:
+    scores, sources, outputs = a_map(3, 5), ["a", "b", "c", "d", "</s>"], ["x", "y", "</s>"]
+    figure = draw_maps([scores], sources, token=1, out_tokens=outputs)
+    torch.testing.assert_close(drawn(figure), scores.double())
+    assert (row_labels(figure), column_labels(figure)) == (outputs, sources)
+    assert figure.axes[0].patches[0].get_xy() == (-0.5, 0.5)
+    torch.testing.assert_close(
+        drawn(draw_maps([scores], sources, out_tokens=outputs, drop="special")), scores[:2, :4].double()
+    )
+    with pytest.raises(ArgumentError, match=r"for 5 output tokens and 3 source tokens, got \(3, 5\)"):
+        draw_maps([scores], outputs, out_tokens=sources)
+
+
+def test_words_of_cross_maps() -> None:
+    scores = a_map(2, 3)
+    figure = draw_maps([scores], ["a", "##b", "c"], out_tokens=["x", "##y"], words=True)
+    torch.testing.assert_close(drawn(figure)[0, 0], scores[:, :2].sum().double() / 2)
+    pair = draw_maps([scores], ["a", "b", "c"], out_tokens=["x", "y"], words=([0, 0, 1], [0, 0]))
+    torch.testing.assert_close(drawn(pair), drawn(figure))
+    with pytest.raises(ArgumentError, match="pass a pair"):
+        draw_maps([scores], ["a", "b", "c"], out_tokens=["x", "y"], words=[0, 0, 1])
+
+
+def test_heads_are_panels() -> None:
+    scores = torch.rand(2, 3, 3)
+    figure = draw_maps([scores, scores[None] + 1], list("abc"), heads=True)
+    titles = [panel.get_title() for panel in figure.axes[:4]]
+    assert titles == ["layer 0, head 0", "layer 0, head 1", "layer 1, head 0", "layer 1, head 1"]
+    torch.testing.assert_close(drawn(figure, 3), scores[1].double() + 1)
+
+
+# Differences
+
+
+def test_difference_of_a_minimal_pair() -> None:
+    one, other = a_map(3), a_map(3)
+    figure = draw_maps([one], ["the", "cat", "is"], 2, minus=([other], ["the", "cats", "is"]))
+    torch.testing.assert_close(drawn(figure), one.double() - other.double())
+    assert row_labels(figure) == ["the", "cat / cats", "is"]
+    assert figure.axes[0].patches[0].get_xy() == (-0.5, 1.5)
+    low, high = end_of(figure)
+    assert low == -high
+
+
+def test_difference_of_different_lengths() -> None:
+    one, other = a_map(3), a_map(4)
+    figure = draw_maps([one], ["it", "is", "."], minus=([other], ["it", "was", "not", "."]))
+    expected = by_loops(one, [[0], [1], [2]]) - by_loops(other, [[0], [1, 2], [3]])
+    torch.testing.assert_close(drawn(figure), expected)
+    assert row_labels(figure) == ["it", "is / was not", "."]
+
+
+def test_differences_say_what_is_subtracted() -> None:
+    """Long tokens of both texts can be read."""
+    figure = draw_maps([a_map(1)], ["unbelievable"], label="share", minus=([a_map(1)], ["indescribable"]))
+    assert row_labels(figure) == ["unbelievable / indescribable"]
+    assert figure.axes[-1].get_ylabel() == "share, first text minus second"
+    assert "difference of two maps" in describe(figure).text
+    figure = draw_maps([a_map(1)], ["a" * 30], minus=([a_map(1)], ["b" * 30]))
+    assert row_labels(figure) == [f"{'a' * 13}… / {'b' * 13}…"]

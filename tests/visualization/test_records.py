@@ -53,34 +53,12 @@ def test_record_colours_in_captum() -> None:
     assert re.findall(r"<b>(.*?)</b>", html) == ["", NOTHING, "by us", "-0.01"]
 
 
-def test_record_labels_in_captum() -> None:
-    record = text_record(["a"], torch.ones(1), true_class="are", pred_class="is", pred_prob=0.75)
-    assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(record))[:2] == ["are", "is (0.75)"]
-
-
-def test_record_escapes_html() -> None:
-    html = drawn_by_captum(text_record(["<mask>", "<", "&"], torch.ones(3)))
-    words = re.findall(r'<font color="black"> (.*?)\s*</font>', html)
-    assert words == ["&lt;mask&gt;", "&lt;", "&amp;"]
-
-
 def test_record_escapes_class_names() -> None:
     record = text_record(["a"], torch.ones(1), attr_class="<b>x", true_class="<script>", pred_class="a & <i>")
     html = drawn_by_captum(record)
     assert re.findall(r"<b>(.*?)</b>", html)[:3] == ["&lt;script&gt;", "a &amp; &lt;i&gt;" + NOTHING, "&lt;b&gt;x"]
     number = text_record(["a"], torch.ones(1), true_class=3)  # type: ignore[arg-type]  # Captum takes numbers too
     assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(number))[0] == "3"
-
-
-def test_record_of_zeros() -> None:
-    assert text_record(["a", "b"], torch.zeros(2)).word_attributions.tolist() == [0, 0]
-
-
-def test_record_of_wrong_scores() -> None:
-    with pytest.raises(ArgumentError, match=r"scores \(tokens,\) or \(1, tokens\) for the 2 tokens, got \(3,\)"):
-        text_record(["a", "b"], torch.ones(3))
-    with pytest.raises(ArgumentError, match=r"a batch \(2, 2\)"):
-        text_record(["a", "b"], torch.ones(2, 2))
 
 
 def test_unknown_probability_is_not_shown() -> None:
@@ -113,18 +91,6 @@ def test_page_holds_all_methods(tmp_path: Path) -> None:
     assert read.rows[1][2].split() == ["the", "<script>alert(1)</script>", "日本"]
     assert "script" not in read.tags and "link" not in read.tags and "img" not in read.tags
     assert page.count("A &amp; B") == 2
-
-
-def test_page_shows_what_is_known(tmp_path: Path) -> None:
-    record = text_record(["a"], torch.ones(1), true_class="are", pred_class="is", pred_prob=0.75)
-    rows = Page(save_html([record], tmp_path / "page.html")).rows
-    assert rows[0][:2] == ["True Label", "Predicted Label"]
-    assert rows[1][:2] == ["are", "is (0.75)"]
-
-
-def test_page_has_no_negative_zero(tmp_path: Path) -> None:
-    rows = Page(save_html([text_record(["a", "b"], torch.tensor([0.1, -0.1001]))], tmp_path / "page.html")).rows
-    assert rows[1][0] == "0.00"
 
 
 def test_page_of_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
 
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
@@ -47,20 +46,6 @@ def test_cells_have_numbers() -> None:
     assert written(figure) == [".25", ".50", "1.00", "-.25"]
 
 
-def test_long_rows_have_no_numbers() -> None:
-    figure = draw_row(torch.rand(12, 60), [f"t{i}" for i in range(60)])
-    assert not written(figure)
-    assert figure.get_size_inches()[0] <= 7.61
-    assert len(figure.axes[0].get_xticklabels()) == 60
-
-
-def test_rollout_stands_apart() -> None:
-    rows = {"layer 0": torch.rand(4), "layer 1": torch.rand(4), "rollout": torch.rand(4)}
-    first, second, last = draw_row(rows, TOKENS).axes[0].get_yticks()
-    assert second - first == 1
-    assert last - second > 1.2
-
-
 def test_row_options() -> None:
     row = torch.tensor([0.7, 0.1, 0.1, 0.1])
     assert draw_row([row], TOKENS, dim="special").axes[0].images[0].norm.vmax == pytest.approx(0.1)
@@ -80,24 +65,12 @@ def test_row_options() -> None:
     [
         ([], {}, "at least one layer, got none"),
         ([torch.eye(4)], {}, "pass token, the output token"),
-        ([torch.rand(3)], {}, r"for the 4 tokens, got \(3,\)"),
         ([torch.rand(4)], {"scale": "panel"}, "pass 'shared', 'row' or 'root'"),
-        ([torch.rand(4)], {"token": 9}, "token 9 is out of range"),
     ],
 )
 def test_wrong_rows(rows: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         draw_row(rows, TOKENS, **options)
-
-
-def test_kendall_is_that_of_scipy() -> None:
-    for _ in range(20):
-        one, other = torch.randint(0, 5, (9,)).double(), torch.randint(0, 5, (9,)).double()
-        expected = stats.kendalltau(one.numpy(), other.numpy()).statistic
-        assert kendall_tau(one, other) == pytest.approx(expected, nan_ok=True)
-    holed = torch.tensor([1.0, 2.0, float("nan"), 3.0])
-    assert kendall_tau(torch.tensor([1.0, 2.0, 99.0, 3.0]), holed) == 1
-    assert np.isnan(kendall_tau(torch.ones(4), holed))
 
 
 def test_truth_is_the_first_row() -> None:
@@ -150,38 +123,8 @@ def test_comparison_is_described() -> None:
     assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (agrees 0.50)" in found.text
 
 
-def test_truth_of_words() -> None:
-    truth = torch.tensor([float("nan"), 0.1, 0.2, 0.7])
-    figure = draw_comparison({"m": torch.rand(4)}, ["[CLS]", "th", "##e", "cats"], truth=truth, words=True)
-    torch.testing.assert_close(drawn(figure)[0], torch.tensor([float("nan"), 0.3, 0.7]).double(), equal_nan=True)
-
-
-def test_families_stand_together() -> None:
-    scores = {name: torch.rand(4) for name in ("a", "b", "c", "d")}
-    families = {"a": "one", "b": "two", "c": "one"}
-    figure = draw_comparison(scores, TOKENS, families=families)
-    assert names(figure) == ["a", "c", "b", "d"]
-    gaps = np.diff(figure.axes[0].get_yticks())
-    assert gaps[0] == 1 and (gaps[1:] > 1.2).all()
-
-
-def test_one_cell_does_not_take_the_scale() -> None:
-    """With one score of .73, a score of .1 is dark enough to be seen: a third of the scale, not a seventh."""
-    scores = {"alti": torch.tensor([0.73, 0.07, 0.1, 0.1]), "other": torch.full((4,), 0.25)}
-    norm = draw_comparison(scores, TOKENS).axes[0].images[0].norm
-    assert float(norm(0.1)) > 0.33
-    each = draw_comparison(scores, TOKENS, scale="row").axes[0].images
-    assert [float(image.norm.vmax) for image in each] == pytest.approx([0.73, 0.25])
-
-
-@pytest.mark.parametrize(
-    ("scores", "options", "message"),
-    [
-        ({}, {}, "at least one method, got none"),
-        ({"m": torch.rand(4)}, {"truth": torch.rand(3)}, r"got \(3,\)"),
-        ({"m": torch.rand(4)}, {"truth": [1, 2, 3, 4]}, "got list"),
-    ],
-)
-def test_wrong_comparisons(scores: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_comparison(scores, TOKENS, **options)
+def test_wrong_comparisons() -> None:
+    with pytest.raises(ArgumentError, match="at least one method, got none"):
+        draw_comparison({}, TOKENS)
+    with pytest.raises(ArgumentError, match=r"got \(3,\)"):
+        draw_comparison({"m": torch.rand(4)}, TOKENS, truth=torch.rand(3))

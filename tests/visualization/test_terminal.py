@@ -17,26 +17,6 @@ def light(index: str) -> float:
     return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
 
 
-def test_terminal_lines() -> None:
-    scores = torch.tensor([0.5, 0.25, 0.125, 0.125])
-    lines = terminal_text(["one", "two", "three", "four"], scores, color=False).split("\n")
-    words = [line.split() for line in lines]
-    assert [line[:3] for line in words] == [
-        ["0", "one", "0.5000"],
-        ["1", "two", "0.2500"],
-        ["2", "three", "0.1250"],
-        ["3", "four", "0.1250"],
-    ]
-    assert [len(line[3]) for line in words] == [24, 12, 6, 6]
-    assert len({line.index("0.") for line in lines}) == 1  # the scores are aligned
-
-
-@pytest.mark.parametrize("token", [1, -2])
-def test_terminal_token_is_marked(token: int) -> None:
-    lines = terminal_text(["a", "b", "c"], torch.ones(3), token, color=False).split("\n")
-    assert [line[0] for line in lines] == [" ", ">", " "]
-
-
 def test_terminal_colour_keeps_text() -> None:
     scores = torch.tensor([0.1, 0.6, 0.3])
     plain, coloured = (terminal_text(["a", "b", "c"], scores, 1, color) for color in (False, True))
@@ -76,20 +56,6 @@ def test_signed_bars_go_to_both_sides() -> None:
     assert [line.split("│")[1] for line in shared.split("\n")] == ["███", "██████"]
     with pytest.raises(ArgumentError, match="lowest score is -1, but bars begin at 0: pass signed=True"):
         terminal_text(["a"], torch.tensor([-1.0]), signed=False)
-
-
-def test_signs_have_two_colours() -> None:
-    """The word and the bar of a negative score are red, those of a positive score blue, of the same depth."""
-    lines = terminal_text(["a", "b"], torch.tensor([0.5, -0.5])).split("\n")
-    colours = [re.findall(r"[34]8;5;(\d+)", line) for line in lines]
-    assert len(colours[0]) == 3 and not set(colours[0][::2]) & set(colours[1][::2])
-
-    def redness(index: str) -> int:
-        return (int(index) - 16) // 36 - (int(index) - 16) % 6
-
-    assert all(redness(one) < 0 for one in colours[0][::2]) and all(redness(one) > 0 for one in colours[1][::2])
-    plain = terminal_text(["a", "b"], torch.tensor([0.5, -0.5]), color=False)
-    assert ESCAPE.sub("", "\n".join(lines)).split() == plain.split()
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.6, -0.3, 0.1])])

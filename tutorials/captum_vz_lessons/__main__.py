@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import time
@@ -10,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captum_vz.errors import ArgumentError
-from captum_vz_lessons.lab import grade_notebook, grade_table, lessons, write_new, write_student_copy
-
-DEFAULT = Path("captum-vz-lessons")
+from captum_vz_lessons.lab import grade_notebook, grade_table, lessons, write_student_copy
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     student.set_defaults(run=run_student)
     student.add_argument("lessons", nargs="*", metavar="LESSON", help="beginnings of names, such as 09 (default: all)")
     for one in (start, student):
-        one.add_argument("--folder", type=Path, default=DEFAULT, help="where the notebooks go (default: %(default)s)")
+        one.add_argument("--folder", type=Path, default=Path("captum-vz-lessons"), help="default: %(default)s")
     grade = kinds.add_parser("grade", help="a table of students by exercises", description=run_grade.__doc__)
     grade.set_defaults(run=run_grade)
     grade.add_argument("handed_in", type=Path, metavar="FOLDER", help="a folder with notebooks, or one notebook")
@@ -50,11 +49,9 @@ def run_start(options: argparse.Namespace) -> None:
     """Copies the lessons into a folder and opens JupyterLab there. A notebook that is in the folder stays as it is."""
     options.folder.mkdir(parents=True, exist_ok=True)
     for lesson in lessons():
-        copy = options.folder / (student_name(lesson) if options.student else lesson.name)
-        if not copy.exists() and options.student:
-            write_student_copy(lesson, copy)
-        elif not copy.exists():
-            write_new(copy, lesson.read_text("utf-8"))
+        copy = options.folder / (f"{lesson.stem}_student.ipynb" if options.student else lesson.name)
+        if not copy.exists():
+            (write_student_copy if options.student else shutil.copyfile)(lesson, copy)
     print(f"{options.folder}: the lessons. Ctrl-C ends JupyterLab.", flush=True)
     command = [sys.executable, "-m", "jupyterlab", str(options.folder)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -67,14 +64,9 @@ def run_student(options: argparse.Namespace) -> None:
     """Writes copies of the lessons without solutions, outputs, and text that tells what a cell shows."""
     options.folder.mkdir(parents=True, exist_ok=True)
     for lesson in lessons(*options.lessons):
-        output = options.folder / student_name(lesson)
+        output = options.folder / f"{lesson.stem}_student.ipynb"
         write_student_copy(lesson, output)
         print(output)
-
-
-def student_name(lesson: Path) -> str:
-    """The name of a student's copy."""
-    return f"{lesson.stem}_student.ipynb"
 
 
 def run_grade(options: argparse.Namespace) -> None:

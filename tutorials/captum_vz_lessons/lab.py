@@ -58,14 +58,11 @@ def lessons(*wanted: str) -> list[Path]:
 
 
 def student_copy(notebook: Any) -> Any:
-    """A notebook without outputs, solutions, and text that tells what the cells show.
+    """A notebook (nbformat, version 4) without outputs, solutions, and text that tells what the cells show.
 
     Cells tagged "solution" are left out, and so is code tagged "answer". Of text tagged "answer" or "summary" the
     heading stays, with a place for the student's own words. The first cell, if it is text, says what the copy is. The
     stubs of the exercises and their checks stay.
-
-    Args:
-        notebook: A notebook in nbformat's form, version 4: a dict with a list of cells.
 
     >>> cells = [{"cell_type": "code", "source": text, "outputs": [1], "metadata": {"tags": [tag]}}
     ...          for text, tag in [("answer = ...", "exercise"), ("answer = 42", "solution")]]
@@ -73,7 +70,8 @@ def student_copy(notebook: Any) -> Any:
     ['answer = ...']
     """
     copy = deepcopy(notebook)
-    copy["cells"] = [cell for cell in copy["cells"] if not _is_left_out(cell)]
+    left_out = {"markdown": {SOLUTION}, "code": {SOLUTION, ANSWER}}
+    copy["cells"] = [cell for cell in copy["cells"] if not tags_of(cell) & left_out.get(cell["cell_type"], set())]
     if copy["cells"] and copy["cells"][0]["cell_type"] == "markdown":
         copy["cells"][0]["source"] = "".join(copy["cells"][0]["source"]) + NOTE
     for cell in copy["cells"]:
@@ -90,10 +88,6 @@ def tags_of(cell: Any) -> set[str]:
     return set(cell["metadata"].get("tags", []))
 
 
-def _is_left_out(cell: Any) -> bool:
-    return SOLUTION in tags_of(cell) or (cell["cell_type"] == "code" and ANSWER in tags_of(cell))
-
-
 def read_notebook(source: Path) -> Any:
     """Read a notebook. An `ArgumentError` says that there is none."""
     if not source.is_file():
@@ -105,47 +99,26 @@ def read_notebook(source: Path) -> Any:
 
 
 def write_student_copy(source: Path, output: Path) -> None:
-    """Write the student's copy of a lesson, see :func:`student_copy`.
-
-    Args:
-        source: A lesson.
-        output: The copy. An existing file is not replaced: a student may have worked in it.
-
-    Raises:
-        ArgumentError: There is no such notebook, it has no solutions, or the copy exists.
-    """
+    """Write the student's copy of a lesson, see :func:`student_copy`. An `ArgumentError` says that there are none."""
     notebook = read_notebook(source)
     if not any(SOLUTION in tags_of(cell) for cell in notebook.cells):
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
-    write_new(output, f"{nbformat.writes(student_copy(notebook)).rstrip()}\n")
-
-
-def write_new(output: Path, text: str) -> None:
-    """Write a file that does not exist yet, whole or not at all."""
     try:
-        file = output.open("x", encoding="utf-8")
+        with output.open("x", encoding="utf-8") as file:
+            file.write(f"{nbformat.writes(student_copy(notebook)).rstrip()}\n")
     except FileExistsError as error:
         raise ArgumentError(f"{output} exists, and may hold a student's work: pass another folder.") from error
-    try:
-        with file:
-            file.write(text)
-    except OSError:  # a full disk: a part of the copy would stand in the way of the next try
-        output.unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What the checks of one notebook said.
+    """What the checks of one notebook said."""
 
-    Attributes:
-        file: The name of the notebook.
-        exercises: Whether each exercise is right, by its number and name, such as "1 rollout".
-        problem: Why some checks did not run, or "".
-    """
-
+    #: The name of the notebook.
     file: str
+    #: Whether each exercise is right, by its number and name, such as "1 rollout".
     exercises: dict[str, bool] = field(default_factory=dict)
+    #: Why some checks did not run, or "".
     problem: str = ""
 
 
@@ -175,7 +148,12 @@ def grade_notebook(notebook: Path, *, lesson: Path | None = None, seconds: float
             cell["source"], cell["outputs"] = right["source"], []
     with TemporaryDirectory(prefix="captum-vz-grade-") as scratch:
         problem = _run(content, scratch, seconds, memory)
-    exercises = {f"{number} {_name(cell)}": _is_right(cell) for number, cell in enumerate(checks, 1)}
+    exercises = {}
+    for number, cell in enumerate(checks, 1):
+        given = re.search(r"\bcheck\.(\w+)", str(cell["source"]))  # a check that failed has no verdict with a name
+        verdicts = [output.get("data", {}).get(MIME_TYPE) for output in cell.get("outputs", [])]
+        right = any(isinstance(one, dict) and one.get("passed") is True for one in verdicts)
+        exercises[f"{number} {given[1] if given else 'unknown'}"] = right
     return Grade(notebook.name, exercises, problem)
 
 
@@ -206,18 +184,6 @@ def _run(content: Any, scratch: str, seconds: float, memory: float) -> str:
     finally:
         content.cells = cells
     return ""
-
-
-def _name(cell: Any) -> str:
-    """The name of a check's exercise, read from its source, because a check that failed has no verdict."""
-    given = re.search(r"\bcheck\.(\w+)", str(cell["source"]))
-    return given[1] if given else "unknown"
-
-
-def _is_right(cell: Any) -> bool:
-    """Whether a check's verdict is right. A check without a verdict counts as open."""
-    found = [output.get("data", {}).get(MIME_TYPE) for output in cell.get("outputs", [])]
-    return any(isinstance(one, dict) and one.get("passed") is True for one in found)
 
 
 def grade_table(grades: Sequence[Grade]) -> DataFrame:

@@ -1,15 +1,15 @@
-"""What the report says of the controls, and of all models side by side."""
+"""What the report says of the controls, and of all models side by side; and what all of its tables share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
 from captum_vz.study import with_interval
-from captum_vz.study.figures.style import last_layers, metric_title
-from paper.tables import failed_lines, markdown_table, number
+from captum_vz.study.figures import last_layers, metric_title
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,6 +23,39 @@ TRUTHS: Final = {
 }
 #: The size of a mean correlation below which a method passes, with the whole interval.
 NEAR_ZERO: Final = 0.2
+
+
+def markdown_table(heads: Sequence[str], table: DataFrame, digits: int = 2, missing: str = "") -> str:
+    """A table in Markdown with aligned columns: its index, and its cells, texts or numbers."""
+    cells = table.map(lambda one: one if isinstance(one, str) else number(one, digits) or missing)
+    rows = zip(table.index.astype(str), *(cells[name] for name in cells), strict=True)
+    # A bar or a line's end in a name would end its cell.
+    lines = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A cell; empty if there is no number."""
+    return "" if value != value else f"{value:.{digits}f}"
+
+
+def interval_cells(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
+    """The means of the last layers with their intervals as text: methods by metrics, NaN if there is none."""
+    last = rows.groupby(["method", "metric"], sort=False).tail(1)
+    cells = last.assign(cell=list(map(with_interval, last["mean"], last["low"], last["high"])))
+    return cells.pivot(index="method", columns="metric", values="cell").reindex(
+        index=rows["method"].unique(), columns=metrics
+    )
+
+
+def failed_lines(skipped: DataFrame, kinds: Sequence[str] = ("method", "metric")) -> Iterator[str]:
+    """A line for each method or metric that has no number for some sentences, with the most frequent reason."""
+    for who in kinds:
+        for name, some in skipped[skipped[who].notna()].groupby(who, sort=False):
+            count = some["example"].nunique()
+            yield f"{name}: {count} sentences skipped, most often because: {some['skipped'].mode()[0]}"
 
 
 def across_sections(tables: Mapping[str, DataFrame]) -> list[str]:
@@ -43,21 +76,14 @@ def _sanity(sanity: DataFrame) -> Iterator[str]:
         f"Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} when all "
         "layers are random, *no* if none of it is, else *open*. Figures show all copies, last layer first."
     )
-    models = sanity["model"].unique()
-    heads = [f"{model}, {what}" for model in models for what in ("last layer", "all layers", "passes")]
-    rows = []
-    for method, of_method in sanity.groupby("method", sort=False):
-        cells = [str(method)]
-        for model in models:
-            copies = of_method[of_method["model"] == model].sort_values("random")
-            if copies.empty or copies["mean"].isna().iloc[-1]:
-                cells += ["-", "-", "-"]
-                continue
-            first, last = copies.iloc[0], copies.iloc[-1]
-            cells += [number(first["mean"]), with_interval(last["mean"], last["low"], last["high"])]
-            cells.append(passes(last["low"], last["high"]))
-        rows.append(cells)
-    yield markdown_table(["method", *heads], rows)
+    columns = list(product(sanity["model"].unique(), ("last layer", "all layers", "passes")))
+    table = pd.DataFrame("-", sanity["method"].unique(), pd.MultiIndex.from_tuples(columns))
+    for (method, model), copies in sanity.sort_values("random").groupby(["method", "model"]):
+        first, last = copies.iloc[0], copies.iloc[-1]
+        if last["mean"] == last["mean"]:
+            told = with_interval(last["mean"], last["low"], last["high"])
+            table.loc[method, (model, slice(None))] = [number(first["mean"]), told, passes(last["low"], last["high"])]
+    yield markdown_table(["method", *map(", ".join, columns)], table)
 
 
 def passes(low: float, high: float) -> str:
@@ -83,14 +109,8 @@ def _truth(truth: DataFrame, differences: DataFrame | None, skipped: DataFrame |
         "the largest truth. Last layer of methods with layers; `truth.csv` has all layers."
     )
     for model, of_model in whole.groupby("model", sort=False):
-        last = {metric: last_layers(of_model[of_model["metric"] == metric]).set_index("method") for metric in TRUTHS}
-        rows = []
-        for method in of_model["method"].unique():
-            known = [one.loc[method] if method in one.index else None for one in last.values()]
-            cells = ["-" if one is None else with_interval(one["mean"], one["low"], one["high"]) for one in known]
-            rows.append([str(method), *cells])
         yield f"{model}:"
-        yield markdown_table(["method", *TRUTHS.values()], rows)
+        yield markdown_table(["method", *TRUTHS.values()], interval_cells(of_model, list(TRUTHS)), missing="-")
         if differences is not None and model in set(differences["model"]):  # with two methods
             pairs = differences[differences["model"] == model]
             ties = pairs.groupby("metric", sort=False)["tied"].agg(["sum", "size"])
@@ -104,7 +124,7 @@ def _truth(truth: DataFrame, differences: DataFrame | None, skipped: DataFrame |
         "Other data may differ."
     )
     if skipped is not None:  # of one method, the reason is the same for all truths
-        yield from failed_lines(skipped.assign(metric=None))
+        yield from failed_lines(skipped, ["method"])
 
 
 def _models(summary: DataFrame, truth: DataFrame, found: DataFrame | None) -> Iterator[str]:
@@ -118,12 +138,10 @@ def _models(summary: DataFrame, truth: DataFrame, found: DataFrame | None) -> It
     for metric, rows in both[both["group"] == "all"].groupby("metric", sort=False):
         means = pd.concat([last_layers(of_model) for _, of_model in rows.groupby("model", sort=False)])
         table = means.pivot(index="method", columns="model", values="mean").reindex(columns=models)
-        table = table.loc[rows["method"].unique()]
         counts = rows.groupby("model")["examples"].max()
         heads = [f"{model} ({int(counts.get(model, 0)):,} sentences)" for model in models]
-        cells = [[str(method), *(number(one) or "-" for one in table.loc[method])] for method in table.index]
         yield f"{metric_title(str(metric))}:"
-        yield markdown_table(["method", *heads], cells)
+        yield markdown_table(["method", *heads], table.loc[rows["method"].unique()], missing="-")
     yield from told_findings(found if found is not None else pd.DataFrame(), len(models))
 
 
@@ -132,13 +150,9 @@ def findings(differences: DataFrame) -> DataFrame:
 
     A pair differs in a model by the rule of :attr:`Study.differences <captum_vz.study.Study.differences>`.
 
-    Args:
-        differences: The paired differences of all models.
-
-    Returns:
-        ``metric``, ``above`` and ``below`` (methods), ``models`` (that have both), ``holds_in`` (where `above` is above
-        `below`), ``ties`` and ``turns_in`` (where it is below). `above` is the method that is above in more models;
-        pairs without any difference are left out.
+    Rows have ``metric``, ``above`` and ``below`` (methods), ``models`` (that have both), ``holds_in`` (where `above` is
+    above `below`), ``ties`` and ``turns_in`` (where it is below). `above` is the method that is above in more models;
+    pairs without any difference are left out.
     """
     turned = differences["one"] > differences["other"]  # models may have the methods in another order
     differences = differences.copy()
@@ -156,12 +170,7 @@ def findings(differences: DataFrame) -> DataFrame:
 
 
 def told_findings(found: DataFrame, models: int) -> Iterator[str]:
-    """What holds in all models, in Markdown: for each metric the methods that each method is above, and the turns.
-
-    Args:
-        found: As :func:`findings` gives it.
-        models: How many models there are.
-    """
+    """What holds in so many models, in Markdown: for each metric the methods that each is above, and the turns."""
     yield f"## Findings that hold in all {models} models"
     yield (
         "A method is listed before those that it is above in every model, each time by the rule of the paired "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import torch
@@ -28,7 +28,7 @@ from captum_vz.study import (
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.across import TRUTHS, findings
-from paper.further import Sampling, further_tables
+from paper.further import further_tables
 from paper.report import Reproduction
 
 if TYPE_CHECKING:
@@ -44,21 +44,6 @@ FOLDS: Final = 5
 MOST_CONTROLS: Final = 40
 
 
-class Settings(NamedTuple):
-    """What the evaluations of all models share. `controls` is a number of sentences."""
-
-    batch_size: int
-    sampling: Sampling
-    engine: str | None
-    quiet: bool
-    controls: int
-
-    @property
-    def of_study(self) -> dict[str, Any]:
-        """The options of `run_study`."""
-        return {"batch_size": self.batch_size, "engine": self.engine, "quiet": self.quiet, **self.sampling._asdict()}
-
-
 def reproduce(
     models: Any,
     examples: Sequence[Example],
@@ -66,7 +51,6 @@ def reproduce(
     methods: Any = None,
     *,
     batch_size: int = 32,
-    confidence: float = 0.95,
     resamples: int = 1999,
     quiet: bool = False,
     about: str = "",
@@ -84,25 +68,24 @@ def reproduce(
     - Faithfulness: the rank correlation of the scores with the effect of blanking out each token
       (:func:`~captum_vz.metrics.blank_out`; UNK in its place, the probability of the right one of the two forms).
 
-    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
-    its study and figures by layer, see :func:`~captum_vz.study.run_study`. A killed study continues at the next start.
-    The folder also holds the tables as CSV files, the report (``report.md``), and figures as PNG and PDF files.
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. The folder holds the tables
+    as CSV files, the report (``report.md``), figures, and for each model a folder with its study. A killed study
+    continues at the next start.
 
     Args:
         models: As :func:`~captum_vz.study.run_study` takes them. For a model that does not predict words, faithfulness
             and the methods that explain an output are omitted.
         examples: With a cue, the two forms of the target and, for probing, a label.
         folder: Where the results are.
-        methods: See :func:`~captum_vz.study.run_study`. Methods that refuse a model are omitted from its study, and
-            listed in the report with the reason.
-        batch_size: See :func:`~captum_vz.study.run_study`, like the three arguments after it.
-        confidence: The confidence level of the intervals.
+        methods: As :func:`~captum_vz.study.run_study` takes them. Methods that refuse a model are omitted from its
+            study, and listed in the report with the reason.
+        batch_size: As in `run_study`, like `resamples`, `quiet` and `engine`.
         resamples: The number of bootstrap resamples of the examples.
         quiet: Whether there is no progress bar.
         about: How the examples were selected. The report begins with it.
         controls: The number of sentences of the package's grammar for the sanity checks and the truths by patching.
             None: as many as examples, 40 at most. 0: none.
-        engine: See :func:`~captum_vz.study.run_study`. It runs the methods of the studies.
+        engine: What runs the methods of the studies.
         title: The name of the data, for the titles of figures.
 
     Raises:
@@ -123,16 +106,14 @@ def reproduce(
             f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each."
         )
     count = min(len(examples), MOST_CONTROLS) if controls is None else controls
-    if count < 0:
-        raise ArgumentError(f"controls is {controls}: pass a number of sentences, 0 or more.")
-    _check_groups(examples)
-    if len({safe_name(name).casefold() for name in models}) < len(models):  # folders, on some systems without case
-        raise ArgumentError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
-    settings = Settings(batch_size, Sampling(confidence, resamples), engine, quiet, count)
+    options = {"batch_size": batch_size, "resamples": resamples}
+    how = options | {"engine": engine, "quiet": quiet}
     parts = []
     for name, source in models.items():
         loaded = source() if callable(source) else source
-        parts.append(_evaluated(name, loaded, examples, Path(folder) / safe_name(name), methods, settings))
+        part = Part(name, loaded, Path(folder) / safe_name(name), options, how)
+        part.evaluate(examples, methods, count)
+        parts.append(part)
     tables = {key: [part.tables[key] for part in parts if key in part.tables] for part in parts for key in part.tables}
     joined = {key: pd.concat(some, ignore_index=True) for key, some in tables.items() if any(map(len, some))}
     both = [joined[key] for key in ("differences", "truth_differences") if key in joined]
@@ -158,72 +139,75 @@ def reproduce(
     return found
 
 
-class Part(NamedTuple):
+class Part:
     """The evaluations of one model: its tables by their names, its study, and the study of its truths."""
 
-    name: str
-    tables: dict[str, DataFrame]
-    study: Study
-    truth: Study | None
+    def __init__(
+        self, name: str, source: tuple[Any, Any], folder: Path, options: dict[str, Any], how: dict[str, Any]
+    ) -> None:
+        self.name, self.source, self.folder, self.options, self.how = name, source, folder, options, how
+        self.resamples = options["resamples"]
+        self.truth: Study | None = None
 
+    def evaluate(self, examples: Sequence[Example], methods: Any, controls: int) -> None:
+        """Make the study and all tables, with so many sentences for the controls."""
+        name, (model, tokenizer) = self.name, self.source
+        if "ElectraForPreTraining" in (type(model).__name__, *(model.config.architectures or ())):
+            raise ValueError(
+                f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
+                "the generator it was trained with, such as 'google/electra-base-generator'."
+            )
+        scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=self.options["batch_size"])
+        first = _first_usable(name, scorer, examples)
+        refused = {row["method"]: row["skipped"] for row in scorer.scores([first]) if row["skipped"]}
+        usable = {what: method for what, method in scorer.methods.items() if what not in refused}
+        if not usable:
+            raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
+        metrics = ["cue_dot", "cue_ap", "blank_out"]
+        if (reason := lacks(metric_named("blank_out"), model, tokenizer)) is not None:
+            refused["blank-out"] = reason
+            metrics.pop()
+        self.study = study = run_study({name: self.source}, examples, self.folder, usable, metrics, **self.how)
+        study.check_used()
+        tables = {"summary": study.summary, "differences": study.differences, "skipped": study.skipped}
+        held = study.examples  # it may hold more than this call passes
+        used = set(study.rows(["example"])["example"])
+        labels = {example: example.label for example in held if example.id in used and example.label is not None}
+        if reason := _too_few(labels):
+            refused["probing"] = reason
+        else:
+            tables |= self._probing(labels)
+        if controls and "blank_out" in metrics:
+            tables |= self._controls(controls, usable)
+        predicts = "blank_out" in metrics
+        tables |= further_tables(self.source, study, held, usable, predicts, **self.options)
+        tables["omitted"] = pd.DataFrame(refused.items(), columns=["what", "reason"])
+        named = {key: table.assign(model=name) for key, table in tables.items()}
+        self.tables = {key: table[["model", *table.columns.drop("model")]] for key, table in named.items()}
 
-def _evaluated(
-    name: str,
-    source: tuple[Any, Any],
-    examples: Sequence[Example],
-    folder: Path,
-    methods: Any,
-    settings: Settings,
-) -> Part:
-    model, tokenizer = source
-    if "ElectraForPreTraining" in (type(model).__name__, *(model.config.architectures or ())):
-        raise ValueError(
-            f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
-            "the generator it was trained with, such as 'google/electra-base-generator'."
+    def _controls(self, count: int, methods: Mapping[str, Any]) -> dict[str, DataFrame]:
+        """The truths by patching, and the sanity checks, which the study keeps."""
+        examples = [Example.from_record(record) for record in agreement_sentences(count, seed=1)]
+        folder = self.folder / "controls"
+        self.truth = truth = run_study({self.name: self.source}, examples, folder, methods, list(TRUTHS), **self.how)
+        made_of = [truth.settings["methods"], list(methods), [one.to_dict() for one in examples], self.resamples]
+        sanity = truth.keep(
+            "sanity", self.source, made_of, lambda *loaded: sanity_checks(*loaded, examples, methods, **self.options)
         )
-    scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=settings.batch_size)
-    first = _first_usable(name, scorer, examples)
-    refused = {row["method"]: row["skipped"] for row in scorer.scores([first]) if row["skipped"]}
-    usable = {what: method for what, method in scorer.methods.items() if what not in refused}
-    if not usable:
-        raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
-    metrics = ["cue_dot", "cue_ap", "blank_out"]
-    if (reason := lacks(metric_named("blank_out"), model, tokenizer)) is not None:
-        refused["blank-out"] = reason
-        metrics.pop()
-    study = run_study({name: source}, examples, folder, usable, metrics, **settings.of_study)
-    study.check_used()
-    tables = {"summary": study.summary, "differences": study.differences, "skipped": study.skipped}
-    held = study.examples  # it may hold more than this call passes
-    labels = _labels(held, study)
-    if reason := _too_few(labels):
-        refused["probing"] = reason
-    else:
-        bits = _probed(source, labels, study, settings.batch_size)
-        probing = compressions(bits, len(set(labels.values())), settings.sampling)
-        tables |= {"probing": probing, "correlation": _correlations(study, probing, settings.sampling)}
-    truth = None
-    if settings.controls and "blank_out" in metrics:
-        others = [Example.from_record(record) for record in agreement_sentences(settings.controls, seed=1)]
-        truth = run_study({name: source}, others, folder / "controls", usable, list(TRUTHS), **settings.of_study)
-        tables |= {"truth": truth.summary, "truth_differences": truth.differences, "truth_skipped": truth.skipped}
-        tables["sanity"] = _sanity(source, truth, others, usable, settings)
-    predicts = "blank_out" in metrics
-    tables |= further_tables(source, study, held, usable, predicts, settings.batch_size, settings.sampling)
-    tables["omitted"] = pd.DataFrame(refused.items(), columns=["what", "reason"])
-    named = {key: table.assign(model=name) for key, table in tables.items()}
-    return Part(
-        name, {key: table[["model", *table.columns.drop("model")]] for key, table in named.items()}, study, truth
-    )
+        tables = {"truth": truth.summary, "truth_differences": truth.differences, "truth_skipped": truth.skipped}
+        return tables | {"sanity": sanity}
 
+    def _probing(self, labels: Mapping[Example, str]) -> dict[str, DataFrame]:
+        """The compression of the labels in each layer, whose bits the study keeps, and its correlation."""
 
-def _check_groups(examples: Sequence[Example]) -> None:
-    """Refuse groups and labels whose names the report has for means of all of them."""
-    for what in ("group", "label"):
-        names = {getattr(example, what) for example in examples} - {None}
-        taken = sorted(names & {"all", "macro"})
-        if taken and len(names) > 1:
-            raise ValueError(f"a {what} is called {taken[0]!r}, which names a mean in the report: pass another name.")
+        def made(model: Any, tokenizer: Any) -> DataFrame:
+            states = Scorer(model, tokenizer, batch_size=self.options["batch_size"]).target_states(labels)
+            return probe(states, list(labels.values()))
+
+        # Other examples may have run out of memory at the last start.
+        bits = self.study.keep("probing", self.source, [SEEDS, [example.to_dict() for example in labels]], made)
+        probing = compressions(bits, len(set(labels.values())), self.resamples)
+        return {"probing": probing, "correlation": _correlations(self.study, probing, self.resamples)}
 
 
 def _first_usable(name: str, scorer: Scorer, examples: Sequence[Example]) -> Example:
@@ -237,12 +221,6 @@ def _first_usable(name: str, scorer: Scorer, examples: Sequence[Example]) -> Exa
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
 
 
-def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
-    """The labels of the examples of a study that have a label and were not skipped."""
-    used = set(study.rows(["example"])["example"])
-    return {example: example.label for example in examples if example.id in used and example.label is not None}
-
-
 def _too_few(labels: Mapping[Example, str]) -> str:
     """Why there are too few labels for probes; empty if there are enough."""
     kinds = Counter(labels.values())
@@ -252,28 +230,12 @@ def _too_few(labels: Mapping[Example, str]) -> str:
     return f"{count} sentences have the label {label!r}. Pass at least {FOLDS} of each." if count < FOLDS else ""
 
 
-def _probed(source: tuple[Any, Any], labels: Mapping[Example, str], study: Study, batch_size: int) -> DataFrame:
-    """The bits of each label in each layer, which the study keeps."""
-
-    def made(model: Any, tokenizer: Any) -> DataFrame:
-        states = Scorer(model, tokenizer, batch_size=batch_size).target_states(labels)
-        return probe(states, list(labels.values()))
-
-    # Other examples may have run out of memory at the last start.
-    return study.keep("probing", source, [SEEDS, [example.to_dict() for example in labels]], made)
-
-
 def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
     """The bits of each label given each layer's states, from several seeds, with a control and a linear probe.
 
-    Args:
-        states: `(layers, examples, d)`.
-        labels: One for each example, of at least two kinds.
-
-    Returns:
-        Rows with ``layer``, ``place`` (of the example), ``probe``, ``seed`` and ``value``. The probe "labels" has bits,
-        see :func:`~captum_vz.metrics.description_length`; "control" the bits of labels that are shuffled by the seed;
-        "linear" whether a linear probe reads the label, see :func:`~captum_vz.metrics.linear_probe`.
+    `states` is `(layers, examples, d)`. The rows have ``layer``, ``place`` (of the example), ``probe``, ``seed`` and
+    ``value``: for the probe "labels" bits, see :func:`~captum_vz.metrics.description_length`, for "control" those of
+    labels that are shuffled by the seed, for "linear" whether :func:`~captum_vz.metrics.linear_probe` reads the label.
     """
     names = sorted(set(labels))
     numbers = torch.tensor([names.index(label) for label in labels])
@@ -291,38 +253,28 @@ def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def compressions(values: DataFrame, classes: int, sampling: Sampling) -> DataFrame:
-    """The compression of each layer with its interval and its range over seeds, the control, and the linear probe.
-
-    Args:
-        values: As :func:`probe` gives it.
-        classes: The number K of labels.
-        sampling: How intervals are computed.
-    """
+def compressions(values: DataFrame, classes: int, resamples: int) -> DataFrame:
+    """The compression of each layer with its interval and its range over seeds, the control, and the linear probe."""
     rows = []
     uniform = float(torch.tensor(float(classes)).log2())
     for layer, of_layer in values.groupby("layer"):
         by_probe = dict(list(of_layer.groupby("probe")))
-        bits = by_probe["labels"].groupby("place", sort=True)["value"].mean()
-        found = summarize(torch.tensor(bits.to_numpy()), *sampling)
-        seeds = uniform / by_probe["labels"].groupby("seed")["value"].mean()
-        control = uniform / by_probe["control"].groupby("seed")["value"].mean()
-        accuracy = summarize(torch.tensor(by_probe["linear"]["value"].to_numpy()), *sampling)
+        labels, control = by_probe["labels"], by_probe["control"]
+        bits = labels.groupby("place", sort=True)["value"].mean()
+        found = summarize(torch.tensor(bits.to_numpy()), resamples=resamples)
+        accuracy = summarize(torch.tensor(by_probe["linear"]["value"].to_numpy()), resamples=resamples)
+        seeds, controls = (uniform / one.groupby("seed")["value"].mean() for one in (labels, control))
+        ranges = {"lowest": seeds.min(), "highest": seeds.max(), "control": uniform / control["value"].mean()}
+        ranges |= {"control_lowest": controls.min(), "control_highest": controls.max()}
+        linear = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
         # Fewer bits mean more compression, so the ends of the interval swap.
         compression = {"compression": uniform / found.mean, "low": uniform / found.high, "high": uniform / found.low}
         counts = {"bits": found.mean * found.examples, "examples": found.examples, "seeds": len(seeds)}
-        ranges = {
-            "lowest": seeds.min(),
-            "highest": seeds.max(),
-            "control": uniform / by_probe["control"]["value"].mean(),
-        }
-        ranges |= {"control_lowest": control.min(), "control_highest": control.max()}
-        linear = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
         rows.append({"layer": layer} | compression | counts | ranges | linear)
     return pd.DataFrame(rows)
 
 
-def _correlations(study: Study, compression: DataFrame, sampling: Sampling) -> DataFrame:
+def _correlations(study: Study, compression: DataFrame, resamples: int) -> DataFrame:
     """For each method with layers, the correlation of cue alignment with the layers' compression."""
     rows = study.rows(["example", "method", "layer", "cue_dot"]).dropna(subset="layer")
     known = compression.set_index("layer")["compression"]
@@ -331,20 +283,7 @@ def _correlations(study: Study, compression: DataFrame, sampling: Sampling) -> D
         alignment = of_method.pivot(index="example", columns="layer", values="cue_dot")
         if len(alignment.columns) > 1:
             layers = known.loc[list(alignment.columns)].tolist()
-            correlation = probing_correlation(torch.tensor(alignment.to_numpy(dtype="float64")), layers, *sampling)
+            values = torch.tensor(alignment.to_numpy(dtype="float64"))
+            correlation = probing_correlation(values, layers, resamples=resamples)
             found.append({"method": method} | correlation._asdict() | {"layers": len(layers)})
     return pd.DataFrame(found)
-
-
-def _sanity(
-    source: tuple[Any, Any], study: Study, examples: Sequence[Example], methods: Any, settings: Settings
-) -> DataFrame:
-    """The sanity checks of the controls, which their study keeps."""
-    options: dict[str, Any] = {"batch_size": settings.batch_size, **settings.sampling._asdict()}
-    made_of = [study.settings["methods"], list(methods), [one.to_dict() for one in examples], *settings.sampling]
-    return study.keep(
-        "sanity",
-        source,
-        made_of,
-        lambda model, tokenizer: sanity_checks(model, tokenizer, examples, methods, **options),
-    )

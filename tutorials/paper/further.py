@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import isclass
+from itertools import product
 from math import nan
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import torch
@@ -32,10 +33,7 @@ MOST_SENTENCES: Final = 400
 GROUPED: Final = ("cue_dot", "cue_ap", "blank_out")
 #: All ways to blank out tokens, and to read their effects, by the names of their metrics.
 VARIANTS: Final = tuple(
-    f"blank_out{removal}{over}{size}"
-    for removal in ("", ":mask", ":delete")
-    for over in ("", ":vocabulary")
-    for size in ("", ":size")
+    "".join(["blank_out", *parts]) for parts in product(("", ":mask", ":delete"), ("", ":vocabulary"), ("", ":size"))
 )
 #: What removes tokens, by deletion, and the heads of its columns.
 REMOVING: Final = {
@@ -51,13 +49,6 @@ _BOUNDS: Final = {"comprehensiveness:delete": comprehensiveness_bounds, "suffici
 _SUMMARY: Final = ["mean", "low", "high", "examples", "undefined"]
 
 
-class Sampling(NamedTuple):
-    """How intervals over sentences are computed."""
-
-    confidence: float = 0.95
-    resamples: int = 1999
-
-
 def further_tables(
     source: tuple[Any, Any],
     study: Study,
@@ -65,7 +56,7 @@ def further_tables(
     given: Mapping[str, Method],
     predicts: bool,
     batch_size: int,
-    sampling: Sampling,
+    resamples: int,
 ) -> dict[str, DataFrame]:
     """The further tables of one model, of the last layers of a finished study, whose scores are read.
 
@@ -76,61 +67,62 @@ def further_tables(
       of the means, without a rank; NaN for a method without a value in one of them).
     - ``agreement``: Spearman's correlation of the rows of two methods, ``one`` and ``other``.
 
-    Args:
-        source: The model and its tokenizer.
-        study: The study. No method runs again. It keeps the new metrics.
-        examples: All its examples.
-        given: The methods that this call passes. The study may hold more.
-        predicts: Whether the model predicts words, so that tokens can be blanked out.
-        batch_size: The number of sentences in a batch.
-        sampling: How intervals are computed.
+    No method runs again: the study keeps the scores, and the new metrics. `examples` are all its examples, and `given`
+    the methods that this call passes.
     """
     metrics = [metric for metric in GROUPED if metric in study.settings["metrics"]]
     columns = ["model", "example", "group", "label", "method", "layer", "target", "cue", "content", "tokens", "scores"]
     rows = study.rows([*columns, *metrics]).groupby(["method", "example"], sort=False).tail(1).reset_index(drop=True)
     methods = [method for method in study.settings["methods"] if method in set(rows["method"])]
-    found = {"agreement": _agreement(rows, methods, sampling), "groups": _groups(rows, metrics, sampling)}
+    found = {"agreement": _agreement(rows, methods, resamples), "groups": groups_of(rows, metrics, resamples)}
     if not predicts:
         return found
-    made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist()]
 
     def kept(table: str, metrics: Any, some: DataFrame) -> DataFrame:
-        def made(model: Any, tokenizer: Any) -> DataFrame:
-            return _measured(Scorer(model, tokenizer, metrics=metrics, batch_size=batch_size), some, examples)
+        """Metrics of stored rows of scores, which the study keeps."""
 
-        return study.keep(table, source, [*made_of, list(metrics)], made)
+        def made(model: Any, tokenizer: Any) -> DataFrame:
+            records = some.to_dict("records")
+            for row in records:
+                row |= {name: list(row[name]) for name in ("cue", "content", "scores")} | {"skipped": None}
+            Scorer(model, tokenizer, metrics=metrics, batch_size=batch_size).measure(examples, records)
+            return pd.DataFrame(records, columns=["example", "method", *metrics])
+
+        made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist(), list(metrics)]
+        return study.keep(table, source, made_of, made)
+
+    def of_methods(values: DataFrame, metrics: Sequence[str], column: str) -> DataFrame:
+        of = dict(list(values.groupby("method", sort=False)))
+        named = [({"method": one, column: metric}, of[one][metric]) for one in methods for metric in metrics]
+        return _summaries(named, resamples)
 
     variants = [name for name in VARIANTS if lacks(metric_named(name), *source) is None]
     values = kept("variants", variants, rows)
-    ranks = {name: _ranks(values, name, sampling) for name in variants}
-    table = _long(values, methods, variants, "variant", sampling)
+    ranks = {name: _ranks(values, name, resamples) for name in variants}
+    table = of_methods(values, variants, "variant")
     found["variants"] = table.assign(
         rank=[ranks[row.variant].get(row.method, nan) for row in table.itertuples()],
         sees_forms=[sees_forms(method, given.get(method)) for method in table["method"]],
     )
     removing: dict[str, Metric] = {name: metric_named(name) for name in REMOVING}
-    ends = [(what, end) for what in _BOUNDS for end in ("best", "worst")]
+    ends = list(product(_BOUNDS, ("best", "worst")))
     for what, end in ends:
         removing[f"{what} {end}"] = Metric(what, partial(_bound, _BOUNDS[what], end), needs_forms=True)
     values = kept("removing", removing, rows[rows["example"].isin(evenly([one.id for one in examples]))])
     once = values.drop_duplicates("example")
-    bounds = [({"method": f"{end} order", "metric": what}, _tensor(once[f"{what} {end}"])) for what, end in ends]
-    both = [_long(values, methods, list(REMOVING), "metric", sampling), pd.DataFrame(_entries(bounds, sampling))]
+    bounds = [({"method": f"{end} order", "metric": what}, once[f"{what} {end}"]) for what, end in ends]
+    both = [of_methods(values, list(REMOVING), "metric"), _summaries(bounds, resamples)]
     return found | {"removing": pd.concat(both, ignore_index=True)}
 
 
 def sees_forms(name: str, method: Method | None) -> str:
     """Whether a method is given the two forms of the target: "yes", "no", "can" (own code that may read them).
 
-    Args:
-        name: Its name.
-        method: The method. None: it is in the study from an earlier call. If its name is not registered: "unknown".
+    A method from an earlier call is None here; "unknown": its name is not registered.
     """
     method = METHODS.get(name) if method is None else method
-    if method is None:
-        return "unknown"
-    if method.explains_output:
-        return "yes"
+    if method is None or method.explains_output:
+        return "unknown" if method is None else "yes"
     # A class or an object gets the forms only if its `attribute` takes them. Functions get the whole batch.
     given = not method.own or isclass(method.source) or hasattr(method.source, "attribute")
     return "no" if given else "can"
@@ -146,78 +138,62 @@ def evenly(items: Sequence[str], most: int = MOST_SENTENCES) -> list[str]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _measured(scorer: Scorer, rows: DataFrame, examples: Sequence[Example]) -> DataFrame:
-    """Metrics of stored rows of scores."""
-    records = rows.to_dict("records")
-    for row in records:
-        row |= {name: list(row[name]) for name in ("cue", "content", "scores")} | {"skipped": None}
-    scorer.measure(examples, records)
-    return pd.DataFrame(records, columns=["example", "method", *scorer.metrics])
-
-
 def _bound(bounds: Any, end: str, batch: EvaluationBatch, rows: Tensor) -> Tensor:
     limit: Tensor = getattr(batch.bounds(bounds, "delete"), end)
     return limit.expand(len(rows), -1)
-
-
-def _entries(named: Sequence[tuple[dict[str, str], Any]], sampling: Sampling) -> list[dict[str, Any]]:
-    """Means, intervals and counts of values for each example, and of lists of values by the mean of their means."""
-    pooled = iter(summarize_many([values for _, values in named if isinstance(values, Tensor)], *sampling))
-    entries = []
-    for where, values in named:
-        found = (next(pooled) if isinstance(values, Tensor) else macro_summary(values, *sampling))._asdict()
-        entries.append(where | {name: found[name] for name in _SUMMARY})
-    return entries
 
 
 def _tensor(values: Any) -> Tensor:
     return torch.tensor(values.to_numpy(dtype="float64"))
 
 
-def _long(values: DataFrame, methods: Sequence[str], metrics: Sequence[str], column: str, how: Sampling) -> DataFrame:
-    of = dict(list(values.groupby("method", sort=False)))
-    named = [({"method": one, column: metric}, _tensor(of[one][metric])) for one in methods for metric in metrics]
-    return pd.DataFrame(_entries(named, how))
+def _summaries(named: Sequence[tuple[dict[str, str], Any]], resamples: int) -> DataFrame:
+    """Means, intervals and counts of values for each example, and of lists of values by the mean of their means."""
+    pooled = [_tensor(values) for _, values in named if not isinstance(values, list)]
+    each = iter(summarize_many(pooled, resamples=resamples))
+    found = [
+        macro_summary([_tensor(one) for one in values], resamples=resamples) if isinstance(values, list) else next(each)
+        for _, values in named
+    ]
+    rows = [where | one._asdict() for (where, _), one in zip(named, found, strict=True)]
+    return pd.DataFrame(rows, columns=[*(named[0][0] if named else ()), *_SUMMARY])
 
 
-def _ranks(values: DataFrame, metric: str, sampling: Sampling) -> dict[str, int]:
+def _ranks(values: DataFrame, metric: str, resamples: int) -> dict[str, int]:
     """For each method one more than the number of methods whose values are higher; empty if none is shown to be."""
     table = values.pivot(index="example", columns="method", values=metric).dropna(axis=1, how="all")
     ranks = dict.fromkeys(map(str, table), 1)
-    pairs = compare_pairs({str(method): _tensor(table[method]) for method in table}, *sampling)
+    pairs = compare_pairs({str(method): _tensor(table[method]) for method in table}, resamples=resamples)
     differing = [pair for pair in pairs if not pair.tied]
     for pair in differing:
         ranks[pair.other if pair.mean > 0 else pair.one] += 1
     return ranks if differing else {}
 
 
-def _groups(rows: DataFrame, metrics: Sequence[str], sampling: Sampling) -> DataFrame:
+def groups_of(rows: DataFrame, metrics: Sequence[str], resamples: int) -> DataFrame:
     """Means by paradigm and by label, pooled, and the mean of the means, over the same groups for all methods."""
     named: list[tuple[dict[str, Any], Any]] = []
     ranks: dict[tuple[str, ...], int] = {}
-    for by, column in (("paradigm", "group"), ("label", "label")):
-        keys = [str(key) for key in sorted(rows[column].dropna().unique())]
+    for (by, column), metric in product((("paradigm", "group"), ("label", "label")), metrics):
+        keys = sorted(rows[column].dropna().unique())
         if len(keys) < 2:
             continue
-        of_key = {key: rows[rows[column].astype(str) == key] for key in keys} | {"all": rows}
-        for metric in metrics:
-            for method, some in rows.groupby("method", sort=False):
-                where = {"method": method, "metric": metric, "by": by}
-                # Without a value in one of the groups, there is no mean of the means: see macro_summary.
-                parts = {key: _tensor(some.loc[some[column].astype(str) == key, metric]) for key in keys}
-                named += [(where | {"group": key}, part) for key, part in parts.items()]
-                named += [(where | {"group": "all"}, _tensor(some[metric]))]
-                named += [(where | {"group": "macro"}, list(parts.values()))]
-            for key, some in of_key.items():
-                found = _ranks(some, metric, sampling).items()
-                ranks |= {(metric, by, key, method): rank for method, rank in found}
-    keyed = ["metric", "by", "group", "method"]
-    table = pd.DataFrame(_entries(named, sampling), columns=["method", *keyed[:-1], *_SUMMARY])
-    of_rows = [ranks.get(key, nan) for key in table[keyed].itertuples(index=False, name=None)]
-    return table.assign(rank=pd.Series(of_rows, dtype="float64"))
+        of_key = {str(key): rows[rows[column] == key] for key in keys} | {"all": rows}
+        for key, some in of_key.items():
+            found = _ranks(some, metric, resamples).items()
+            ranks |= {(method, metric, by, key): rank for method, rank in found}
+        for method in rows["method"].unique():
+            parts = {key: some.loc[some["method"] == method, metric] for key, some in of_key.items()}
+            # Without a value in one of the groups, there is no mean of the means: see macro_summary.
+            every = parts | {"macro": [part for key, part in parts.items() if key != "all"]}
+            for key, part in every.items():
+                named.append(({"method": method, "metric": metric, "by": by, "group": key}, part))
+    table = _summaries(named, resamples)
+    keyed = zip(*(table[name] for name in ("method", "metric", "by", "group") if name in table), strict=True)
+    return table.assign(rank=pd.Series([ranks.get(key, nan) for key in keyed], dtype="float64"))
 
 
-def _agreement(rows: DataFrame, methods: Sequence[str], sampling: Sampling) -> DataFrame:
+def _agreement(rows: DataFrame, methods: Sequence[str], resamples: int) -> DataFrame:
     """The rank correlations of all pairs of methods, over content tokens of the sentences that all could explain."""
     table = rows.pivot(index="example", columns="method", values="scores")[list(methods)].dropna()
     pairs: list[Any] = []
@@ -230,5 +206,5 @@ def _agreement(rows: DataFrame, methods: Sequence[str], sampling: Sampling) -> D
         content = rows.drop_duplicates("example").set_index("example")["content"].loc[table.index]
         for place, positions in enumerate(content):
             keep[place, list(positions)] = True
-        pairs = agreement_matrix(padded, keep, *sampling)
+        pairs = agreement_matrix(padded, keep, resamples=resamples)
     return pd.DataFrame([pair._asdict() for pair in pairs], columns=["one", "other", *_SUMMARY])

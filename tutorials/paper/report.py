@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import factorial
+from math import factorial, nan
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from captum_vz.study import METRICS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import draw_sanity, draw_summary
-from captum_vz.study.figures.style import write_figure
-from paper.across import NEAR_ZERO, TRUTHS, across_sections
-from paper.drawings import draw_agreement, draw_groups, draw_variants, group_columns, group_title
-from paper.figures import draw_faithfulness, draw_page, draw_probing
+from captum_vz.study.figures import draw_summary
+from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table, number
+from paper.figures import (
+    draw_agreement,
+    draw_faithfulness,
+    draw_groups,
+    draw_page,
+    draw_probing,
+    draw_sanity,
+    draw_variants,
+    group_heads,
+)
 from paper.further import REMOVING, VARIANTS
-from paper.tables import failed_lines, markdown_table, number
 
-REPORT: Final = "report.md"
 #: The name of the data of the controls in figures.
 GRAMMAR: Final = "the grammar"
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
@@ -40,16 +46,14 @@ class Reproduction:
 
     Attributes:
         tables: Tables by the names of their files, each with a column ``model``. ``summary`` (cue alignment and
-            faithfulness), ``differences`` and ``skipped`` are as :class:`~captum_vz.study.Study` has them. ``omitted``
-            says what could not be done. ``probing`` has the compression of each layer, ``correlation`` that of cue
-            alignment with it. ``variants``, ``removing``, ``groups`` and ``agreement``: see
-            :func:`~paper.further.further_tables`. Of the controls: ``sanity``, ``truth``, ``truth_differences``,
-            ``truth_skipped``. ``findings``: see :func:`~paper.across.findings`. Tables without rows are missing.
+            faithfulness), ``differences`` and ``skipped`` are as :class:`~captum_vz.study.Study` has them, and so are
+            ``truth``, ``truth_differences`` and ``truth_skipped`` of the controls. ``omitted`` says what could not be
+            done. ``probing`` has the compression of each layer, ``correlation`` that of cue alignment with it. Tables
+            without rows are missing.
         about: How the examples were selected. The report begins with it.
         title: The name of the data, for the titles of figures.
         repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
-        settings: The settings of each model's study, for the foot of each figure.
-        controls: The settings of the studies of the controls.
+        settings: The settings of each model's study, for the foot of each figure, and `controls` of its controls.
     """
 
     tables: Mapping[str, DataFrame]
@@ -67,69 +71,58 @@ class Reproduction:
         return "\n\n".join([*about, *reports, *across_sections(self.tables), *repeat])
 
     def plot(self, what: str) -> Figure:
-        """One evaluation as a figure.
-
-        Args:
-            what: One of :attr:`figures`. "page" has all evaluations on one page, "cue_dot" and "cue_ap" cue alignment,
-                "probing" its correlation, too, and "faithfulness" the paper's numbers next to these. "variants" has
-                ranks in the variants of blank-out, "agreement" that of the methods.
-
-        Raises:
-            ValueError: Another word, or an evaluation that was omitted for all models.
-        """
+        """One of :attr:`figures`. A `ValueError` says that it is none, or that it was omitted for all models."""
         figures = self._figures()
         if what not in figures:
             raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
-        if what.startswith("sanity-"):
-            return sign_figure(figures[what](), self.controls[what.removeprefix("sanity-")])
         own, controls = list(self.settings.values()), list(self.controls.values())
         signed = {"truth": controls, "page": [*own, *controls]}
+        signed |= {f"sanity-{model}": [settings] for model, settings in self.controls.items()}
         return sign_figure(figures[what](), *signed.get(what, own))
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What :meth:`plot` can draw."""
+        """What :meth:`plot` can draw. "page" has all evaluations on one page."""
         return tuple(self._figures())
 
     def write(self, folder: Path) -> None:
-        """Write the tables, the report and the figures (PNG and PDF), each file whole or not at all.
-
-        Cue alignment is drawn in the folder of each model's study.
-        """
+        """Write the tables, the report and the figures. Cue alignment is drawn in the folder of each model's study."""
         for name, table in self.tables.items():
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
-        write_whole(folder / REPORT, f"{self}\n".encode())
+        write_whole(folder / "report.md", f"{self}\n".encode())
         for name in self.figures:
             if name not in ("cue_dot", "cue_ap"):
-                write_figure(self.plot(name), folder / safe_name(name), ("png", "pdf"))
+                figure = self.plot(name)
+                for kind in ("png", "pdf"):
+                    figure.savefig(folder / f"{safe_name(name)}.{kind}")
 
     def _figures(self) -> dict[str, Callable[[], Figure]]:
         tables, title = self.tables, self.title
-        summary, sanity, truth = tables["summary"], tables.get("sanity"), tables.get("truth")
-        known = {
-            name: tables[name].dropna(subset="mean") for name in ("variants", "groups", "agreement") if name in tables
-        }
-        levels = [one["provenance"]["confidence"] for one in self.settings.values()]
+        summary = tables["summary"]
         figures: dict[str, Callable[[], Figure]] = {
             metric: partial(draw_summary, summary, metric, title) for metric in ("cue_dot", "cue_ap")
         }
-        figures["page"] = partial(draw_page, tables, NEAR_ZERO, levels[0] if levels else None, title)
+        figures["page"] = partial(draw_page, tables, NEAR_ZERO, title)
         if "probing" in tables:
             correlation = tables.get("correlation", _NO_CORRELATION)
             figures["probing"] = partial(draw_probing, tables["probing"], correlation, title)
         if "blank_out" in set(summary["metric"]):
             figures["faithfulness"] = partial(draw_faithfulness, summary, TABLE_3, title)
-        if len(known.get("variants", ())):
+        names = ("variants", "groups", "agreement")
+        variants, groups, agreement = (
+            tables.get(name, DataFrame({"mean": []})).dropna(subset="mean") for name in names
+        )
+        if len(variants):
             titles = {name: variant_title(name) for name in VARIANTS}
-            figures["variants"] = partial(draw_variants, known["variants"], titles, title)
-        for metric in known["groups"]["metric"].unique() if "groups" in known else ():
-            figures[f"groups-{metric}"] = partial(draw_groups, known["groups"], metric, title)
-        if len(known.get("agreement", ())):
-            figures["agreement"] = partial(draw_agreement, known["agreement"], title)
-        for model, checks in sanity.groupby("model", sort=False) if sanity is not None else ():
+            figures["variants"] = partial(draw_variants, variants, titles, title)
+        for metric in groups["metric"].unique() if len(groups) else ():
+            figures[f"groups-{metric}"] = partial(draw_groups, groups, metric, title)
+        if len(agreement):
+            figures["agreement"] = partial(draw_agreement, agreement, title)
+        for model, checks in tables["sanity"].groupby("model", sort=False) if "sanity" in tables else ():
             figures[f"sanity-{model}"] = partial(draw_sanity, checks, str(model), GRAMMAR, NEAR_ZERO)
-        if truth is not None:
-            figures["truth"] = partial(draw_summary, truth, next(iter(TRUTHS)), GRAMMAR)
+        if "truth" in tables:
+            figures["truth"] = partial(draw_summary, tables["truth"], next(iter(TRUTHS)), GRAMMAR)
         return figures
 
     def _report(self, model: str) -> str:
@@ -178,18 +171,12 @@ def variant_title(name: str) -> str:
 
 def _overview(summary: DataFrame, correlation: DataFrame) -> str:
     """All methods of the study, one row each, with their scores in the last layer."""
-
-    def cell(rows: DataFrame, name: str, value: str) -> str:
-        return with_interval(*rows.loc[name, [value, "low", "high"]]) if name in rows.index else ""
-
-    rows = []
-    for method, of_method in summary.groupby("method", sort=False):
-        last = of_method.groupby("metric").tail(1).set_index("metric")
-        dot, precision, blank = (cell(last, metric, "mean") for metric in ("cue_dot", "cue_ap", "blank_out"))
-        probing = cell(correlation.set_index("method"), str(method), "statistic")
-        rows.append([str(method), dot, precision, probing, blank, number(TABLE_3.get(str(method), float("nan")))])
+    cells = interval_cells(summary, ["cue_dot", "cue_ap", "blank_out"])
+    rows = correlation.set_index("method")[["statistic", "low", "high"]]
+    cells.insert(2, "probing", pd.Series({row[0]: with_interval(*row[1:]) for row in rows.itertuples()}, dtype=object))
+    cells["paper"] = [TABLE_3.get(method, nan) for method in cells.index]
     heads = ["method", "cue, dot product", "cue, average precision", "probing", "blank-out", "paper's blank-out"]
-    return markdown_table(heads, rows)
+    return markdown_table(heads, cells)
 
 
 def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
@@ -244,38 +231,35 @@ def _ties(differences: DataFrame) -> list[str]:
 def _by_layer(summary: DataFrame, probing: DataFrame | None) -> list[str]:
     """What the table of the layers shows, and the table; nothing if no method has layers."""
     layered = summary[(summary["metric"] == "cue_dot") & summary["layer"].notna()]
-    rows = [
-        [str(method), *(number(mean) for mean in of_method.sort_values("layer")["mean"])]
-        for method, of_method in layered.groupby("method", sort=False)
-    ]
+    if layered.empty:
+        return []
+    table = layered.pivot(index="method", columns="layer", values="mean").loc[layered["method"].unique()]
     also = ""
     if probing is not None:
-        rows.append(["*compression*", *map(number, probing.sort_values("layer")["compression"])])
+        table.loc["*compression*"] = probing.set_index("layer")["compression"]
         also = "; and the compression of the labels given the layer's state at the target"
     title = f"Cue alignment (dot product) in each layer, of rollouts up to this layer{also}."
-    heads = ["method", *map(str, sorted(layered["layer"].unique()))]
-    return [title, markdown_table(heads, rows)] if len(layered) else []
+    return [title, markdown_table(["method", *map(str, table)], table)]
 
 
 def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     """Compression with its range over seeds, the control, the linear probe, and what the correlation can show."""
-    lines = [
-        [
-            str(row.layer),
+    lines = {
+        row.layer: (
             with_interval(row.compression, row.low, row.high),
             f"{row.lowest:.2f} to {row.highest:.2f}",
             f"{row.control:.2f} ({row.control_lowest:.2f} to {row.control_highest:.2f})",
             with_interval(row.accuracy, row.accuracy_low, row.accuracy_high),
-        ]
+        )
         for row in probing.sort_values("layer").itertuples()
-    ]
+    }
     heads = ["layer", "compression", "over seeds", "shuffled labels", "linear probe, accuracy"]
     text = (
         f"Probes of {probing['seeds'].max()} seeds, {probing['examples'].max()} sentences. Brackets hold intervals "
         "over sentences, the ranges are over seeds. Shuffled labels are the control: what a probe compresses without "
         "any information."
     )
-    found = ["### Probing", text, markdown_table(heads, lines)]
+    found = ["### Probing", text, markdown_table(heads, DataFrame(lines).T)]
     if (correlation := of.get("correlation")) is not None:
         layers, smallest, many = int(correlation["layers"].max()), correlation["p"].min(), len(correlation)
         found.append(
@@ -291,13 +275,14 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     """The means of all variants, and what decides which method has the highest."""
     means = rows.pivot(index="method", columns="variant", values="mean")
     shown = [name for name in VARIANTS if name in means]
-    sees = rows.set_index("method")["sees_forms"].replace("no", "").to_dict()
-    cells = [[one, sees[one], *map(number, means.loc[one, shown])] for one in rows["method"].unique()]
-    table = markdown_table(["method", "sees the forms", *map(variant_title, shown)], cells)
+    table = means.loc[rows["method"].unique(), shown]
+    sees = rows.drop_duplicates("method").set_index("method")["sees_forms"].replace("no", "")
+    table.insert(0, "sees_forms", sees)
+    told = markdown_table(["method", "sees the forms", *map(variant_title, shown)], table)
     title = "### Faithfulness in its variants: Spearman with blank-out"
     winners = sorted(set(rows[rows["rank"] == 1]["method"]))
     if not winners:
-        return [title, table, "No method is shown to be higher than another, so there are no ranks."]
+        return [title, told, "No method is shown to be higher than another, so there are no ranks."]
     ranks = rows.pivot(index="method", columns="variant", values="rank")
     widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
     text = (
@@ -311,17 +296,14 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
         f"No method is higher, in one variant or more: {', '.join(winners)}. {widest} has the ranks "
         f"{int(ranks.loc[widest].min())} to {int(ranks.loc[widest].max())}."
     )
-    return [title, text, table, result]
+    return [title, text, told, result]
 
 
 def _removing(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     """Metrics that remove many tokens, with the best and the worst order."""
     means = rows.pivot(index="method", columns="metric", values="mean")[list(REMOVING)]
     intervals = (rows.assign(width=(rows["high"] - rows["low"]) / 2).groupby("metric")["width"].max()).dropna()
-    methods = rows["method"].unique()
-    table = markdown_table(
-        ["method", *REMOVING.values()], [[one, *(number(cell, 3) for cell in means.loc[one])] for one in methods]
-    )
+    table = markdown_table(["method", *REMOVING.values()], means.loc[rows["method"].unique()], 3)
     widest = ", ".join(f"{title} ±{intervals[name]:.3f}" for name, title in REMOVING.items() if name in intervals)
     text = (
         f"{int(rows['examples'].max())} sentences, evenly spaced; tokens are deleted. Sufficiency and infidelity are "
@@ -343,19 +325,14 @@ def _groups(rows: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         "not count. Intervals are in `groups.csv`."
     )
     for metric, some in rows.groupby("metric", sort=False):
-        columns = group_columns(some)
-        means, ranks = (
-            some.pivot(index="method", columns=["by", "group"], values=one)[columns] for one in ("mean", "rank")
-        )
-        sizes = some.groupby(["by", "group"])["examples"].max()
-        heads = [f"{group_title(group, columns)} ({sizes[by, group]})" for by, group in columns]
-        lines = []
-        for method in some["method"].unique():
-            pairs = zip(means.loc[method], ranks.loc[method], strict=True)
-            cells = (f"{number(mean) or '-'}{'' if rank != rank else f' ({int(rank)})'}" for mean, rank in pairs)
-            lines.append([str(method), *cells])
+        heads = group_heads(some)
+        told = [
+            f"{number(mean) or '-'}{'' if rank != rank else f' ({int(rank)})'}"
+            for mean, rank in zip(some["mean"], some["rank"], strict=True)
+        ]
+        table = some.assign(told=told).pivot(index="method", columns=["by", "group"], values="told")
         yield f"{METRICS[str(metric)].title}:"
-        yield markdown_table(["method", *heads], lines)
+        yield markdown_table(["method", *heads.values()], table.loc[some["method"].unique(), list(heads)])
 
 
 def _agreement(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:

@@ -16,15 +16,9 @@ EVALUATION_PAIRS: Final = 1000
 def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
     """The accuracy of the model in `folder` on the held-out halves of BLiMP and on new sentences of the grammar.
 
-    Args:
-        folder: A folder written by a script of tutorials/training.
-        blimp: The folder with BLiMP's `.jsonl` files.
-        trained: The records of the training. Their sentences do not count as new.
-
-    Returns:
-        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``: the number of pairs, and the share of
-        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
-        tokens.
+    Sentences of the training, `trained`, do not count as new. For ``"held_out"`` and ``"grammar"``, for each paradigm
+    and ``"overall"``: the number of pairs, and the share of pairs in which the model prefers the good form.
+    ``"dropped"`` counts pairs with a form of several or unknown tokens.
     """
     model, tokenizer = load_model(folder)
     seen = {record["sentence_good"] for record in trained}

@@ -17,9 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from train_masked import LEARNING_RATE, MAX_LENGTH, Example, Run, fit, save_model, training_examples
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed.data import held_out
-from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_model
+from captum_vz.testbed import agreement_sentences, held_out, load_model
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The weight of the target in the loss. Every other token has the weight 1.
@@ -49,14 +47,8 @@ def train_causal_model(
 ) -> LlamaForCausalLM:
     """A LLaMA trained from scratch on the good sentences of `records`, in eval mode.
 
-    Args:
-        tokenizer: The tokenizer of the embedded masked language model.
-        records: Records with a mask. Records with a form that is not a single token are left out.
-        epochs: The number of passes over the sentences.
-        seed: The seed of all random numbers. The same seed, number of threads and machine give the same weights.
-        layers: The number of layers.
-        width: The width of the hidden states. The feed-forward layers are twice as wide.
-        heads: The number of attention heads.
+    Records with a form that is not a single token are left out. The same seed, number of threads and machine give the
+    same weights. The feed-forward layers are twice as wide as the hidden states.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -95,13 +87,7 @@ def next_logits(model: Any, tokenizer: Any, records: Sequence[Record], batch_siz
 def prefers_good_next(model: Any, tokenizer: Any, records: Sequence[Record]) -> Tensor:
     """Whether a causal model gives the good form a higher score than the bad form, after the words before the target.
 
-    Args:
-        model: A causal model in eval mode.
-        tokenizer: Its tokenizer.
-        records: Records whose cue comes before the target. Both forms are single tokens.
-
-    Returns:
-        A boolean for each record, `(records,)`.
+    The cue of the records comes before the target, and both forms are single tokens.
     """
     forms = torch.tensor([form_ids(tokenizer, record) for record in records])
     good, bad = next_logits(model, tokenizer, records).gather(1, forms).unbind(1)

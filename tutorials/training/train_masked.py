@@ -41,13 +41,8 @@ LONGEST_WORD: Final = 200
 def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10) -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer (Wu et al. 2016, https://arxiv.org/abs/1609.08144) for the words of a text.
 
-    Each word of `sentences` is one piece. Other words are split into beginnings and endings that several words of
-    `sentences` share, and into single characters if there are no such pieces.
-
-    Args:
-        sentences: The text.
-        max_length: The maximum length of the model's input, in tokens.
-        shared: The number of different words in which a beginning or an ending must occur to become a piece.
+    Each word of `sentences` is one piece. Other words are split into beginnings and endings that at least `shared`
+    words of `sentences` have, and into single characters if there are no such pieces.
 
     >>> tokenizer = build_tokenizer(["She hopes and jokes.", "We hoped and joked."], max_length=64, shared=2)
     >>> tokenizer.tokenize("We hoped; she copes!")
@@ -62,13 +57,8 @@ def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10)
     common = sorted(part for part, count in parts.items() if count >= shared)
     vocabulary = dict.fromkeys(SPECIAL + characters + sorted(words) + common)
 
-    tokenizer = Tokenizer(
-        models.WordPiece(
-            {piece: index for index, piece in enumerate(vocabulary)},
-            unk_token="[UNK]",
-            max_input_chars_per_word=LONGEST_WORD,
-        )
-    )
+    pieces = {piece: index for index, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -76,28 +66,15 @@ def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10)
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=max_length,
-    )
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
 
 
 def drop_matches(word: str, vocabulary: Mapping[str, int], rate: float, draw: random.Random) -> list[int]:
     """The ids of the pieces of a word, split by MaxMatch-Dropout.
 
     The word is split as by WordPiece, longest match first, but each match is dropped with probability `rate` (Hiraoka
-    2022, https://aclanthology.org/2022.coling-1.430).
-
-    Args:
-        word: A word. The vocabulary must hold each of its characters, both as a beginning and as a continuation.
-        vocabulary: A dict from pieces to ids.
-        rate: 0 splits as the tokenizer does. 1 splits into single characters.
-        draw: The random number generator.
+    2022, https://aclanthology.org/2022.coling-1.430). The vocabulary holds each character of the word.
 
     >>> vocabulary = {"h": 0, "##a": 1, "##t": 2, "##s": 3, "hat": 4, "hats": 5}
     >>> [drop_matches("hats", vocabulary, rate, random.Random(1)) for rate in (0, 0.5, 1)]
@@ -164,20 +141,9 @@ def train_model(
 ) -> PreTrainedModel:
     """A masked language model trained from scratch on the good sentences of `records`.
 
-    Args:
-        tokenizer: A tokenizer from :func:`build_tokenizer`.
-        records: Records with a mask. Records with a form that is not a single token are left out.
-        epochs: The number of passes over the sentences.
-        seed: The seed of all random numbers. The same seed, number of threads and machine give the same weights.
-        layers: The number of layers.
-        width: The width of the hidden states. The feed-forward layers are four times as wide.
-        heads: The number of attention heads.
-        learning_rate: The highest learning rate.
-        dropout: The probability of dropout, of hidden states and of attention weights.
-        architecture: "bert", whose layers norm sums (post-norm), or "roberta-prelayernorm", whose layers norm inputs.
-
-    Returns:
-        The model, in eval mode.
+    Records with a form that is not a single token are left out. The same seed, number of threads and machine give the
+    same weights. The feed-forward layers are four times as wide as the hidden states. The layers of the architecture
+    "bert" norm sums (post-norm), those of "roberta-prelayernorm" norm their inputs.
     """
     torch.manual_seed(seed)
     name, head, more = ARCHITECTURES[architecture]
@@ -238,8 +204,7 @@ def training_examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Reco
     """The good sentences of the records whose forms are single tokens."""
     examples = []
     for record in records:
-        forms = form_ids(tokenizer, record)
-        if forms is not None:
+        if (forms := form_ids(tokenizer, record)) is not None:
             encoded = encode_record(tokenizer, record)
             ids = encoded.encoding["input_ids"][0].tolist()
             ids[encoded.target] = forms[0]
@@ -253,7 +218,15 @@ def batches(
     """Each example once, with some of its words split, in batches of similar length."""
     vocabulary = tokenizer.get_vocab()
     words = {index: piece for piece, index in vocabulary.items() if piece.isalnum()}
-    drawn = [_split_words(example, words, vocabulary, draw) for example in examples]
+    drawn = []
+    for ids, target in examples:
+        pieces = [
+            drop_matches(words[token], vocabulary, DROP_MATCHES, draw)
+            if token in words and place != target
+            else [token]
+            for place, token in enumerate(ids)
+        ]
+        drawn.append(Example(list(chain(*pieces)), sum(map(len, pieces[:target]))))
     drawn.sort(key=lambda example: len(example.ids) + 2 * draw.random())
     starts = list(range(0, len(drawn), BATCH_SIZE))
     draw.shuffle(starts)
@@ -261,35 +234,22 @@ def batches(
         yield drawn[start : start + BATCH_SIZE]
 
 
-def _split_words(example: Example, words: dict[int, str], vocabulary: dict[str, int], draw: random.Random) -> Example:
-    pieces = [
-        drop_matches(words[token], vocabulary, DROP_MATCHES, draw)
-        if token in words and position != example.target
-        else [token]
-        for position, token in enumerate(example.ids)
-    ]
-    return Example(list(chain(*pieces)), sum(map(len, pieces[: example.target])))
-
-
 def _loss(encoder: nn.Module, head: nn.Module, tokenizer: PreTrainedTokenizerFast, batch: list[Example]) -> Tensor:
     """The cross-entropy of the masked tokens. Logits are computed for masked tokens only."""
-    ids = pad_sequence(
-        [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=tokenizer.pad_token_id
-    )
+    pad = tokenizer.pad_token_id
+    ids = pad_sequence([torch.tensor(one.ids) for one in batch], batch_first=True, padding_value=pad)
     masked = (torch.rand(ids.shape) < MASK_OTHER) & (ids >= len(SPECIAL))
     targets = torch.tensor([example.target for example in batch])
     masked[torch.arange(len(batch)), targets] = torch.rand(len(batch)) < MASK_TARGET
-    hidden = encoder(
-        ids.masked_fill(masked, tokenizer.mask_token_id), attention_mask=(ids != tokenizer.pad_token_id).long()
-    ).last_hidden_state
+    shown = ids.masked_fill(masked, tokenizer.mask_token_id)
+    hidden = encoder(shown, attention_mask=(ids != pad).long()).last_hidden_state
     return torch.nn.functional.cross_entropy(head(hidden[masked]), ids[masked])
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
     """Writes a model and its tokenizer in the format of transformers.
 
-    The weights are written in half precision, which halves the file. The configuration says float32, so that the loaded
-    model computes in float32.
+    The weights are written in half precision. The configuration says float32, so that the loaded model computes in it.
     """
     # The output layer shares the word embeddings. named_parameters, unlike state_dict, lists them once.
     model.save_pretrained(folder, state_dict={name: weight.half() for name, weight in model.named_parameters()})
@@ -297,14 +257,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folde
 
 
 class Run(NamedTuple):
-    """One run of a training program.
-
-    Attributes:
-        program: The name of its file.
-        options: What the command line asks for.
-        records: The training data.
-        start: When the run began, in seconds.
-    """
+    """One run of a training program: its file's name, its command line, the training data, and when it began."""
 
     program: str
     options: argparse.Namespace

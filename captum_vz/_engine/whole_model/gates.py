@@ -15,7 +15,8 @@ from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import first_numbers
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall
-from captum_vz._engine.whole_model.replay import CleanCache, ModelReplay, RecordedRun, RunHandler, check_last_copy
+from captum_vz._engine.whole_model.cache import CleanCache
+from captum_vz._engine.whole_model.replay import ModelReplay, RecordedRun, RunHandler, check_last_copy
 from captum_vz._private import is_replica
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention, values_after

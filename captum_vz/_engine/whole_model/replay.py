@@ -1,29 +1,14 @@
-"""The whole model once more, on copies of its inputs, with other values zeroed in each copy.
-
-Two kinds of outputs of the clean pass do not change, and are reused:
-
-- The output of a module that returned before the first of these layers began: embeddings, lower layers, an encoder. The
-  module does not run again. Its clean output is repeated for each copy.
-- The output of a linear module at a position whose input did not change: queries and keys of the first layer, or, in a
-  causal model, all positions before the zeroed one. The module runs on the other positions only. Inputs are compared,
-  so this is exact in any model, because a linear module treats each row alone.
-"""
+"""The whole model once more, on copies of its inputs, with other values zeroed in each copy."""
 
 from __future__ import annotations
 
-import re
-import sys
-import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
@@ -31,146 +16,27 @@ from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.tensors import (
     budget_of,
-    clone_tensor,
     first_numbers,
     first_tensor,
     is_out_of_memory,
     once_a_pass,
-    repeat_examples,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
-from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes, undoing
-from captum_vz._engine.taps.handler import AttentionHandler, user_hooks
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import attach_to_named
-from captum_vz._private import global_forward_hooks, tree_leaves, tree_map
+from captum_vz._engine.whole_model.cache import CleanCache
+from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+    from captum_vz._engine.numerics.attention import Weights
     from captum_vz._engine.structure.site import AttentionSite
     from captum_vz._engine.taps.projection import ValueProjection
-
-# If a larger share of rows has changed, selecting these rows costs more than it saves.
-MOST_CHANGED = 0.8
-# A filter of warnings. warnings.catch_warnings leaves the filters of one thread to another.
-HOOKS_SEE_MODULES_TWICE = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), Warning, None, 0)
-# The cache that this thread fills, and the reader that answers in this thread.
-_filling: ContextVar[CleanCache | None] = ContextVar("captum_vz_filling", default=None)
-_answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", default=None)
-
-
-class CleanCache:
-    """Outputs of modules in a clean pass."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.outermost: list[nn.Module] = []  # the modules that ran inside no other module
-        self.largest = 0  # bytes of the largest tensor that a module returned
-        self._layers = {id(layer) for layer in layers}
-        self._reached = False  # whether one of the layers has begun
-        self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs when it began
-        self._outputs: list[tuple[nn.Module, Tensor | None, Any]] = []  # with the input of a linear module
-
-    def fill(self, changes: Changes) -> None:
-        """Record what modules return in this thread, until the changes are taken back."""
-        # torch warns that these hooks may see a compiled module twice. That does no harm here.
-        if "torch._dynamo" in sys.modules:
-            changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
-        changes.set(_filling, self)
-        # Hooks of all modules, because the model inside a forward function is not known.
-        changes.hook(partial(register_module_forward_pre_hook, self.entered))
-        changes.hook(partial(register_module_forward_hook, self.returned))
-
-    def answer(self, changes: Changes, copies: int, batch: int, whole: bool, alone: int | None) -> None:
-        """Let modules return cached outputs in a run on `copies` copies, until the changes are taken back.
-
-        The copies are concatenated: all `batch` examples, then all of them again. Outputs with one entry for each
-        example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused. With
-        `alone`, the run is on this example only.
-        """
-        # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
-        reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
-        if user_hooks(global_forward_hooks()):  # they ran before ours, and run on all outputs again
-            reused = []
-        if alone is not None:
-            of_example = partial(_of_example, example=alone, batch=batch)
-            reused = [(module, of_example(x), tree_map(of_example, y)) for module, x, y in reused]
-        changes.set(_answering, CacheReader(copies, batch if alone is None else 1, reused))
-        for module in dict.fromkeys(module for module, _, _ in reused):
-            changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
-
-    def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Record that a module begins, in this thread."""
-        if _filling.get() is not self:
-            return
-        if not self._running:
-            self.outermost.append(module)
-        self._reached = self._reached or id(module) in self._layers
-        self._running.append((module, len(self._outputs)))
-
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Record the output of a module, in this thread."""
-        if _filling.get() is not self:
-            return
-        began, count = self._running.pop()
-        while began is not module:  # a module that raised an error, which the model caught, does not return
-            began, count = self._running.pop()
-        sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        self.largest = max([self.largest, *sizes])
-        if isinstance(module, torch.jit.ScriptModule):  # its forward cannot be replaced
-            return
-        if not self._reached:
-            # This replaces the outputs of the modules inside. Cloned, because the model may write to the output later.
-            self._outputs[count:] = [(module, None, tree_map(clone_tensor, output))]
-        elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and matrix(module) is not None:
-            self._outputs.append((module, inputs[0].clone(), output.clone()))
-
-
-def _of_example(value: Any, example: int, batch: int) -> Any:
-    """The part of one example, of a tensor with one entry for each. Any other value is returned unchanged."""
-    of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
-    return value[example : example + 1] if of_batch else value
-
-
-class CacheReader:
-    """Cached outputs for one run on copies. Each module gets its outputs of the clean pass in the same order."""
-
-    def __init__(self, copies: int, batch: int, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]) -> None:
-        self.copies = copies
-        self.repeated = partial(repeat_examples, copies=copies, batch=batch)
-        self.outputs: dict[int, deque[tuple[Tensor | None, Any]]] = {}
-        for module, x, y in outputs:
-            self.outputs.setdefault(id(module), deque()).append((x, y))
-
-    def output_of(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the output of a module, from the cache as far as possible, else by its own `forward`."""
-        if outputs := self.outputs.get(id(module)):
-            x, y = outputs.popleft()
-            if x is None:
-                # Cloned because the model may write to it.
-                return tree_map(lambda one: clone_tensor(self.repeated(one)), y)
-            if args and isinstance(args[0], Tensor) and args[0].shape == (self.copies * len(x), *x.shape[1:]):
-                return self._rows(args[0], x, y, forward)
-        return forward(*args, **kwargs)
-
-    def _rows(self, x: Tensor, clean: Tensor, clean_output: Tensor, forward: Callable[..., Any]) -> Any:
-        """Return a linear module's output for `x`. Its output for the inputs `clean` is `clean_output`."""
-        changed = (x.unflatten(0, (self.copies, -1)) != clean.to(x.device)).any(-1).flatten(0, 1)
-        if changed.float().mean() > MOST_CHANGED:
-            return forward(x)
-        output = clean_output.repeat(self.copies, *[1] * (clean_output.dim() - 1))
-        if changed.any():
-            output[changed] = forward(x[changed])
-        return output
-
-
-def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a module whose own forward is `own`. A thread without a reader runs that."""
-    reader = _answering.get()
-    return own(*args, **kwargs) if reader is None else reader.output_of(module, own, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -235,20 +101,30 @@ class ModelReplay:
         run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
         self._runs.setdefault((run.index, device), []).append(run)
 
+    @property
+    def recorded(self) -> list[RecordedRun]:
+        """All runs of layers in which values are zeroed."""
+        return [run for runs in self._runs.values() for run in runs]
+
     def copies_that_fit(self) -> int:
         """How many copies fit into memory at a time."""
         device = torch.device("cpu") if self._output is None else self._output.device
         return budget_of(device).copies_bytes // max(self._cache.largest, 1)
 
-    def run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None = None) -> Any:
+    def run(
+        self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None = None, rows: Tensor | None = None
+    ) -> Any:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
+
+        `zeroed (copies, batch, layer, in)` says this for each layer. With `rows (batch,)`, only this output token of
+        each example is not given the values: the other tokens keep their contexts.
 
         In the last copy nothing may be zeroed: it must reproduce the clean pass. RefusedError: it does not. With
         `alone`, `forward` runs on this example only. Nothing is reproduced then: the model may run a layer more often
         than in the clean pass, or less often.
         """
         try:
-            return self._run(forward, zeroed, alone)
+            return self._run(forward, zeroed, alone, rows)
         except (CannotReplayError, AssertionError, *LAYER_ERRORS) as error:
             if is_out_of_memory(error):
                 raise
@@ -256,7 +132,7 @@ class ModelReplay:
             # an error of the model's own is raised again.
             if self._answers_whole:
                 self._answers_whole = False
-                return self.run(forward, zeroed, alone)
+                return self.run(forward, zeroed, alone, rows)
             if isinstance(error, AssertionError):
                 raise
             if isinstance(error, CannotReplayError):
@@ -274,13 +150,14 @@ class ModelReplay:
                 "sequence instead."
             ) from error
 
-    def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None) -> Any:
+    def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None, rows: Tensor | None) -> Any:
         copies, batch = zeroed.shape[:2]
         examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
 
         def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
             real = run.real if alone is None else run.real[alone : alone + 1]
-            return RunHandler(run, share[:, None] & run.heads[:, None], intervention, real)
+            own = share if share.dim() == 2 else share[:, run.index]
+            return RunHandler(run, own[:, None] & run.heads[:, None], intervention, real, rows)
 
         def check(handler: RunHandler, found: Tensor | None) -> None:
             if alone is not None and (found is None or len(found) != 1):
@@ -370,7 +247,14 @@ class ModelReplay:
 class RunHandler(Intervene):
     """Changes values in one run of a layer, in examples that are the recorded ones, once or several times in a row."""
 
-    def __init__(self, run: RecordedRun, changed: Tensor, intervention: Intervention, real: Tensor) -> None:
+    def __init__(
+        self,
+        run: RecordedRun,
+        changed: Tensor,
+        intervention: Intervention,
+        real: Tensor,
+        rows: Tensor | None = None,
+    ) -> None:
         if len(changed) % len(real) and intervention.reads_others and not real.all():
             raise RefusedError(
                 f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
@@ -379,6 +263,19 @@ class RunHandler(Intervene):
         real = real.repeat(max(1, len(changed) // len(real)), 1)
         super().__init__(run.attention, changed, intervention, real)
         self.of_run = run
+        self.rows = None if rows is None else rows.to(changed.device).repeat(max(1, len(changed) // len(rows)))
+        self.is_idle = changed.dtype == torch.bool and not changed.any()
+
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        return call.compute(call.values) if self.is_idle else super().change_call(call)
+
+    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
+        changed = super().new_context(context, weights, values)
+        if self.rows is None:
+            return changed
+        by_token, clean = (one.reshape(len(self.rows), self.of_run.output.shape[1], -1) for one in (changed, context))
+        at_row = torch.arange(clean.shape[1], device=clean.device) == self.rows[:, None]
+        return torch.where(at_row[..., None], by_token, clean).reshape(context.shape)
 
 
 def check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:

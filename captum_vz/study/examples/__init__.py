@@ -55,15 +55,7 @@ class Example:
     def from_record(cls, record: Record, id: str | None = None) -> Example:
         """The example of a record of the testbed: of `agreement_sentences`, `mask_target` or `held_out`.
 
-        Args:
-            record: ``masked`` and ``target``; if it has them, ``cue``, ``other_cue``, ``good``, ``bad`` and ``label``.
-                Its ``UID``, BLiMP's name of the paradigm, is the group.
-            id: The id. None: its ``UID`` and ``pairID``.
-
-        >>> from captum_vz.testbed import agreement_sentences
-        >>> example = Example.from_record(agreement_sentences(1)[0])
-        >>> example.id, example.words[example.target], example.good
-        ('anaphor 0', '[MASK]', 'themselves')
+        Without an id, its ``UID`` and ``pairID`` are the id. See :meth:`from_dict` for the other fields.
         """
         return cls.from_dict(record | {"id": id or f"{record.get('UID', '')} {record.get('pairID', '')}".strip()})
 
@@ -80,57 +72,38 @@ class Example:
         Raises:
             ValueError: A field is missing, or of another type. The message says which.
         """
-        text, group = (_text(fields, *names) for names in (("text", "masked"), ("group", "UID")))
-        words = _first(fields, "words", "tokens")
+        text, words, cue = _text(fields, "text", "masked"), _first(fields, "words", "tokens"), _first(fields, "cue")
         if words is None and text is None:
             raise ValueError(f"there are neither words (or tokens) nor a text in the fields {sorted(fields)}.")
         return cls(
             id=_text(fields, "id") or "",
             words=tuple(split_words(text or "")) if words is None else _words(words, "words (or tokens)"),
             target=_position(_first(fields, "target"), "target"),
-            cue=_positions(_first(fields, "cue")),
+            cue=tuple(_position(one, "cue") for one in (() if cue is None else cue if _is_sequence(cue) else [cue])),
             good=_text(fields, "good"),
             bad=_text(fields, "bad"),
             label=_text(fields, "label"),
-            group=group or "",
+            group=_text(fields, "group", "UID") or "",
             text=text,
             other_cue=_words(_first(fields, "other_cue") or (), "other_cue"),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes by their names, in the types of JSON.
-
-        >>> import json
-        >>> example = Example("1", ("It", "[MASK]"), 1, (0,))
-        >>> Example.from_dict(json.loads(json.dumps(example.to_dict()))) == example
-        True
-        """
+        """All attributes by their names, in the types of JSON."""
         lists = {"words": list(self.words), "cue": list(self.cue), "other_cue": list(self.other_cue)}
         return asdict(self) | lists
 
     def to_record(self) -> Record:
-        """A record of the testbed: ``masked`` (the sentence), ``words``, ``target``, ``cue``, and the forms.
-
-        >>> Example("1", ("It", "[MASK]", "."), 1, (0,), text="It [MASK].").to_record()["masked"]
-        'It [MASK].'
-        """
-        return {
-            "masked": " ".join(self.words) if self.text is None else self.text,
-            "words": list(self.words),
-            "target": self.target,
-            "cue": list(self.cue),
-            "good": self.good,
-            "bad": self.bad,
-        }
+        """A record of the testbed: ``masked`` (the sentence), ``words``, ``target``, ``cue``, and the forms."""
+        text = " ".join(self.words) if self.text is None else self.text
+        fields = self.to_dict()
+        return {"masked": text} | {name: fields[name] for name in ("words", "target", "cue", "good", "bad")}
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:
-    return next((fields[name] for name in names if not _is_missing(fields.get(name))), None)
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a value is None, or NaN, as tables of numpy and pandas write None."""
-    return value is None or (isinstance(value, Real) and value != value)
+    """The first of some entries that is there. Tables of numpy and pandas write None as NaN."""
+    found = (fields.get(name) for name in names)
+    return next((one for one in found if one is not None and not (isinstance(one, Real) and one != one)), None)
 
 
 def _text(fields: Mapping[str, Any], *names: str) -> str | None:
@@ -153,14 +126,6 @@ def _encodable(text: str, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} is {text!r}, which holds half of a character at {error.start}.") from error
     return text
-
-
-def _positions(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not _is_sequence(value):
-        return (_position(value, "cue"),)
-    return tuple(_position(position, "cue") for position in value)
 
 
 def _position(value: Any, name: str) -> int:
@@ -296,16 +261,7 @@ def _places(words: Sequence[str], wanted: Sequence[str], what: str, remedy: str)
 def as_examples(given: Any) -> list[Example]:
     """Examples of any of these: :class:`Example` objects, dictionaries, a table of pyarrow, a `datasets.Dataset`.
 
-    Args:
-        given: Something that yields examples or dictionaries, see :meth:`Example.from_dict`, or a table of pyarrow. A
-            dictionary without an ``id`` gets its group and its number as the id.
-
-    Raises:
-        ArgumentError: Something is no example. The message gives its place.
-
-    >>> [example] = as_examples([{"tokens": ["It", "[MASK]"], "target": 1}])
-    >>> example.id, example.words
-    ('1', ('It', '[MASK]'))
+    A dictionary without an ``id`` gets its group and its number as the id.
     """
     rows = given.to_pylist() if hasattr(given, "to_pylist") else given
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
@@ -327,23 +283,19 @@ def as_examples(given: Any) -> list[Example]:
     return found
 
 
-def evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly spaced.
+def counted(number: int, thing: str) -> str:
+    """A number of things, such as "1 sentence" or "2,279 sentences"."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
-    >>> evenly(["a", "b", "c", "d"], 2)
-    ['a', 'c']
-    """
+
+def evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, evenly spaced."""
     count = min(most, len(items))
     return [items[place * len(items) // count] for place in range(count)]
 
 
 def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
-    """Writes examples to a file with one JSON object a line, as :func:`read_jsonl` reads them.
-
-    Args:
-        path: The file, which is replaced if it exists.
-        examples: The examples, one for each line. Attributes that are None are not written.
-    """
+    """Writes examples to a file with one JSON object a line, as :func:`read_jsonl` reads them."""
     lines = (
         json.dumps({key: value for key, value in example.to_dict().items() if value is not None}, ensure_ascii=False)
         for example in examples

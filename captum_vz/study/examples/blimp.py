@@ -27,8 +27,8 @@ class BlimpSelection:
     """The sentences that a study uses, and how many pairs are left out. Its string is a sentence on both.
 
     Attributes:
-        examples: The examples, with paradigms as groups and "singular" or "plural" as labels. An example for which the
-            rule of its paradigm (:func:`find_cue`) finds no cue has no cue. A study records it as skipped.
+        examples: The examples, with paradigms as groups and "singular" or "plural" as labels. A study skips an example
+            without a cue, for which the rule of its paradigm finds none.
         pairs: How many pairs the five paradigms have, or how many of them are held out.
         several_tokens: How many of them are left out because one of the two forms is not a single token.
         unbalanced: How many are left out to have as many singular as plural verbs.
@@ -77,7 +77,12 @@ def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bo
     for paradigm, records in (every if whole else halves).items():
         kept = [record for record in records if all(form_ids(tokenizer, record) for tokenizer in tokenizers)]
         known = [Example.from_record(record | {"cue": find_cue(record), "label": number(record)}) for record in kept]
-        examples += _balanced(known) if paradigm == UNBALANCED and not whole else known
+        if paradigm == UNBALANCED and not whole:  # as many singular examples as there are plural ones, in their order
+            singular = [place for place, example in enumerate(known) if example.label == "singular"]
+            plural = sum(example.label == "plural" for example in known)
+            drawn = set(random.Random(UNBALANCED).sample(singular, min(plural, len(singular))))
+            known = [one for place, one in enumerate(known) if one.label != "singular" or place in drawn]
+        examples += known
         single += len(kept)
     pairs, total = (sum(map(len, some.values())) for some in (every if whole else halves, every))
     return BlimpSelection(with_other_cues(examples), pairs, pairs - single, single - len(examples), total - pairs)
@@ -89,7 +94,7 @@ def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Ex
 
 
 def find_cue(record: Record) -> list[int]:
-    """The cue words of a record of BLiMP, by a rule for its paradigm, without a parser.
+    """The positions of the cue words of a record of BLiMP, by a rule for its paradigm, without a parser.
 
     - ``determiner_noun_agreement...``: the last word of the noun that BLiMP names, which follows the target;
     - ``..._subject_verb_agreement_1`` and ``distractor_agreement_relational_noun``: the head of the subject, the word
@@ -97,22 +102,10 @@ def find_cue(record: Record) -> list[int]:
     - ``anaphor_number_agreement``: all words of the subject, to which the anaphor refers: a name, a bare noun, or a
       determiner ("a lot of") and a noun.
 
-    Args:
-        record: As :func:`~captum_vz.testbed.mask_target` and :func:`~captum_vz.testbed.held_out` give it.
-
-    Returns:
-        Positions of words. Empty if the sentence does not have the form that the rule expects.
+    There are none if the sentence does not have the form that the rule expects.
 
     Raises:
         ValueError: There is no rule for the paradigm.
-
-    >>> from captum_vz.testbed import mask_target
-    >>> pair = {"sentence_good": "The sketch of those trucks hasn't hurt Alan.",
-    ...         "sentence_bad": "The sketch of those trucks haven't hurt Alan.",
-    ...         "UID": "distractor_agreement_relational_noun"}
-    >>> record = mask_target(pair)
-    >>> [split_words(record["masked"])[position] for position in find_cue(record)]
-    ['sketch']
     """
     rule = _RULES.get(record.get("UID", ""))
     if rule is None:
@@ -123,15 +116,8 @@ def find_cue(record: Record) -> list[int]:
 def with_other_cues(examples: Sequence[Example]) -> list[Example]:
     """The examples with the other number of their cue, where it is known, for :func:`~captum_vz.study.value_patching`.
 
-    The two sentences of BLiMP's pairs have the same cue. Its other number is the noun with another ending, if it is the
-    cue of another example. It is not known for names, for several cue words, and
-    after a determiner that fits one number only.
-
-    >>> words = ["the hat [MASK] red", "the hats [MASK] red", "this hat [MASK] red"]
-    >>> labels = ["singular", "plural", "singular"]
-    >>> examples = [Example(str(k), one.split(), 2, (1,), label=labels[k]) for k, one in enumerate(words)]
-    >>> [one.other_cue for one in with_other_cues(examples)]
-    [('hats',), ('hat',), ()]
+    It is the noun with another ending, if it is the cue of another example. It is not known for names, for several cue
+    words, and after a determiner that fits one number only.
     """
     seen = {
         label: {one.words[cue] for one in examples if one.label == label for cue in one.cue}
@@ -142,31 +128,25 @@ def with_other_cues(examples: Sequence[Example]) -> list[Example]:
     known |= {plural: noun for noun, plural in known.items()}
 
     def other(example: Example) -> tuple[str, ...]:
-        if len(example.cue) != 1:
-            return ()
-        (cue,) = example.cue
-        before = {word.lower() for word in example.words[max(0, cue - 1) : cue]}
-        noun = known.get(example.words[cue])
-        return () if noun is None or before & _NUMBERED else (noun,)
+        for place in example.cue if len(example.cue) == 1 else ():
+            before = example.words[place - 1].lower() if place else ""
+            if example.words[place] in known and before not in _NUMBERED:
+                return (known[example.words[place]],)
+        return ()
 
     return [replace(example, other_cue=other(example)) for example in examples]
 
 
 def number(record: Record) -> str | None:
-    """The grammatical number of a record's right form, "singular" or "plural"; None if its two forms do not show it.
-
-    >>> number({"good": "impress", "bad": "impresses"}), number({"good": "this", "bad": "these"})
-    ('plural', 'singular')
-    """
+    """The grammatical number of a record's right form, "singular" or "plural"; None if its two forms do not show it."""
     good, bad = record["good"].lower(), record["bad"].lower()
+
+    def is_singular(form: str, other: str) -> bool:
+        return form in _SINGULAR or form in (f"{other}s", f"{other}es", f"{other.removesuffix('y')}ies")
+
     # Both forms are needed, because "impress" ends in an s, too.
-    singular, plural = (_is_singular(one, other) for one, other in ((good, bad), (bad, good)))
+    singular, plural = is_singular(good, bad), is_singular(bad, good)
     return None if singular == plural else "singular" if singular else "plural"
-
-
-def _is_singular(form: str, other: str) -> bool:
-    """Whether a form is in the list of singular forms, or is the other form with -s."""
-    return form in _SINGULAR or form in (f"{other}s", f"{other}es", f"{other.removesuffix('y')}ies")
 
 
 def _noun(record: Record, words: list[str]) -> list[int]:
@@ -199,11 +179,3 @@ _RULES: Final[dict[str, Callable[[Record, list[str]], list[int]]]] = {
     "distractor_agreement_relational_noun": _head,
     "regular_plural_subject_verb_agreement_1": _head,
 }
-
-
-def _balanced(examples: list[Example]) -> list[Example]:
-    """As many singular examples as there are plural ones, in their order."""
-    singular = [place for place, example in enumerate(examples) if example.label == "singular"]
-    plural = sum(example.label == "plural" for example in examples)
-    kept = set(random.Random(UNBALANCED).sample(singular, min(plural, len(singular))))
-    return [example for place, example in enumerate(examples) if example.label != "singular" or place in kept]

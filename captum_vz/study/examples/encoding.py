@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from captum_vz.study.examples import Example
 from captum_vz.text import MASK, encode_record, form_ids, record_spans
@@ -25,7 +26,7 @@ class Encoded:
 
     Attributes:
         ids: Its token ids.
-        target: The position of the target word's token, whose row of scores is evaluated. The model predicts there.
+        target: The position of the target word's token, where the model predicts. Its row of scores is evaluated.
         cue: The positions of the cue words' tokens: the first piece of each.
         forms: The token ids of the right and the wrong form; None if there are none.
     """
@@ -95,12 +96,14 @@ def encode(
         raise
     except ValueError as error:
         raise BadExampleError(str(error)) from error
-    if needs_forms and None in (example.good, example.bad):
-        raise BadExampleError("there are no forms 'good' and 'bad' of the target, which blanking out needs")
-    if needs_forms and encoded.forms is None:
-        raise BadExampleError(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
-    if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
-        raise BadExampleError(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
+    if needs_forms:
+        told = f"the forms {example.good!r} and {example.bad!r} of the target are"
+        if None in (example.good, example.bad):
+            raise BadExampleError("there are no forms 'good' and 'bad' of the target, which blanking out needs")
+        if encoded.forms is None:
+            raise BadExampleError(f"{told} not one token each")
+        if len(set(encoded.forms)) == 1:
+            raise BadExampleError(f"{told} the same token")
     if max_tokens is not None and len(encoded.ids) > max_tokens:
         raise BadExampleError(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
     return encoded
@@ -108,28 +111,20 @@ def encode(
 
 def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Examples as one batch, padded on the right: `input_ids` and `attention_mask`, each `(batch, tokens)`."""
-    length = max(len(example.ids) for example in examples)
     # The attention mask hides padding, so any id may be used.
     filler = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = [[*example.ids, *[filler] * (length - len(example.ids))] for example in examples]
-    mask = [[1] * len(example.ids) + [0] * (length - len(example.ids)) for example in examples]
+    ids = [torch.tensor(example.ids, device=device) for example in examples]
+    mask = [torch.ones_like(one) for one in ids]
     return {
-        "input_ids": torch.tensor(ids, device=device),
-        "attention_mask": torch.tensor(mask, device=device),
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=filler),
+        "attention_mask": pad_sequence(mask, batch_first=True),
     }
 
 
 def fill_batches(items: Iterable[T], length: Callable[[T], int], most: int, tokens: int) -> Iterator[list[T]]:
-    """Batches of at most `most` items and `tokens` tokens, padding included. A longer item is a batch of its own.
+    """Batches of items that are sorted by length: at most `most` items, and `tokens` tokens with padding.
 
-    Args:
-        items: The items, sorted by length.
-        length: The number of tokens of an item.
-        most: The most items in a batch.
-        tokens: The most tokens in a batch.
-
-    >>> list(fill_batches([2, 3, 3, 5, 9], lambda length: length, 3, 8))
-    [[2, 3], [3], [5], [9]]
+    A longer item is a batch of its own.
     """
     batch: list[T] = []
     for item in items:
@@ -157,21 +152,12 @@ def _until_target(tokenizer: Any, example: Example) -> Encoded:
     text = record["masked"][:start].rstrip()
     before = {"masked": text, "words": record["words"][: example.target], "cue": record["cue"]}
     tokens, _, cues = encode_record(tokenizer, before | {"target": example.target - 1})
-    ids = _without_end(tokenizer, tokens["input_ids"][0].tolist())
-    return Encoded(tuple(ids), len(ids) - 1, tuple(cues), _next_ids(tokenizer, text, ids, example))
 
+    def without_end(ids: list[int]) -> list[int]:
+        return ids[:-1] if len(ids) > 1 and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id) else ids
 
-def _next_ids(tokenizer: Any, text: str, ids: list[int], example: Example) -> tuple[int, int] | None:
-    """The token ids of the two forms right after a text, if they are one token each."""
-    found = []
-    for form in (example.good, example.bad):
-        longer = _without_end(tokenizer, tokenizer(f"{text} {form}")["input_ids"]) if form else []
-        if longer[:-1] != ids or longer[-1] == tokenizer.unk_token_id:
-            return None
-        found.append(longer[-1])
-    return found[0], found[1]
-
-
-def _without_end(tokenizer: Any, ids: list[int]) -> list[int]:
-    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
-    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
+    ids, forms = without_end(tokens["input_ids"][0].tolist()), []
+    for form in filter(None, (example.good, example.bad)):  # right after the text, if they are one token each
+        longer = without_end(tokenizer(f"{text} {form}")["input_ids"])
+        forms += longer[-1:] if longer[:-1] == ids and longer[-1] != tokenizer.unk_token_id else []
+    return Encoded(tuple(ids), len(ids) - 1, tuple(cues), (forms[0], forms[1]) if len(forms) == 2 else None)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_layers
 from captum_vz.functional import Intervention
@@ -66,8 +67,7 @@ class _Changed(Intervention):
     reads_others = False
 
     def __init__(self, change: Change, place: tuple[int, int] = (0, 0)) -> None:
-        self.change = change
-        self.place = place
+        self.change, self.place = change, place
 
     def in_run(self, layer: int, run: int) -> Intervention:
         return _Changed(self.change, (layer, run))
@@ -109,16 +109,10 @@ def activation_patching(
 ) -> Patched:
     """What is lost if a token's state before a layer comes from the sentence whose cue has the other number.
 
-    The state is the residual stream: what the layer is given at the token's place. Each token is patched alone.
-
-    Args:
-        model: See :func:`value_patching`, like the three arguments after it.
-        tokenizer: See there.
-        example: See there.
-        layers: See there.
-        together: Whether each row patches the state before the first layer, for methods that join layers from there.
-            The texts differ in the cue only, so the cue has all of the truth then. Otherwise row l patches the state
-            before layer l.
+    The state is the residual stream: what the layer is given at the token's place. Each token is patched alone. Row l
+    patches the state before layer l. With `together`, each row patches the state before the first layer, for methods
+    that join layers from there: the texts differ in the cue only, so the cue then has all of the truth. The other
+    arguments are those of :func:`value_patching`.
 
     Raises:
         BadExampleError: See :func:`value_patching`.
@@ -128,14 +122,7 @@ def activation_patching(
 
 
 class Pair:
-    """An example and its counterpart as inputs of a model. What is known of the clean passes serves all patches.
-
-    Args:
-        model: See :func:`value_patching`, like the three arguments after it.
-        tokenizer: See there.
-        example: See there.
-        layers: See there.
-    """
+    """An example and its counterpart as inputs of a model. What is known of the clean passes serves all patches."""
 
     @torch.no_grad()
     def __init__(self, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> None:
@@ -195,7 +182,9 @@ class Pair:
         tokens, falls = len(self.encoded.ids), []
         copies = {name: x.expand(tokens, *x.shape[1:]) for name, x in self.inputs.items()}
         for layer, state in zip(self.layers, kept, strict=True):
-            with _before(layer, partial(_diagonal, state)):
+            # In copy j of the text, the state of token j is the other text's.
+            own = torch.eye(tokens, dtype=torch.bool, device=state.device)[..., None]
+            with _before(layer, partial(_chosen, own, state)):
                 falls.append(self._difference(self.model(**copies).logits))
         return falls
 
@@ -209,12 +198,12 @@ class Pair:
         return Patched(self.clean - torch.stack(list(differences)), self.clean.item(), self.clean_other.item())
 
 
-def counterpart(example: Example) -> Example:
-    """The example with its cue in the other number. Target and forms stay.
+#: The truth of a pair, for joined layers or for each by itself: :meth:`Pair.values` or :meth:`Pair.states`.
+Patching = Callable[[Pair, bool], Patched]
 
-    Raises:
-        BadExampleError: It has no ``other_cue``, or not one for each cue.
-    """
+
+def counterpart(example: Example) -> Example:
+    """The example with its cue in the other number. Target and forms stay."""
     if not example.other_cue or len(example.other_cue) != len(example.cue):
         raise BadExampleError(
             f"other_cue has {len(example.other_cue)} words, and the cue {len(example.cue)}: patching needs the other "
@@ -228,16 +217,12 @@ def counterpart(example: Example) -> Example:
     return replace(example, words=tuple(words), text=text, other_cue=())
 
 
-def _diagonal(other: Tensor, states: Tensor) -> Tensor:
-    """States of copies of a text. In copy j, the state of token j is the other text's."""
-    patched, each = states.clone(), torch.arange(len(states), device=states.device)
-    patched[each, each] = other[0]
-    return patched
+def _chosen(own: Tensor, state: Tensor, states: Tensor) -> Tensor:
+    return torch.where(own, state, states)
 
 
-@contextmanager
-def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """What a layer is given goes through `change` first; None leaves it as it is."""
+def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """In a `with` block, what a layer is given goes through `change` first; None leaves it as it is."""
     runs: list[nn.Module] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,46 +238,29 @@ def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Iter
             return None
         return ((new, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": new})
 
-    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return layer.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def truth_rows(
-    patching: Callable[[Pair, bool], Patched],
+    patching: Patching,
     model: Any,
     tokenizer: Any,
     example: Example,
     rows: int,
     joins: bool,
-    known: dict[Any, Any],
+    once: Callable[[Any, Callable[[], Any]], Any],
 ) -> Tensor:
     """The truth for the rows of a method, `(rows, tokens)`, in float64.
 
-    Args:
-        patching: :meth:`Pair.values` or :meth:`Pair.states`.
-        model: The model.
-        tokenizer: Its tokenizer.
-        example: The example.
-        rows: How many rows the method has. One row is for all layers at once.
-        joins: Whether a row joins the layers up to its own.
-        known: The pairs and truths that were computed before, to which new ones are added.
-
-    Raises:
-        ArgumentError: There is neither one row nor one for each layer.
+    A method has one row for all layers at once, or a row for each, which may join the layers up to its own. `once`
+    keeps what it has computed by a key.
     """
     layers = find_layers(model)
     if rows not in (1, len(layers)):
         raise ArgumentError(f"the method has {rows} rows, and the model {len(layers)} layers: patching needs as many.")
     together = joins or rows < len(layers)
-    pair, truth = ("pair", example.id), (patching.__name__, example.id, together)
-    if pair not in known:
-        known[pair] = Pair(model, tokenizer, example, layers)
-    if truth not in known:
-        known[truth] = patching(known[pair], together)
-    found: Patched = known[truth]
+    pair = once(("pair", example.id), lambda: Pair(model, tokenizer, example, layers))
+    found: Patched = once((patching.__name__, example.id, together), lambda: patching(pair, together))
     return found.shares[-rows:]
 
 

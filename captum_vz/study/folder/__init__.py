@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -71,23 +71,22 @@ def fingerprint(model: Any, tokenizer: Any, weights: str | None = None) -> str:
     return digest(type(model).__name__, weights or weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
-def check_weights(where: Path, name: str, known: str, weights: str) -> None:
+def check_weights(where: Path, name: str, known: Iterable[str], weights: str) -> None:
     """Refuse a model with other weights than those that made its rows."""
-    if known != weights:
+    if {*known} - {weights}:
         raise ValueError(
             f"{where} was made with other weights than those of the model {name!r} now: pass that model, or another "
             "folder."
         )
 
 
-class Block(NamedTuple):
-    """Some examples of a study, which are computed together.
+def known_weights(settings: Mapping[str, Any], model: str) -> list[str]:
+    """The fingerprints of the models that made the parts of a model."""
+    return [settings["holds"][part["holds"]]["weights"] for part in settings["parts"].get(model, {}).values()]
 
-    Attributes:
-        number: Its place in the study.
-        sha256: The digest of its file.
-        size: How many examples it holds.
-    """
+
+class Block(NamedTuple):
+    """Some examples of a study, which are computed together: its place, the digest of its file, and its size."""
 
     number: int
     sha256: str
@@ -112,11 +111,7 @@ def lock_of(folder: Path, name: str) -> FileLock:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[dict[str, Any]]:
-    """The settings of a study, to be changed inside of the `with` block. They are written at its end.
-
-    Raises:
-        ValueError: The file is broken.
-    """
+    """The settings of a study, to be changed inside of the `with` block. They are written at its end."""
     with lock_of(folder, MANIFEST):
         settings = read_settings(folder) if (folder / MANIFEST).is_file() else {}
         before = json.dumps(settings)
@@ -126,11 +121,7 @@ def changing(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the study in a folder.
-
-    Raises:
-        ValueError: The file is broken, or an earlier form of this package wrote it.
-    """
+    """The settings of the study in a folder, if the file is not broken, and this version of the package wrote it."""
     path = folder / MANIFEST
     try:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -163,11 +154,7 @@ def latest(folder: Path, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def read_examples(folder: Path, block: Block) -> list[Example]:
-    """The examples of a block.
-
-    Raises:
-        ValueError: The file is broken, or has changed.
-    """
+    """The examples of a block, if their file has not changed."""
     path = folder / EXAMPLES / f"{block.number:06d}.jsonl"
     data = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(data).hexdigest() != block.sha256:
@@ -194,32 +181,34 @@ def claim(
         OSError: The folder cannot be written.
     """
     manifest = folder / MANIFEST
-    entries = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if manifest.is_file():
-        _check_fixed(folder, fixed, read_settings(folder))
-    elif any(name not in (EXAMPLES, LOCKS) and not name.endswith(TEMPORARY) for name in entries):
+    entries = [path.name for path in folder.iterdir()] if folder.is_dir() and not manifest.is_file() else []
+    if any(name not in (EXAMPLES, LOCKS) and not name.endswith(TEMPORARY) for name in entries):
         raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder or that of a study.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(error.errno, f"cannot write {manifest}: {error.strerror}") from error
     with changing(folder) as settings:
-        if settings:
-            _check_fixed(folder, fixed, settings)
-        old = blocks_of(settings) if settings else []
-        known = {example.id: (example, block) for block in old for example in read_examples(folder, block)}
+        before = {name: settings.get(name) for name in fixed if settings and settings.get(name) != fixed[name]}
+        if before:
+            changes = "; ".join(f"{name} was {old!r} and is {fixed[name]!r}" for name, old in before.items())
+            raise ValueError(f"{folder} holds a study with other settings: {changes}. Pass those, or another folder.")
+        blocks = blocks_of(settings) if settings else []
+        known = {example.id: (example, block) for block in blocks for example in read_examples(folder, block)}
         for example in examples:
             if example.id in known and known[example.id][0] != example:
                 raise ValueError(
                     f"example {example.id!r} is in {folder} with other contents: pass another id, or another folder."
                 )
         check_groups([*examples, *(example for example, _ in known.values())])
+        wanted = {known[example.id][1].number for example in examples if example.id in known}
         new = [example for example in examples if example.id not in known]
-        added = [
-            _write_examples(folder, len(old) + number, new[start : start + block_size])
-            for number, start in enumerate(range(0, len(new), block_size))
-        ]
-        blocks = [*old, *added]
+        for start in range(0, len(new), block_size):
+            some = new[start : start + block_size]
+            data = "".join(f"{json.dumps(example.to_dict(), sort_keys=True)}\n" for example in some).encode()
+            write_whole(folder / EXAMPLES / f"{len(blocks):06d}.jsonl", data)
+            wanted.add(len(blocks))
+            blocks.append(Block(len(blocks), hashlib.sha256(data).hexdigest(), len(some)))
         settings |= {"holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}} | settings | dict(fixed)
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
         settings["methods"] |= methods
@@ -228,8 +217,7 @@ def claim(
             "count": sum(block.size for block in blocks),
             "blocks": [[block.sha256, block.size] for block in blocks],
         }
-    wanted = {known[example.id][1].number for example in examples if example.id in known}
-    return [block for block in blocks if block.number in wanted or block in added]
+    return [block for block in blocks if block.number in wanted]
 
 
 def check_groups(examples: Sequence[Example]) -> None:
@@ -239,16 +227,3 @@ def check_groups(examples: Sequence[Example]) -> None:
         raise ValueError(
             f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
         )
-
-
-def _check_fixed(folder: Path, fixed: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    changed = [name for name in fixed if before.get(name) != fixed[name]]
-    if changed:
-        changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in changed)
-        raise ValueError(f"{folder} holds a study with other settings: {changes}. Pass those, or another folder.")
-
-
-def _write_examples(folder: Path, number: int, examples: Sequence[Example]) -> Block:
-    data = "".join(f"{json.dumps(example.to_dict(), sort_keys=True)}\n" for example in examples).encode()
-    write_whole(folder / EXAMPLES / f"{number:06d}.jsonl", data)
-    return Block(number, hashlib.sha256(data).hexdigest(), len(examples))

@@ -1,20 +1,35 @@
-"""Where the numbers of a study come from, and what a reader needs to repeat it."""
+"""Where the numbers of a study come from: code, models and libraries; and what a reader needs to repeat it."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import pickle
 import platform
+import sys
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final, TypeVar, cast
 
 import torch
 from matplotlib.figure import FigureBase
+from torch import nn
 
 from captum_vz import __version__
+from captum_vz.errors import ArgumentError, needs_extra
+from captum_vz.methods import METHODS
+from captum_vz.study.examples import counted
 from captum_vz.study.folder import digest
+from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.files import add_provenance, root_figure, weights_fingerprint
+
+with needs_extra("captum_vz.study", "study"):
+    from joblib.hashing import NumpyHasher
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
 
@@ -24,8 +39,103 @@ _LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
 #: The seeds of the bootstrap, and of methods that draw random numbers.
 _SEEDS: Final = {"bootstrap": 0, "methods": 0}
 _FOOT_SIZE: Final = 6
+#: Packages whose version names their code.
+_PACKAGES: Final = ("captum_vz", *_LIBRARIES, "scipy", "joblib")
 #: How the identity of code begins that the versions of the libraries name.
 _PACKAGED: Final = tuple(f"{name}." for name in ("captum_vz", *_LIBRARIES))
+
+
+def code_identity(thing: Any, given: str | None = None) -> str:
+    """The qualified name of a class, object or function, with a digest of its file and of what it holds.
+
+    What it holds: the data, functions and classes of its module that it names, its base classes, what it encloses, the
+    state of objects, and the arguments of partials. Files that it imports are not covered. A version that the user
+    gives stands for all of it.
+
+    Raises:
+        ArgumentError: It holds something that cannot be compared, such as an open file.
+    """
+    core = thing
+    while isinstance(core, partial) or inspect.ismethod(core):
+        core = core.func if isinstance(core, partial) else core.__func__
+    name = _name(core if inspect.isclass(core) or inspect.isroutine(core) else type(core))
+    if given is not None:
+        return f"{name} version {given}"
+    try:
+        return f"{name} {_Hasher('sha1').hash(thing)[:16]}"
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise ArgumentError(
+            f"{name} holds something that the next start of a study cannot compare ({error}). Register it with "
+            "version=, and give another version when its scores change."
+        ) from error
+
+
+class _Hasher(NumpyHasher):
+    """Joblib's digest of objects. Functions and classes count by their files and by what they hold."""
+
+    def __init__(self, hash_name: str) -> None:
+        super().__init__(hash_name)
+        self.seen: dict[int, Any] = {}  # holds the objects, so that no other one gets such an id
+
+    def save(self, obj: Any) -> None:
+        """Add an object to the digest."""
+        if isinstance(obj, torch.Tensor):
+            flat = obj.detach().to_dense().cpu().flatten().contiguous()
+            obj = [str(obj.dtype), list(obj.shape), flat.view(torch.uint8).numpy()]
+        elif isinstance(obj, nn.Module):  # a run of the model may change its other attributes
+            own = [vars(part) for part in obj.modules() if not _package(type(part))]
+            plain = [{name: x for name, x in one.items() if isinstance(x, (str, int, float))} for one in own]
+            obj = [[type(part) for part in obj.modules()], plain, dict(obj.state_dict())]
+        elif isinstance(obj, CodeType):
+            obj = [obj.co_code, *obj.co_consts]
+        elif isinstance(obj, (set, frozenset)):  # joblib orders some sets by hashes, which differ between processes
+            obj = sorted(obj, key=repr)
+        elif inspect.isclass(obj) or isinstance(obj, FunctionType):
+            known, self.seen[id(obj)] = id(obj) in self.seen, obj
+            obj = _name(obj) if known else [_name(obj), *_held(obj)]
+        super().save(obj)
+
+
+def _held(thing: Any) -> list[Any]:
+    """The package or the file of a class or function, and what it holds."""
+    package = _package(thing)
+    held: list[Any] = [package]
+    functions = [thing] if isinstance(thing, FunctionType) else []
+    if not package:
+        file = Path(getattr(sys.modules.get(thing.__module__), "__file__", None) or "")
+        held.append(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
+        if inspect.isclass(thing):
+            held += thing.__mro__[1:]
+            functions = [one for one in map(inspect.unwrap, vars(thing).values()) if isinstance(one, FunctionType)]
+        # The code itself counts in a session without files, and for lambdas, which have one name.
+        held += [part for one in functions for part in (one.__code__, *_named(one))]
+    for one in functions:
+        full = [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
+        held += [full, one.__defaults__, one.__kwdefaults__]
+    return held
+
+
+def _named(function: FunctionType) -> list[Any]:
+    """The data, functions and classes of its module that a function names. The package's registries do not count."""
+    codes, space, own = [function.__code__], function.__globals__, function.__module__
+    for code in codes:  # also of the functions that it defines
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    found = [space[name] for code in codes for name in code.co_names if name in space]
+    found = [one for one in found if one is not METHODS and one is not METRICS and not inspect.ismodule(one)]
+    data = (torch.Tensor, nn.Module, partial)
+    return [one for one in found if isinstance(one, data) or getattr(one, "__module__", own) == own]
+
+
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', None) or 'builtins'}.{getattr(thing, '__qualname__', repr(thing))}"
+
+
+def _package(thing: Any) -> str:
+    """The package whose version names the code of a class or function; empty for other code."""
+    package = _name(thing).partition(".")[0]
+    if package in _PACKAGES:
+        return f"{package} {version(package.replace('_', '-'))}"
+    return "Python" if package in sys.stdlib_module_names else ""
 
 
 def made_by(model: Any) -> dict[str, str]:
@@ -63,23 +173,18 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     makers = [(name, one) for name, some in found["models"].items() for one in some]
-    versions = dict.fromkeys(
-        ", ".join(f"{library} {one[library]}" for library in ("captum_vz", "python", *_LIBRARIES)) for _, one in makers
-    )
+    libraries = ("captum_vz", "python", *_LIBRARIES)
+    versions = dict.fromkeys(", ".join(f"{library} {one[library]}" for library in libraries) for _, one in makers)
     lines = [f"Versions: {'; or '.join(versions)}."]
     for name, one in makers:
         source = f" from {one['source']}" if one["source"] else ""
-        lines.append(
-            f"Model {name}: {one['model']}{source}, weights with the SHA-256 {one['weights']}, {one['dtype']} on "
-            f"{one['device']}."
-        )
-    blocks = "".join(checksum for checksum, _ in settings["examples"]["blocks"])
+        where = f"weights with the SHA-256 {one['weights']}, {one['dtype']} on {one['device']}"
+        lines.append(f"Model {name}: {one['model']}{source}, {where}.")
     code = [*settings["methods"].items(), *settings["metrics"].items()]
     lines += [f"Own code: {name}, {one}." for name, one in code if not one.startswith(_PACKAGED)]
-    lines.append(
-        f"Sentences: {settings['examples']['count']:,}, digest {hashlib.sha256(blocks.encode()).hexdigest()[:16]}."
-    )
+    blocks = hashlib.sha256("".join(checksum for checksum, _ in settings["examples"]["blocks"]).encode()).hexdigest()
     seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
+    lines.append(f"Sentences: {settings['examples']['count']:,}, digest {blocks[:16]}.")
     lines.append(f"Seeds: {seeds}. Intervals: {100 * found['confidence']:g} %, {found['resamples']:,} resamples.")
     return lines
 
@@ -87,28 +192,25 @@ def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
 def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
     """Write at the foot of a figure where its numbers come from, and keep the details with its file.
 
-    Args:
-        figure: The figure.
-        settings: The settings of the finished studies that its numbers come from, whose intervals have one level.
+    The `settings` are those of the finished studies that its numbers come from, whose intervals have one level.
     """
     lines = list(dict.fromkeys(line for one in settings for line in repeat_lines(one)))
     if not lines:
         return figure
     makers = [(name, one) for each in settings for name, some in each[PROVENANCE]["models"].items() for one in some]
     first = makers[0][1] if makers else {}
-    counts = " and ".join(dict.fromkeys(f"{one['examples']['count']:,}" for one in settings))
+    counts = " and ".join(dict.fromkeys(counted(one["examples"]["count"], "sentence") for one in settings))
     parts = [
         f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
         *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
-        f"study of {counts} sentences, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
+        f"study of {counts}, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
     width = int(figure.get_figwidth() * 72 / (0.55 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
-    wrapped = textwrap.wrap("; ".join(parts), width)
-    foot, whole_figure = "\n".join(wrapped), root_figure(figure)
+    wrapped, root = textwrap.wrap("; ".join(parts), width), root_figure(figure)
     # The foot has room of its own, so that it does not take that of the axes.
-    whole_figure.set_figheight(whole_figure.get_figheight() + 1.25 * _FOOT_SIZE / 72 * len(wrapped))
-    label = figure.supxlabel(foot, x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")
-    label.set_parse_math(False)
+    root.set_figheight(root.get_figheight() + 1.25 * _FOOT_SIZE / 72 * len(wrapped))
+    foot = figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")
+    foot.set_parse_math(False)
     more: dict[str, str] = {}
     for key, _, value in (line.partition(": ") for line in lines):
         more[key.lower()] = "; ".join(filter(None, [more.get(key.lower()), value]))

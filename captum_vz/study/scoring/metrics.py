@@ -1,44 +1,25 @@
-"""The metrics of a study, by their names."""
+"""The metrics of a study, by their names, and the copies of a model that some of them need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz import find_layers
+from captum_vz import metrics as measures
 from captum_vz._measures import overlap
 from captum_vz._names import meant
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS
-from captum_vz.metrics import (
-    Bounds,
-    Prediction,
-    comprehensiveness,
-    comprehensiveness_bounds,
-    cue_average_precision,
-    cue_dot_product,
-    cue_precision,
-    cue_reciprocal_rank,
-    deletion_area,
-    deletion_bounds,
-    infidelity,
-    monotonicity,
-    normalized,
-    soft_comprehensiveness,
-    soft_sufficiency,
-    spearman,
-    sufficiency,
-    sufficiency_bounds,
-)
-from captum_vz.study.examples.patching import Pair, Patched, largest_is_right, truth_rows
-from captum_vz.study.scoring.copies import moved_copies, randomized_copies
-from captum_vz.study.scoring.measuring import EvaluationBatch, Metric, Over
-from captum_vz.study.scoring.rows import COLUMNS
+from captum_vz.metrics import Bounds, Prediction, normalized, spearman
+from captum_vz.study.examples.patching import Pair, Patching, largest_is_right, truth_rows
+from captum_vz.study.scoring import COLUMNS, EvaluationBatch, Metric, Over
 from captum_vz.subjects.heads import encoder_of
 
 #: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
@@ -50,15 +31,20 @@ WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor, **options: Any) -> Tensor:
-    keep = batch.content if batch.content_only else batch.attended
-    each = len(rows)
-    found = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1), **options)
-    return found.view(each, -1)
-
-
 def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
-    return Metric(f"cue alignment, {title}", partial(_alignment, measure, **options), needs_cue=True)
+    """A metric of cue alignment."""
+
+    def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        keep, each = batch.content if batch.content_only else batch.attended, len(rows)
+        found = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1), **options)
+        return found.view(each, -1)
+
+    return Metric(f"cue alignment, {title}", values, needs_cue=True)
+
+
+def _removing(title: str, values: Callable[..., Any], *further: str) -> Metric:
+    """A metric that removes tokens. Its name may say how."""
+    return Metric(title, values, needs_forms=True, removal="unk", words=("mask", "delete", *further))
 
 
 def _of_prediction(
@@ -74,26 +60,26 @@ def _of_prediction(
     return torch.stack(found if bounds is None else [normalized(one, batch.bounds(bounds, removal)) for one in found])
 
 
-def _removing(title: str, values: Callable[..., Any], *further: str) -> Metric:
-    """A metric that removes tokens. Its name may say how."""
-    return Metric(title, values, needs_forms=True, removal="unk", words=("mask", "delete", *further))
-
-
 def _faithful(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
     return _removing(title, partial(_of_prediction, measure, **options))
 
 
-def _patched(
-    patching: Callable[[Pair, bool], Patched],
-    measure: Callable[[Tensor, Tensor], Tensor],
-    batch: EvaluationBatch,
-    rows: Tensor,
-) -> Tensor:
-    joins, found = len(rows) == 1 or _joins(batch.method), []
-    for place, example in enumerate(batch.examples):
-        truth = truth_rows(patching, batch.model, batch.tokenizer, example, len(rows), joins, batch.kept)
-        found.append(measure(truth, rows[:, place, : truth.shape[-1]]))
-    return torch.stack(found, 1)
+def _soft(title: str, measure: Callable[[Prediction, Tensor], Tensor]) -> Metric:
+    """A metric that removes entries of word vectors, and no tokens."""
+    return Metric(title, partial(_of_prediction, measure, removal="delete"), needs_forms=True)
+
+
+def _patching(title: str, patching: Patching, measure: Callable[[Tensor, Tensor], Tensor]) -> Metric:
+    """A metric that compares rows with a truth by patching."""
+
+    def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        joins, found = len(rows) == 1 or _joins(batch.method), []
+        for place, example in enumerate(batch.examples):
+            truth = truth_rows(patching, batch.model, batch.tokenizer, example, len(rows), joins, batch.once)
+            found.append(measure(truth, rows[:, place, : truth.shape[-1]]))
+        return torch.stack(found, 1)
+
+    return Metric(title, values, needs_cue=True, needs_forms=True, runs_model=True, two_truths=True)
 
 
 def _joins(name: str) -> bool:
@@ -111,16 +97,77 @@ def _joins(name: str) -> bool:
     )
 
 
-def _soft(title: str, measure: Callable[[Prediction, Tensor], Tensor]) -> Metric:
-    """A metric that removes entries of word vectors, and no tokens."""
-    return Metric(title, partial(_of_prediction, measure, removal="delete"), needs_forms=True)
+def randomized_copies(
+    model: nn.Module, layers: Sequence[nn.Module], *, cascading: bool = True, seed: int = 0
+) -> Iterator[tuple[int, nn.Module, list[nn.Module]]]:
+    r"""Copies of a model with random layers.
+
+    .. math:: W_{ij} \sim \mathcal N\big(\operatorname{mean}(W), \operatorname{std}(W)\big)
+
+    for each parameter W of the random layers, for the sanity check of `Adebayo et al. 2018
+    <https://arxiv.org/abs/1810.03292>`_. A method whose scores do not depend on these layers' weights gives the same
+    scores for the copy. Embeddings and the head stay as they are.
+
+    Args:
+        model: The trained model, which is not changed.
+        layers: Its layers, in the order in which they run.
+        cascading: Whether layers become random from the last to the first, one more in each copy. Otherwise there is
+            one copy, in which all are random.
+        seed: The same seed gives the same copies. Layers that are random in two copies are the same in both.
+
+    Yields:
+        The number of random layers, the copy, and its layers.
+
+    Raises:
+        ArgumentError: A layer is not in the model, or there is none.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> for count, random, layers in randomized_copies(model, list(model)):
+    ...     print(count, [bool((one.weight == other.weight).all()) for one, other in zip(random, model)])
+    1 [True, False]
+    2 [False, False]
+    """
+    places = {id(module): name for name, module in model.named_modules()}
+    missing = [type(layer).__name__ for layer in layers if id(layer) not in places]
+    if missing or not layers:
+        raise ArgumentError(f"layers is {missing or 'empty'}: pass layers of the model.")
+    names = list(dict.fromkeys(places[id(layer)] for layer in layers))
+    changed = copy.deepcopy(model)
+    for count, name in enumerate(reversed(names), start=1):
+        _randomize(changed.get_submodule(name), seed * len(names) + count)
+        if cascading or count == len(names):
+            yield count, changed, [changed.get_submodule(places[id(layer)]) for layer in layers]
 
 
-def _patching(
-    title: str, patching: Callable[[Pair, bool], Patched], measure: Callable[[Tensor, Tensor], Tensor]
-) -> Metric:
-    values = partial(_patched, patching, measure)
-    return Metric(title, values, needs_cue=True, needs_forms=True, runs_model=True, two_truths=True)
+@torch.no_grad()
+def _randomize(layer: nn.Module, seed: int) -> None:
+    """Replace the parameters of a layer by random numbers with the mean and standard deviation of each."""
+    generator = torch.Generator().manual_seed(seed)
+    for values in layer.parameters():
+        drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+        spread = values.double().std(correction=0)
+        values.copy_((values.double().mean() + spread * drawn.to(values.device)).to(values.dtype))
+
+
+@torch.no_grad()
+def moved_copies(model: Any, radius: float, samples: int, seed: int) -> Iterator[nn.Module]:
+    """The model with each of the noises on its word embeddings, one copy that is changed in place."""
+    if not radius > 0 or samples < 1:
+        raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(embedding, nn.Embedding):
+        raise ArgumentError(
+            f"the word embeddings of {type(model).__name__} are {type(embedding).__name__}: pass a model of "
+            "transformers whose `get_input_embeddings` returns an `nn.Embedding`."
+        )
+    changed, own = copy.deepcopy(model), copy.deepcopy(embedding)
+    changed.set_input_embeddings(own)  # a matrix of its own, which no output layer shares
+    clean = embedding.weight.double()
+    for number in range(samples):
+        generator = torch.Generator().manual_seed(seed * samples + number)
+        noise: Any = 2 * torch.rand(clean.shape, generator=generator, dtype=torch.float64) - 1
+        own.weight.copy_(clean + radius * clean.std(correction=0) * noise.to(clean.device))
+        yield changed
 
 
 def _spearman(one: Tensor, other: Tensor, keep: Tensor) -> Tensor:
@@ -128,33 +175,9 @@ def _spearman(one: Tensor, other: Tensor, keep: Tensor) -> Tensor:
     return spearman(one.flatten(0, 1), other.flatten(0, 1), keep.repeat(len(one), 1)).view(one.shape[:2])
 
 
-def blank_out_values(
-    batch: EvaluationBatch, rows: Tensor, removal: str = "unk", over: Over = "forms", by_size: bool = False
-) -> Tensor:
-    """Spearman's correlation of rows of scores with the effects of blanking out, over the content tokens.
-
-    Args:
-        batch: The batch.
-        rows: Rows of scores `(rows, batch, tokens)`.
-        removal: What stands in the place of a removed token: "unk" or "mask"; or "delete".
-        over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
-        by_size: Whether only the size of an effect counts, and not whether the probability falls or rises.
-    """
-    effects = batch.effects_of(removal, over)
-    return _spearman(rows, (effects.abs() if by_size else effects).expand_as(rows), batch.content)
-
-
-def random_layers_values(batch: EvaluationBatch, rows: Tensor, count: int | None = None, seed: int = 0) -> Tensor:
-    """Spearman's correlation of rows with the same rows of a copy whose layers are random, `(rows, batch)`.
-
-    Args:
-        batch: The batch.
-        rows: Rows of scores `(rows, batch, tokens)`.
-        count: How many layers are random, from the last. None: all.
-        seed: The same seed gives the same random layers.
-    """
-    layers = find_layers(batch.model)
-    copies = randomized_copies(batch.model, layers, cascading=count is not None, seed=seed)
+def _random_layers(batch: EvaluationBatch, rows: Tensor, count: int | None = None) -> Tensor:
+    """Spearman's correlation with the same rows of a copy whose last layers, or all, are random."""
+    copies = randomized_copies(batch.model, find_layers(batch.model), cascading=count is not None)
     other = next(batch.rows_of(changed) for number, changed, _ in copies if number == count or count is None)
     values = _spearman(rows, other.nan_to_num(), batch.attended)
     return values.masked_fill(other.isnan().any(-1), torch.nan)
@@ -172,32 +195,46 @@ def sensitivity_values(
     return (largest / sizes).masked_fill(sizes == 0, torch.nan)
 
 
+def _blank_out(
+    batch: EvaluationBatch, rows: Tensor, removal: str = "unk", over: Over = "forms", by_size: bool = False
+) -> Tensor:
+    """Spearman's correlation with the effects of blanking out, or with their sizes only."""
+    effects = batch.effects_of(removal, over)
+    return _spearman(rows, (effects.abs() if by_size else effects).expand_as(rows), batch.content)
+
+
 #: All metrics by their names. To add a metric, add one row.
 METRICS: Final[dict[str, Metric]] = {
-    "cue_dot": _cues("dot product", cue_dot_product),
-    "cue_ap": _cues("average precision", cue_average_precision),
-    "cue_mrr": _cues("reciprocal rank", cue_reciprocal_rank),
-    "cue_p1": _cues("precision at 1", cue_precision, k=1),
-    "cue_p3": _cues("precision at 3", cue_precision, k=3),
-    "blank_out": _removing("Spearman with blank-out", blank_out_values, "vocabulary", "size"),
-    "comprehensiveness": _faithful("comprehensiveness (AOPC)", comprehensiveness),
-    "sufficiency": _faithful("sufficiency (AOPC)", sufficiency),
+    "cue_dot": _cues("dot product", measures.cue_dot_product),
+    "cue_ap": _cues("average precision", measures.cue_average_precision),
+    "cue_mrr": _cues("reciprocal rank", measures.cue_reciprocal_rank),
+    "cue_p1": _cues("precision at 1", measures.cue_precision, k=1),
+    "cue_p3": _cues("precision at 3", measures.cue_precision, k=3),
+    "blank_out": _removing("Spearman with blank-out", _blank_out, "vocabulary", "size"),
+    "comprehensiveness": _faithful("comprehensiveness (AOPC)", measures.comprehensiveness),
+    "sufficiency": _faithful("sufficiency (AOPC)", measures.sufficiency),
     "comprehensiveness_normalized": _faithful(
-        "comprehensiveness, 0: worst order, 1: best", comprehensiveness, bounds=comprehensiveness_bounds
+        "comprehensiveness, 0: worst order, 1: best",
+        measures.comprehensiveness,
+        bounds=measures.comprehensiveness_bounds,
     ),
-    "sufficiency_normalized": _faithful("sufficiency, 0: worst order, 1: best", sufficiency, bounds=sufficiency_bounds),
-    "deletion_normalized": _faithful("deletion area, 0: worst order, 1: best", deletion_area, bounds=deletion_bounds),
-    "monotonicity": _faithful("monotonicity (Arya)", monotonicity),
-    "soft_comprehensiveness": _soft("soft comprehensiveness", soft_comprehensiveness),
-    "soft_sufficiency": _soft("soft sufficiency", soft_sufficiency),
-    "infidelity": _faithful("infidelity (Captum)", infidelity),
+    "sufficiency_normalized": _faithful(
+        "sufficiency, 0: worst order, 1: best", measures.sufficiency, bounds=measures.sufficiency_bounds
+    ),
+    "deletion_normalized": _faithful(
+        "deletion area, 0: worst order, 1: best", measures.deletion_area, bounds=measures.deletion_bounds
+    ),
+    "monotonicity": _faithful("monotonicity (Arya)", measures.monotonicity),
+    "soft_comprehensiveness": _soft("soft comprehensiveness", measures.soft_comprehensiveness),
+    "soft_sufficiency": _soft("soft sufficiency", measures.soft_sufficiency),
+    "infidelity": _faithful("infidelity (Captum)", measures.infidelity),
     "value_patching": _patching("overlap with value patching", Pair.values, overlap),
     "value_patching_top": _patching("largest of value patching found", Pair.values, largest_is_right),
     "activation_patching": _patching("overlap with activation patching", Pair.states, overlap),
     "activation_patching_top": _patching("largest of activation patching", Pair.states, largest_is_right),
     "sensitivity": Metric("largest step under small noise (Captum)", sensitivity_values, runs_model=True),
-    "sanity": Metric("correlation with random layers", random_layers_values, runs_model=True),
-    "sanity_last": Metric("correlation, last layer random", partial(random_layers_values, count=1), runs_model=True),
+    "sanity": Metric("correlation with random layers", _random_layers, runs_model=True),
+    "sanity_last": Metric("correlation, last layer random", partial(_random_layers, count=1), runs_model=True),
 }
 
 #: The metrics of `metrics=None`.
@@ -216,16 +253,9 @@ def register_metric(
 ) -> Metric:
     """Adds a metric of your own to :data:`~captum_vz.study.METRICS`, by a name that studies and the command take.
 
-    Args:
-        name: Its name, the name of a column.
-        metric: A function of an :class:`~captum_vz.study.EvaluationBatch` and rows of scores `(rows, batch, tokens)`
-            that returns `(rows, batch)`. Or a :class:`~captum_vz.study.Metric`, with which the other arguments except
-            `version` are ignored.
-        title: Its name in a figure. None: `name`.
-        needs_cue: See :class:`~captum_vz.study.Metric`, like the three arguments after it.
-        needs_forms: See there.
-        runs_model: See there.
-        version: See there.
+    `metric` is a function of an :class:`~captum_vz.study.EvaluationBatch` and rows of scores `(rows, batch, tokens)`
+    that returns `(rows, batch)`. Or it is a :class:`~captum_vz.study.Metric`; of the other arguments, which are
+    attributes of that class, only `version` is then used. Without a `title`, the name is the title.
 
     Raises:
         ArgumentError: The name is taken by a metric of this package or by a column, or `metric` cannot be called.
@@ -288,15 +318,7 @@ def _spelled(name: str) -> tuple[str, Metric]:
 
 
 def given_metrics(metrics: Any) -> dict[str, Metric]:
-    """The metrics that a user passes, by their names.
-
-    Args:
-        metrics: None for the default metrics, names as :func:`metric_named` takes them, or a mapping from names to
-            metrics or functions.
-
-    Raises:
-        ArgumentError: A name is unknown, or something is no metric.
-    """
+    """The metrics that a user passes, by their names: None, names, or a mapping from names to metrics or functions."""
     if not isinstance(metrics, Mapping):
         names = (metrics,) if isinstance(metrics, str) else metrics
         found = dict(map(_spelled, DEFAULT_METRICS if names is None else names))
@@ -314,13 +336,7 @@ def given_metrics(metrics: Any) -> dict[str, Metric]:
 
 
 def lacks(metric: Metric, model: Any, tokenizer: Any) -> str | None:
-    """What a model lacks for a metric, in words. None: it has all that the metric needs.
-
-    Args:
-        metric: The metric.
-        model: The model, a study's or the encoder of it.
-        tokenizer: Its tokenizer.
-    """
+    """What a model or its tokenizer lacks for a metric, in words. None: they have all that the metric needs."""
     model = encoder_of(model)
     head = getattr(model, "get_output_embeddings", None)
     if metric.needs_forms and head is not None and head() is None:

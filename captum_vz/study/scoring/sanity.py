@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from captum_vz import find_layers
 from captum_vz.errors import needs_extra
 from captum_vz.metrics import spearman, summarize
 from captum_vz.study.examples import Example
-from captum_vz.study.scoring.copies import moved_copies, randomized_copies
-from captum_vz.study.scoring.measuring import Metric
-from captum_vz.study.scoring.metrics import sensitivity_values
-from captum_vz.study.scoring.rows import Row
+from captum_vz.study.scoring import Metric, Row
+from captum_vz.study.scoring.metrics import moved_copies, randomized_copies, sensitivity_values
 from captum_vz.study.scoring.scorer import Scorer
 from captum_vz.subjects.heads import encoder_of
 
@@ -65,25 +61,33 @@ def sanity_checks(
     [1.0, 1.0, 1.0, 1.0]
     """
     model, examples = encoder_of(model), list(examples)
-    layers = find_layers(model)
-
-    def rows(copy: Any, own: list[nn.Module]) -> dict[tuple[str, str], Row]:
-        """The row of the last layer of each method for each example, by both names."""
-        scorer = Scorer(copy, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=own)
-        return {(row["method"], row["example"]): row for row in scorer.scores(examples) if row["skipped"] is None}
-
-    trained, found = rows(model, layers), []
-    for count, changed, own in randomized_copies(model, layers, seed=seed):
-        other = rows(changed, own)
-        for method in dict.fromkeys(name for name, _ in trained):
-            values = []
-            for key, row in trained.items():
-                if key[0] == method:
-                    pair = [torch.tensor([one["scores"]]) for one in (row, other.get(key)) if one is not None]
-                    values.append(spearman(*pair).item() if len(pair) == 2 else float("nan"))
-            summary = summarize(torch.tensor(values, dtype=torch.float64), confidence, resamples)._asdict()
-            found.append({"method": method, "random": count} | summary)
+    scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=batch_size)
+    trained, found = _last_rows(scorer.scores(examples)), []
+    for count, changed, _ in randomized_copies(model, scorer.layers, seed=seed):
+        other = _last_rows(scorer.of_methods(scorer.methods, changed).scores(examples))
+        values: dict[tuple[str, str], float] = {}
+        for key, row in trained.items():
+            pair = [torch.tensor([one["scores"]]) for one in (row, other.get(key)) if one is not None]
+            values[key] = spearman(*pair).item() if len(pair) == 2 else float("nan")
+        found += _summaries(values, confidence, resamples, random=count)
     return pd.DataFrame(found)
+
+
+def _last_rows(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
+    """The row of the last layer of each method for each example, by both names."""
+    return {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
+
+
+def _summaries(
+    values: Mapping[tuple[str, str], float | None], confidence: float, resamples: int, **more: int
+) -> list[dict[str, Any]]:
+    """For each method the summary of the values of its examples. None is undefined."""
+    found = []
+    for method in dict.fromkeys(name for name, _ in values):
+        some = [float("nan") if value is None else value for (name, _), value in values.items() if name == method]
+        summary = summarize(torch.tensor(some, dtype=torch.float64), confidence, resamples)
+        found.append({"method": method} | more | summary._asdict())
+    return found
 
 
 def sensitivity(
@@ -111,17 +115,8 @@ def sensitivity(
     Lower is steadier, and says nothing about whether scores are right: a baseline without a model has 0. Flat rows are
     favoured, because a small change of weights moves them little.
 
-    Args:
-        model: A model of transformers in eval mode, which is not changed.
-        tokenizer: Its tokenizer.
-        examples: The examples.
-        methods: See :func:`~captum_vz.study.run_study`.
-        radius: The largest noise r, in standard deviations of the embeddings' entries.
-        samples: The number of noises k.
-        seed: The same seed gives the same noises.
-        batch_size: The number of sentences in a batch.
-        confidence: The confidence level of the intervals over examples.
-        resamples: The number of bootstrap resamples.
+    `radius` is the largest noise r, in standard deviations of the embeddings' entries, and `samples` the number of
+    noises k. The other arguments are those of :func:`sanity_checks`.
 
     Returns:
         For each ``method`` the ``mean``, its interval ``low`` and ``high``, and the numbers of ``examples`` and of
@@ -129,22 +124,10 @@ def sensitivity(
 
     Raises:
         ArgumentError: The model has no matrix of word embeddings, or `radius` or `samples` is not positive.
-
-    >>> from captum_vz.testbed import agreement_sentences, load_model
-    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
-    >>> found = sensitivity(*load_model(), examples, ["attention", "position"], samples=2, resamples=99)
-    >>> found.set_index("method")["mean"].round(1).to_dict()
-    {'attention': 0.1, 'position': 0.0}
     """
     model = encoder_of(model)
     next(moved_copies(model, radius, samples, seed))  # an error here, not in the reasons of skipped rows
     measure = partial(sensitivity_values, radius=radius, samples=samples, seed=seed)
-    metric = {"step": Metric("", measure, runs_model=True)}
-    rows = Scorer(model, tokenizer, methods, metric, batch_size=batch_size).score(examples)
-    last = {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
-    found = []
-    for method in dict.fromkeys(name for name, _ in last):
-        steps = [row["step"] for (name, _), row in last.items() if name == method]
-        values = torch.tensor([float("nan") if step is None else step for step in steps], dtype=torch.float64)
-        found.append({"method": method} | summarize(values, confidence, resamples)._asdict())
-    return pd.DataFrame(found)
+    scorer = Scorer(model, tokenizer, methods, {"step": Metric("", measure, runs_model=True)}, batch_size=batch_size)
+    steps = {key: row["step"] for key, row in _last_rows(scorer.score(examples)).items()}
+    return pd.DataFrame(_summaries(steps, confidence, resamples))

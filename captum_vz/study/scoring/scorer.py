@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from captum_vz.methods import Question, checked_shares, given_methods, joined_fi
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
-from captum_vz.study.scoring.measuring import Measurer
+from captum_vz.study.scoring import COLUMNS, Row, measure, ran_out_of_memory, reason_of, row_of, skipped_row
 from captum_vz.study.scoring.metrics import given_metrics, lacks
-from captum_vz.study.scoring.rows import COLUMNS, Row, ran_out_of_memory, reason_of, score_rows, skipped_row
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
 from captum_vz.visualization import readable_tokens
@@ -48,25 +46,12 @@ class Scorer:
             features=Features.from_arrow_schema(scorer.schema),
         )
 
-    Ray Data's `map_batches`, with a scorer in each of two workers:
-
-    .. code-block:: python
-
-        import ray
-
-        rows = ray.data.from_items([example.to_dict() for example in examples]).map_batches(
-            Scorer,
-            fn_constructor_args=(model, tokenizer),
-            fn_constructor_kwargs={"methods": ["value-zeroing", "random"]},
-            batch_size=256,
-            compute=ray.data.ActorPoolStrategy(size=2),
-        )
+    Ray Data's `map_batches` takes this class, with `fn_constructor_args=(model, tokenizer)`.
 
     Args:
         model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
         tokenizer: Its tokenizer, a fast one.
-        methods: Names of :data:`~captum_vz.study.METHODS`, classes or objects with `attribute`, functions, see
-            :func:`~captum_vz.study.as_method`, or a mapping from names to these. None:
+        methods: Any of :func:`~captum_vz.study.as_method`, several, or a mapping from names to these. None:
             :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to functions, see
             :func:`~captum_vz.study.register_metric`. None: cue alignment and blank-out.
@@ -126,24 +111,20 @@ class Scorer:
         return pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in self.metrics)])
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The rows of :meth:`score` as columns, for columns of examples.
+        """The rows of :meth:`score` as columns, for columns of examples with the keys of :meth:`Example.to_dict`.
 
-        Args:
-            batch: For each key of :meth:`Example.to_dict` a list or array with one entry for each example. An entry
-                that is not an example is skipped with its reason, like any bad example.
-
-        Returns:
-            The columns of the rows, lists of the same length.
+        An entry that is not an example is skipped with its reason, like any bad example.
         """
-        examples: list[Example | Row] = []
+        given: list[Example | Row] = []
         for values in zip(*batch.values(), strict=True):
             fields = dict(zip(batch, values, strict=True))
             try:
-                examples.append(Example.from_dict(fields))
+                given.append(Example.from_dict(fields))
             except ValueError as error:
-                examples.append(skipped_row(str(error), str(fields.get("id")), names=self.metrics))
-        rows = self._score(examples, None)
-        return {name: [row[name] for row in rows] for name in (*COLUMNS, *self.metrics)}
+                given.append(skipped_row(str(error), Example(str(fields.get("id")), (), 0)))
+        scored = iter(self._scored([one for one in given if isinstance(one, Example)], None))
+        rows = [row for one in given for row in (next(scored) if isinstance(one, Example) else [one])]
+        return {name: [row.get(name) for row in rows] for name in (*COLUMNS, *self.metrics)}
 
     def score(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
         """The scores of each method in each layer for each example, and the metrics of these scores.
@@ -160,51 +141,39 @@ class Scorer:
             in ``skipped``. A method that refuses an example or fails has one such row with its name in ``method``, and
             a metric one with its name in ``metric``. In other rows, ``skipped`` is None.
         """
-        return self._score(list(examples), advance)
+        return [row for rows in self._scored(list(examples), advance) for row in rows]
 
     def scores(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
         """The rows of :meth:`score` without metrics, which :meth:`measure` adds."""
-        return [row for rows in self._scored(list(examples), advance) for row in rows]
+        return [row for rows in self._by_example(list(examples), advance) for row in rows]
 
-    def measure(self, examples: Iterable[Example], rows: Sequence[Row]) -> list[Row]:
-        """Write the metrics into rows of scores.
-
-        Returns:
-            A row for each metric that was skipped, with the reason.
-        """
+    def measure(self, examples: Iterable[Example], rows: Iterable[Row]) -> list[Row]:
+        """Writes the metrics into rows of scores, and returns a row with the reason for each that was skipped."""
         by_id = {example.id: example for example in examples}
-        return self._measurer.measure(by_id, [row for row in rows if row["skipped"] is None])
+        usable, sizes = (row for row in rows if row["skipped"] is None), (self.batch_size, self.batch_tokens)
+        return measure(self.metrics, by_id, usable, self, sizes, self.content_only)
 
     def encode(self, example: Example, *, needs_cue: bool = False, needs_forms: bool = False) -> Encoded:
-        """The tokens of an example as the model takes them, see :func:`~captum_vz.study.encode`.
+        """The tokens of an example as the model takes them, see :func:`~captum_vz.study.encode`."""
+        most, causal = max_tokens(self.model, self.tokenizer), predicts_next(self.model)
+        needs = {"needs_cue": needs_cue, "needs_forms": needs_forms}
+        return encode(self.tokenizer, example, max_tokens=most, until_target=causal, **needs)
 
-        Args:
-            example: The example.
-            needs_cue: Whether an example without a cue is refused.
-            needs_forms: Whether an example is refused unless it has two different forms of one token each.
-
-        Raises:
-            BadExampleError: The example cannot be used. The message says why.
-        """
-        return encode(
-            self.tokenizer,
-            example,
-            max_tokens=max_tokens(self.model, self.tokenizer),
-            needs_cue=needs_cue,
-            needs_forms=needs_forms,
-            until_target=predicts_next(self.model),
-        )
+    def of_methods(self, methods: Iterable[str], changed: Any = None) -> Scorer:
+        """A scorer of some of the methods, with a changed copy of the model if it is given."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        layers = self.layers
+        if changed is not None:
+            layers = [changed.get_submodule(names[id(layer)]) for layer in layers]
+        model, chosen = self.model if changed is None else changed, {name: self.methods[name] for name in methods}
+        sizes: dict[str, Any] = {"batch_size": self.batch_size, "batch_tokens": self.batch_tokens}
+        return Scorer(model, self.tokenizer, chosen, "cue_dot", layers=layers, **sizes)
 
     @torch.no_grad()
     def target_states(self, examples: Iterable[Example]) -> Tensor:
-        """The output of each layer at each example's target, such as a probe reads.
+        """The output of each layer at each example's target, such as a probe reads, `(layers, examples, d)`.
 
-        Args:
-            examples: The examples.
-
-        Returns:
-            `(layers, examples, d)` in float32 on the CPU. A layer that runs many times (in ALBERT) counts once for each
-            run, as in the methods.
+        It is in float32 on the CPU. A layer that runs many times (in ALBERT) counts once for each run.
 
         Raises:
             BadExampleError: An example cannot be used.
@@ -230,65 +199,38 @@ class Scorer:
             found.append(torch.stack([states for _, states in this.results]))
         return torch.cat(found, dim=1)
 
-    def _score(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[Row]:
-        found = [[row | dict.fromkeys(self.metrics) for row in rows] for rows in self._scored(examples, advance)]
-        places = {one.id: place for place, one in enumerate(examples) if isinstance(one, Example)}
-        real = [one for one in examples if isinstance(one, Example)]
-        for row in self.measure(real, [row for rows in found for row in rows]):
-            found[places[row["example"]]].append(row)
-        return [row for rows in found for row in rows]
+    def _scored(self, examples: Sequence[Example], advance: Callable[[int], object] | None) -> list[list[Row]]:
+        """For each example its rows with metrics."""
+        found = self._by_example(examples, advance)
+        of = {example.id: rows for example, rows in zip(examples, found, strict=True)}
+        for row in self.measure(examples, [row for rows in found for row in rows]):
+            of[row["example"]].append(row)
+        return [[dict.fromkeys(self.metrics) | row for row in rows] for rows in found]
 
-    def _scored(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[list[Row]]:
+    def _by_example(self, examples: Sequence[Example], advance: Callable[[int], object] | None) -> list[list[Row]]:
         """For each example its rows of scores."""
         found: list[list[Row]] = [[] for _ in examples]
         encoded: dict[int, Encoded] = {}
         for place, example in enumerate(examples):
-            if not isinstance(example, Example):
-                found[place] = [example]
-                continue
             try:
                 encoded[place] = self.encode(example)
             except BadExampleError as error:
                 found[place] = [skipped_row(str(error), example)]
         if advance is not None:
             advance(len(examples) - len(encoded))
-        for places in self._batches(encoded):
-            batch = [(example, encoded[place]) for place in places if isinstance(example := examples[place], Example)]
-            for place, by_method in zip(places, self._evaluate(batch, list(self.methods)), strict=True):
-                found[place] = [row for method in self.methods for row in by_method[method]]
-            if advance is not None:
-                advance(len(places))
+
+        def length(place: int) -> int:
+            return len(encoded[place].ids)
+
+        for formless in (False, True):  # a batch has two forms for all of its examples, or for none
+            alike = sorted((place for place, one in encoded.items() if (one.forms is None) == formless), key=length)
+            for places in fill_batches(alike, length, self.batch_size, self.batch_tokens):
+                scored = self._evaluate([(examples[place], encoded[place]) for place in places], list(self.methods))
+                for place, by_method in zip(places, scored, strict=True):
+                    found[place] = [row for method in self.methods for row in by_method[method]]
+                if advance is not None:
+                    advance(len(places))
         return found
-
-    @property
-    def _measurer(self) -> Measurer:
-        sizes = self.batch_size, self.batch_tokens
-        return Measurer(
-            self.metrics, lambda: (self.model, self.tokenizer), self.encode, sizes, self.content_only, self._score_copy
-        )
-
-    def _score_copy(self, method: str, examples: Sequence[Example], changed: Any) -> list[Row]:
-        """The rows of one method with a changed copy of the model."""
-        names = {id(module): name for name, module in self.model.named_modules()}
-        own = [changed.get_submodule(names[id(layer)]) for layer in self.layers]
-        return Scorer(
-            changed,
-            self.tokenizer,
-            {method: self.methods[method]},
-            "cue_dot",
-            batch_size=self.batch_size,
-            batch_tokens=self.batch_tokens,
-            layers=own,
-        ).scores(examples)
-
-    def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:
-        """The examples of each batch: of similar length, and either all with two forms or all without."""
-
-        def kind(place: int) -> tuple[bool, int]:
-            return encoded[place].forms is None, len(encoded[place].ids)
-
-        for _, alike in groupby(sorted(encoded, key=kind), key=lambda place: kind(place)[0]):
-            yield from fill_batches(alike, lambda place: len(encoded[place].ids), self.batch_size, self.batch_tokens)
 
     def _evaluate(self, pairs: Sequence[tuple[Example, Encoded]], methods: Sequence[str]) -> list[dict[str, list[Row]]]:
         """For each example of one batch, for each method, its rows."""
@@ -296,50 +238,47 @@ class Scorer:
         inputs = pad(self.tokenizer, encoded, self.model.device)
         forms = [one.forms for one in encoded if one.forms is not None]
         targets, foils = ([form[k] for form in forms] or None for k in (0, 1))
-        tokens = [one.target for one in encoded]
         subject = Subject(self.model, self.model, self.layers, self.tokenizer)
-        question = Question(inputs, tokens, targets, foils)
-        content = _content(self.tokenizer, inputs["input_ids"])
-        words = [readable_tokens(self.tokenizer, one.ids) for one in encoded]
-        kept = [
-            [at for at in range(len(one.ids)) if content[place, at] and at != one.target]
+        question = Question(inputs, [one.target for one in encoded], targets, foils)
+        special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
+        content = content_tokens(inputs["input_ids"].cpu(), special)
+        about = [
+            {
+                "tokens": readable_tokens(self.tokenizer, one.ids),
+                "target": one.target,
+                "cue": list(one.cue),
+                "content": [at for at in range(len(one.ids)) if content[place, at] and at != one.target],
+            }
             for place, one in enumerate(encoded)
         ]
         found: list[dict[str, list[Row]]] = [{} for _ in pairs]
         for name in joined_first(methods, self.methods):
-            method = self.methods[name]
-            size = inputs["input_ids"].numel()
-            whole = len(pairs) == 1 or size <= self._fitting.get(name, size)
+            size, scores = inputs["input_ids"].numel(), None
+            fits, halves = len(pairs) == 1 or size <= self._fitting.get(name, size), -(-len(pairs) // 2)
+            step = 1 if fits else halves
             try:
-                method = method.of(subject)
-                ids = [example.id for example, _ in pairs]
-                scores = checked_shares(name, method, subject, question, ids) if whole else None
+                if fits:
+                    method = self.methods[name].of(subject)
+                    scores = checked_shares(name, method, subject, question, [example.id for example, _ in pairs])
             except Exception as error:  # a method that fails costs its own rows, not the study
-                reason, no_memory, scores = reason_of(error), ran_out_of_memory(error), None
-                if no_memory:
-                    self._fitting[name] = size // 2
+                if ran_out_of_memory(error):
+                    self._fitting[name], step = size // 2, halves
                 if len(pairs) == 1:
-                    found[0][name] = [skipped_row(reason, pairs[0][0], name)]
+                    found[0][name] = [skipped_row(reason_of(error), pairs[0][0], name)]
                     continue
-                whole = not no_memory
             if scores is None:
                 # Of an error, one example may be the reason, so each is tried alone. After the `except` block, because
                 # the error holds the memory of the batch.
                 clear_device_cache()
-                step = 1 if whole else -(-len(pairs) // 2)
                 for start in range(0, len(pairs), step):
                     some = self._evaluate(pairs[start : start + step], [name])
                     for rows, new in zip(found[start : start + step], some, strict=True):
-                        rows[name] = new[name]
+                        rows |= new
                 continue
             for place, (example, one) in enumerate(pairs):
-                found[place][name] = score_rows(
-                    example, one, name, method.layered, words[place], kept[place], scores[:, place]
-                )
+                by_layer = scores[:, place, : len(one.ids)].tolist()
+                found[place][name] = [
+                    row_of(example, method=name, layer=layer if method.layered else None, scores=row, **about[place])
+                    for layer, row in enumerate(by_layer)
+                ]
         return found
-
-
-def _content(tokenizer: Any, ids: Tensor) -> Tensor:
-    """Which tokens are no special tokens, `(batch, tokens)`."""
-    names = ("cls", "sep", "bos", "eos", "pad")
-    return content_tokens(ids.cpu(), [getattr(tokenizer, f"{name}_token_id", None) for name in names])

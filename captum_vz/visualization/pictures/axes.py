@@ -10,6 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
 
@@ -35,7 +37,7 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
 QUIET: Final = "0.55"  # the grey of labels that matter less
 DPI: Final = (150, 200)  # of figures, and of figures with small fonts
-_VECTOR_DPI: Final = 1200  # so fine that rounding to pixels does not matter
+_ALL_DPI: Final = (*DPI, 1200)  # the last is so fine that rounding to pixels does not matter
 MOST_LEVELS: Final = 2  # columns of labels
 #: Width and height in inches of the space on a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
@@ -51,10 +53,7 @@ _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "l
 def set_label(text: Text, color: str | None = None, source: str | None = None) -> None:
     """Make a text plain: no formula, and fonts for all its characters.
 
-    Args:
-        text: The text.
-        color: Its new colour. None: it keeps its own.
-        source: What is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
+    `source` is what is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
     """
     text.set_parse_math(False)  # a token may be a dollar sign
     text.set_text(writable(text.get_text() if source is None else source))
@@ -133,11 +132,8 @@ def text_width(text: str, font: float, weight: str = "normal") -> float:
     """The width of a text in inches, in files of pixels, where letters begin at whole pixels, and in vector files."""
     text = writable(text)
     properties = FontProperties(family=_families(text), size=font, weight=weight)
-    widths = (
-        _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)[0] / dpi
-        for dpi in (*DPI, _VECTOR_DPI)
-    )
-    return float(max(widths))
+    measured = [(dpi, _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)) for dpi in _ALL_DPI]
+    return float(max(width / dpi for dpi, (width, _, _) in measured))
 
 
 def level_offsets(labels: Sequence[str], levels: int, font: float, marked: int | None = None) -> list[float]:
@@ -145,15 +141,12 @@ def level_offsets(labels: Sequence[str], levels: int, font: float, marked: int |
 
     Label i is in level `i % levels`. Level 0 is next to the axis. The label `marked` is bold.
     """
-    offsets = [TICK + PAD]
-    bold = None if marked is None else text_width(labels[marked], font, "bold")
-    for level in range(levels):
-        longest = max((text_width(label, font) for label in labels[level::levels]), default=0.0)
-        if bold is not None and marked is not None and marked % levels == level:
-            longest = max(longest, bold)
-        offsets.append(offsets[-1] + 72 * longest + GAP)
-    offsets[-1] -= GAP
-    return offsets
+    widths = [text_width(label, font) for label in labels]
+    if marked is not None:
+        widths[marked] = max(widths[marked], text_width(labels[marked], font, "bold"))
+    longest = (72 * max(widths[level::levels], default=0.0) + GAP for level in range(levels))
+    offsets = list(accumulate(longest, initial=TICK + PAD))
+    return [*offsets[:-1], offsets[-1] - GAP]
 
 
 def levels_for(cell: float, font: float) -> int:
@@ -187,22 +180,26 @@ def write_labels(
     """
     levels = used_levels(cell, font)
     every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
-    kept = [i for i in range(0, len(labels), every) if marked is None or abs(i - marked) >= every]
-    kept = sorted({*kept, *([] if marked is None else [marked])}) if every > 1 else list(range(len(labels)))
+    kept = list(range(0, len(labels), every))
+    if marked is not None:
+        kept = sorted({marked, *(i for i in kept if every == 1 or abs(i - marked) >= every)})
     axis.set_ticks(kept, [writable(labels[i]) for i in kept])  # matplotlib writes them again whenever it draws
     axis.set_tick_params(length=TICK, width=0.4, color="0.3")
     offsets = level_offsets([labels[i] for i in kept], levels, font, None if marked is None else kept.index(marked))
-    is_x = axis.axis_name == "x"  # type: ignore[attr-defined]  # not in the stubs
     _add_leaders(axis, [(place, offsets[index % levels] - PAD) for index, place in enumerate(kept) if index % levels])
     for index, (place, tick) in enumerate(zip(kept, axis.get_major_ticks(len(kept)), strict=True)):
         tick.set_pad(offsets[index % levels] - TICK)
         for text in (tick.label1, tick.label2):
             text.set_fontsize(font)
-            if is_x:
+            if _is_x(axis):
                 text.set_rotation(90)
             set_label(text, QUIET if place in dimmed else None, labels[place])
             if place == marked:
                 text.set(color=MARK, fontweight="bold")
+
+
+def _is_x(axis: MatplotlibAxis) -> bool:
+    return axis is axis.axes.xaxis
 
 
 def _add_leaders(axis: MatplotlibAxis, leaders: Sequence[tuple[int, float]]) -> None:
@@ -211,14 +208,12 @@ def _add_leaders(axis: MatplotlibAxis, leaders: Sequence[tuple[int, float]]) -> 
     corner: Any = panel.transAxes
     inches: Any = panel.figure.dpi_scale_trans
     points = Affine2D().scale(-1 / 72) + inches + ScaledTranslation(0, 0, corner)
+    along: Any = panel.transData
+    transform = blended_transform_factory(along, points) if _is_x(axis) else blended_transform_factory(points, along)
+    lines = [np.array([(place, TICK), (place, end)]) for place, end in leaders]
+    lines = lines if _is_x(axis) else [line[:, ::-1] for line in lines]
     look: dict[str, Any] = {"colors": _LEADER, "linewidths": 0.4, "clip_on": False, "zorder": 0.5}
-    if axis.axis_name == "x":  # type: ignore[attr-defined]  # as above
-        look["transform"] = blended_transform_factory(panel.transData, points)
-        lines = [np.array([(place, TICK), (place, end)]) for place, end in leaders]
-    else:
-        look["transform"] = blended_transform_factory(points, panel.transData)
-        lines = [np.array([(TICK, place), (end, place)]) for place, end in leaders]
-    panel.add_collection(LineCollection(lines, **look), autolim=False)
+    panel.add_collection(LineCollection(lines, transform=transform, **look), autolim=False)
 
 
 def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
@@ -252,24 +247,19 @@ def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
 def _in_two_lines(title: str) -> str:
     """The title with a line break in place of the space that is nearest to its middle."""
     spaces = [place for place, letter in enumerate(title) if letter == " "]
-    if not spaces:
-        return title
-    middle = min(spaces, key=lambda place: abs(place - len(title) / 2))
-    return f"{title[:middle]}\n{title[middle + 1 :]}"
+    middle = min(spaces, key=lambda place: abs(place - len(title) / 2), default=None)
+    return title if middle is None else f"{title[:middle]}\n{title[middle + 1 :]}"
 
 
 def _cut(line: str, width: float, font: float) -> str:
-    short = line
-    while len(short) > 2 and text_width(short, font) > width:
-        short = f"{short.removesuffix('…')[:-1]}…"
-    return short
+    while len(line) > 2 and text_width(line, font) > width:
+        line = f"{line.removesuffix('…')[:-1]}…"
+    return line
 
 
-def write_heading(
-    figure: FigureBase, title: str, left: float, top: float, size: tuple[float, float], **look: Any
-) -> None:
-    """Write the title of a figure at left and top in inches, from its upper left corner."""
-    set_label(figure.suptitle(title, x=left / size[0], y=1 - top / size[1], ha="left", **look))
+def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
+    """Write the title of a figure."""
+    set_label(figure.suptitle(title, **look))
     set_heading(figure, title)
 
 
@@ -282,14 +272,10 @@ def given_axes(ax: Any, fig: Any, count: int = 1) -> list[Axes] | None:
     """The axes of a user as a list of `count`. None: there are none. `ax` and `fig` cannot both be given."""
     if ax is not None and fig is not None:
         raise ArgumentError("ax and fig are both given: pass the axes, or the figure in which to make axes.")
-    if fig is not None and not isinstance(fig, FigureBase):
-        raise ArgumentError(f"fig is of type {type(fig).__name__}: pass a figure or a subfigure of matplotlib.")
     if ax is None:
         return None
-    if not isinstance(ax, (Axes, Iterable)) or isinstance(ax, str):
-        raise ArgumentError(f"ax is of type {type(ax).__name__}: pass axes of matplotlib, or a list of axes.")
     found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
-    if len(found) != count or not all(isinstance(one, Axes) for one in found):
+    if len(found) != count:
         raise ArgumentError(f"ax holds {len(found)} axes, but there are {count} panels: pass one for each panel.")
     return found
 
@@ -311,8 +297,18 @@ def size_of_axes(panel: Axes) -> tuple[float, float]:
 def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
     """Axes at left, top, width and height in inches, from the upper left corner."""
     left, top, width, height = box
-    place = (left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1])
-    return figure.add_axes(place)
+    return figure.add_axes((left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1]))
+
+
+def add_pale(panel: Axes, left: float, top: float, wide: float, high: float) -> None:
+    """Cover cells with pale white."""
+    look: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
+    panel.add_artist(Rectangle((left, top), wide, high, **look))
+
+
+def add_frame(panel: Axes, left: float, top: float, wide: float, high: float, **look: Any) -> None:
+    """Frame cells in the colour of the mark."""
+    panel.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=MARK, **look))
 
 
 def square(count: int) -> int:

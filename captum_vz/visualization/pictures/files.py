@@ -36,6 +36,13 @@ _DUBLIN_CORE: Final = "{http://purl.org/dc/elements/1.1/}"  # the names of metad
 #: searched and edited.
 TEXT_IN_FILES: Final[Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 KEY: Final = "captum_vz"  # of the provenance in PNG files
+#: The names of the title, the description, the program, the provenance and the date.
+_FIELDS: Final = {
+    "png": ("Title", "Description", "Software", KEY),
+    "svg": ("Title", "Description", "Creator", "Source", "Date"),
+    "svgz": ("Title", "Description", "Creator", "Source", "Date"),
+    "pdf": ("Title", "Subject", "Creator", "Keywords", "CreationDate"),
+}
 _MOST_SENTENCES: Final = 12
 _CONTENT: Final = "captum_vz_content"  # the attribute of axes
 _HEADING: Final = "captum_vz_heading"  # the attribute of figures
@@ -44,17 +51,11 @@ _PROVENANCE: Final = "captum_vz_provenance"  # the attribute of figures
 
 @dataclass(frozen=True)
 class Content:
-    """What one panel shows.
+    """What one panel shows."""
 
-    Attributes:
-        sentence: The panel in words, with its largest numbers.
-        columns: The names of the columns of its table.
-        rows: Makes the rows of its table.
-    """
-
-    sentence: str
-    columns: tuple[str, ...]
-    rows: Callable[[], list[tuple[Any, ...]]]
+    sentence: str  # the panel in words, with its largest numbers
+    columns: tuple[str, ...]  # the names of the columns of its table
+    rows: Callable[[], list[tuple[Any, ...]]]  # makes the rows of its table
 
 
 def root_figure(figure: Any) -> Figure:
@@ -75,18 +76,12 @@ def largest(scores: Tensor, name: Callable[[int], str], count: int = 3, form: st
     return ", ".join(f"{name(place)} {float(flat[place]):{form}}" for place in places)
 
 
-def contents_of(figure: Any) -> list[Content]:
-    """What the panels of a figure show, in their order."""
-    found = [getattr(panel, _CONTENT, None) for panel in figure.axes]
-    return [one for one in found if one is not None]
-
-
 def set_heading(figure: Any, heading: str) -> None:
     """Keep the title that was given to a figure, because the drawn title has names of characters that no font has."""
     setattr(figure, _HEADING, (figure.get_suptitle(), heading))
 
 
-def heading_of(figure: Any) -> str:
+def _heading_of(figure: Any) -> str:
     """The title of a figure, or of the figure that holds a subfigure. Empty if there is none."""
     for one in (figure, root_figure(figure)):
         drawn, (kept, given) = str(getattr(one, "get_suptitle", str)()), getattr(one, _HEADING, ("", ""))
@@ -95,7 +90,12 @@ def heading_of(figure: Any) -> str:
     return ""
 
 
-def provenance_of(figure: Any) -> dict[str, str]:
+def _contents_of(figure: Any) -> list[Content]:
+    """What the panels of a figure show, in their order."""
+    return [getattr(panel, _CONTENT) for panel in figure.axes if hasattr(panel, _CONTENT)]
+
+
+def _provenance_of(figure: Any) -> dict[str, str]:
     """The provenance of a figure, with the package and its version."""
     version = getattr(sys.modules["captum_vz"], "__version__", "")
     return {"package": f"captum_vz {version}"} | getattr(root_figure(figure), _PROVENANCE, {})
@@ -103,33 +103,24 @@ def provenance_of(figure: Any) -> dict[str, str]:
 
 def alt_text_of(figure: Any) -> str:
     """A figure in words: its title and what each panel shows. Empty if no picture of this package is in it."""
-    contents = contents_of(figure)
-    if not contents:
+    sentences = [one.sentence for one in _contents_of(figure)]
+    if not sentences:
         return ""
-    heading = heading_of(figure)
-    sentences = [one.sentence for one in contents]
     if len(sentences) > _MOST_SENTENCES:
-        left = len(sentences) - _MOST_SENTENCES
-        sentences = [*sentences[: _MOST_SENTENCES - 1], f"{left} more panels follow.", sentences[-1]]
+        more = f"{len(sentences) - _MOST_SENTENCES} more panels follow."
+        sentences = [*sentences[: _MOST_SENTENCES - 1], more, sentences[-1]]
+    heading = _heading_of(figure)
     # Files take neither NUL nor half of a pair of surrogates.
     return printable(" ".join([*([f"{heading.rstrip('.')}."] if heading else []), *sentences]))
 
 
-def metadata_for(figure: Any, file_format: str) -> dict[str, Any] | None:
-    """The metadata of a file, as matplotlib takes it for the format. None: the format has none."""
-    title = printable(heading_of(figure)) or "captum_vz"
-    words, origin = alt_text_of(figure), provenance_of(figure)
-    record = json.dumps(origin)
-    program = origin["package"]
-    match file_format.lower():  # without a date, the same numbers give the same file
-        case "png":
-            return {"Title": title, "Description": words, "Software": program, KEY: record}
-        case "svg" | "svgz":
-            return {"Title": title, "Description": words, "Creator": program, "Source": record, "Date": None}
-        case "pdf":
-            about = {"Title": title, "Subject": words, "Creator": program, "Keywords": record}
-            return about | {"CreationDate": None}
-    return None
+def _metadata_for(figure: Any, file_format: str) -> dict[str, Any]:
+    """The metadata of a file, as matplotlib takes it for the format. Without dates, equal numbers give equal files."""
+    names = _FIELDS.get(file_format.lower())
+    if names is None:
+        return {}
+    origin, title = _provenance_of(figure), printable(_heading_of(figure)) or "captum_vz"
+    return dict(zip(names, (title, alt_text_of(figure), origin["package"], json.dumps(origin), None), strict=False))
 
 
 @dataclass(frozen=True)
@@ -158,11 +149,10 @@ class Description:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The text and the table in HTML, also written to `path` if it is given."""
-        heads = "".join(f'<th scope="col">{_escaped(name)}</th>' for name in self.columns)
-        lines = ("".join(f"<td>{_escaped(value)}</td>" for value in row) for row in self.rows)
+        lines = ["".join(f'<th scope="col">{_escaped(name)}</th>' for name in self.columns)]
+        lines += ("".join(f"<td>{_escaped(value)}</td>" for value in row) for row in self.rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        table = f"<table><caption>{_escaped(self.text)}</caption><tr>{heads}</tr>{body}</table>"
-        return written(table, path)
+        return written(f"<table><caption>{_escaped(self.text)}</caption>{body}</table>", path)
 
     def to_pandas(self) -> pd.DataFrame:
         """The table as a DataFrame. It needs pandas, of the extra `study`."""
@@ -192,19 +182,16 @@ def describe(figure: Any) -> Description:
     >>> describe(figure).rows[1]
     ('layer 0', 0, 'a', 1, 'b', 0.25)
     """
-    contents = contents_of(figure)
+    contents = _contents_of(figure)
     if not contents:
         raise ArgumentError(
             f"Nothing in this {type(figure).__name__} was drawn by captum_vz: pass a figure of draw_maps, draw_row, "
             "draw_comparison, draw_route, draw_audio, or of a plot method of this package."
         )
     columns = tuple(dict.fromkeys(name for one in contents for name in one.columns))
-    rows = [
-        tuple(dict(zip(one.columns, row, strict=True)).get(name, "") for name in columns)
-        for one in contents
-        for row in one.rows()
-    ]
-    return Description(alt_text_of(figure), columns, rows, provenance_of(figure))
+    lines = (dict(zip(one.columns, row, strict=True)) for one in contents for row in one.rows())
+    rows = [tuple(line.get(name, "") for name in columns) for line in lines]
+    return Description(alt_text_of(figure), columns, rows, _provenance_of(figure))
 
 
 def _escaped(value: Any) -> str:
@@ -228,7 +215,7 @@ class Picture(Figure):
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
         """Write the figure as matplotlib does, with metadata, and a file whole or not at all."""
-        write_figure(self, super().savefig, fname, kwargs | {"transparent": transparent})
+        _write(self, super().savefig, fname, kwargs | {"transparent": transparent})
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """What a notebook shows without matplotlib's magic commands, with the description as alternative text."""
@@ -247,7 +234,7 @@ class _Canvas(FigureCanvasBase):
             return super().print_figure(filename, *args, **kwargs)
 
 
-def write_figure(figure: Figure, save: Callable[..., None], target: Any, options: dict[str, Any]) -> None:
+def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict[str, Any]) -> None:
     """Write a figure by matplotlib's `savefig`, with its metadata. Metadata that is passed replaces the figure's own.
 
     A file is written whole or not at all: on a full disk, matplotlib would leave a part of it, and lose an older file.
@@ -256,13 +243,12 @@ def write_figure(figure: Figure, save: Callable[..., None], target: Any, options
     kind = options.pop("format", None) or os.path.splitext(path or "")[1][1:]
     if not kind:  # as matplotlib does
         kind = figure.canvas.get_default_filetype()
-        path = None if path is None else f"{path.rstrip('.')}.{kind}"
-    own = metadata_for(figure, kind)
-    if own is not None:
+        path = path and f"{path.rstrip('.')}.{kind}"
+    if own := _metadata_for(figure, kind):
         options["metadata"] = own | dict(options.get("metadata") or {})
     # Of these formats, matplotlib writes several files.
     if path is None or kind == "pgf" or (kind in ("svg", "svgz") and not rcParams["svg.image_inline"]):
-        save(target if path is None else path, format=kind, **options)
+        save(path or target, format=kind, **options)
         return
     drawn = BytesIO()
     save(drawn, format=kind, **options)
@@ -297,17 +283,15 @@ def add_provenance(
         The figure.
 
     Raises:
-        ArgumentError: The model is no module of torch, or a value is no text.
+        ArgumentError: The model is no module of torch.
 
     >>> import torch
     >>> from captum_vz.visualization import draw_maps
     >>> figure = draw_maps([torch.eye(2)], ["a", "b"])
-    >>> _ = add_provenance(figure, method="value-zeroing", text="a b")
-    >>> figure.savefig("maps.png")  # doctest: +SKIP
-    >>> read_provenance("maps.png")  # doctest: +SKIP
-    {'package': 'captum_vz 0.1.0', 'method': 'value-zeroing', 'text': 'a b'}
+    >>> describe(add_provenance(figure, method="value-zeroing", text="a b")).provenance["method"]
+    'value-zeroing'
     """
-    fields = provenance_of(figure)
+    fields = _provenance_of(figure)
     if model is not None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(
@@ -317,9 +301,6 @@ def add_provenance(
     if command is not None and not isinstance(command, str):
         command = shlex.join(command)
     given = {"model": name, "method": method, "text": text, "command": command} | more
-    for key, value in given.items():
-        if value is not None and not isinstance(value, str):
-            raise ArgumentError(f"{key} is of type {type(value).__name__}: pass text.")
     fields |= {key: value for key, value in given.items() if value is not None}
     setattr(root_figure(figure), _PROVENANCE, fields)
     return figure
@@ -336,11 +317,10 @@ def weights_fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
-        if not isinstance(values, Tensor):
-            continue
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
-        whole = values.detach().cpu().contiguous().reshape(-1)
-        digest.update(whole.view(torch.uint8).numpy().data if whole.numel() else b"")
+        if isinstance(values, Tensor):
+            digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+            whole = values.detach().cpu().contiguous().reshape(-1)
+            digest.update(whole.view(torch.uint8).numpy().data if whole.numel() else b"")
     return digest.hexdigest()
 
 
@@ -356,7 +336,7 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
     """
     root = root_figure(figure)
     with rc_context(TEXT_IN_FILES):
-        write_figure(root, root.savefig, path, options)
+        _write(root, root.savefig, path, options)
 
 
 def read_provenance(path: str | Path) -> dict[str, str]:

@@ -5,38 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    MARK,
-    MOST_LEVELS,
-    NARROW_PAGE,
-    PAGE,
-    SMALLEST_FONT,
-    add_axes,
-    fit_titles,
-    given_axes,
-    level_offsets,
-    levels_for,
-    size_of,
-    size_of_axes,
-    square,
-    text_width,
-    write_heading,
-    write_labels,
-    write_title,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Picture, set_content
 from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
-from captum_vz.visualization.pictures.scales import BAR, Scale, ScaleName, add_colorbar, bar_room, make_scale
+from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
 
 _FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
 
@@ -44,7 +23,7 @@ _FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
 CELL: Final = 0.17
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _ACROSS, _DOWN = "source token", "output token"
-_TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
+_TITLE, _GAP, _EDGE, _HEADING = 0.24, 0.12, 0.06, 0.3
 _NAME: Final = 0.2  # "source token" and "output token"
 _BAR_GAP, _BAR_TEXT, _BAR_SIDE = 0.14, 0.62, 0.14
 _SHORTEST_BAR, _LONGEST_BAR = 0.9, 2.4
@@ -52,6 +31,8 @@ _SPARSE_FONT: Final = 7.0
 _SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
 _LONGEST_SCALE: Final = 3.0
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
+
+Box = tuple[float, float, float, float]  # left, top, width and height
 
 
 def draw_maps(
@@ -66,10 +47,10 @@ def draw_maps(
     words: Words = None,
     dim: Chosen = None,
     drop: Chosen = None,
-    scale: ScaleName = None,
+    scale: Literal["shared", "panel", "root"] | None = None,
     vmax: float | None = None,
     columns: int | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
     ax: Axes | Sequence[Axes] | None = None,
     fig: Figure | SubFigure | None = None,
@@ -121,58 +102,55 @@ def draw_maps(
         ArgumentError: There is no map. A map does not fit the tokens, or is a batch of several examples. Scores are not
             finite. `token` is out of range or left out. An option has an unknown value.
 
-    >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+    >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> layers = find_layers(model)
-    >>> maps = {f"layer {i}": scores for i, scores in enumerate(ValueZeroing(model, layers).attribute(inputs))}
-    >>> maps["rollout, residual 0.5"] = ValueZeroingRollout(model, layers, residual=0.5).attribute(inputs)
+    >>> maps = ValueZeroing(model, find_layers(model)).attribute(inputs)
     >>> figure = draw_maps(maps, inputs.tokens(), token=6, label="share of the row", vmax=1)
-    >>> [panel.get_title() for panel in figure.axes[:5]]
-    ['layer 0', 'layer 1', 'layer 2', 'layer 3', 'rollout, residual 0.5']
+    >>> [panel.get_title() for panel in figure.axes[:4]]
+    ['layer 0', 'layer 1', 'layer 2', 'layer 3']
     """
-    if columns is not None and columns < 1:
-        raise ArgumentError(f"columns is {columns}: pass the number of panels in a row, at least 1.")
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
     label = f"{label}, first text minus second" if panels.is_difference else label
     drawn = list(panels.scores.values())
-    given = given_axes(ax, fig, len(drawn))
-    apart = [place for place, name in enumerate(panels.scores) if "rollout" in name.lower()]
-    colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], apart)
+    given = axes.given_axes(ax, fig, len(drawn))
+    colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
+    named = colors.label(label, "panel")
     if given is not None:
         return _draw_into(given, panels, colors, label)
-    wanted = Wanted(len(drawn), *panels.shown, bool(title), colors.label(label, "panel"), panels.marked)
-    grid = make_grid(wanted, columns, size if fig is None else size_of(fig), fixed=fig is not None)
-    figure = Picture(figsize=grid.size, dpi=DPI[grid.font < 7]) if fig is None else fig
+    wanted = Wanted(panels, bool(title), named, fixed=fig is not None)
+    grid = make_grid(wanted, columns, size if fig is None else axes.size_of(fig))
+    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7]) if fig is None else fig
     titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
-        panel = add_axes(figure, box, grid.size)
+        panel = axes.add_axes(figure, box, grid.size)
         _draw_panel(panel, panels, index, colors, box[2], label, titles)
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    bar = add_axes(figure, grid.bar, grid.size)
-    length = max(grid.bar[2:])
-    add_colorbar(bar, colors, wanted.scale, length, None if grid.flat else grid.size[1] - grid.bar[1], grid.flat)
+    bar = axes.add_axes(figure, grid.bar, grid.size)
+    room = grid.size[1] - grid.bar[1] if grid.place == "side" else None
+    add_colorbar(bar, colors, named, max(grid.bar[2:]), room, grid.place != "side")
     _name_axes(figure, grid)
     if title:
-        write_heading(figure, title, grid.boxes[0][0], 0.06, grid.size)
+        x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
+        axes.write_heading(figure, title, x=x, y=y, ha="left")
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
-def _draw_into(axes: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
+def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
     """Draw panels into the axes of a user."""
-    titles = _titles(panels, colors, min(size_of_axes(panel)[0] for panel in axes))
-    for index, panel in enumerate(axes):
-        width, height = size_of_axes(panel)
+    titles = _titles(panels, colors, min(axes.size_of_axes(panel)[0] for panel in given))
+    for index, panel in enumerate(given):
+        width, height = axes.size_of_axes(panel)
         _draw_panel(panel, panels, index, colors, width, label, titles)
-        cell = min(width / len(panels.columns), height / len(panels.rows))
-        x, y = _is_outer(panel, axes)
-        _label_panel(panel, panels, cell, FONT_SIZE, x=x, y=y)
-        panel.set_xlabel(_ACROSS if x else "", fontsize=FONT_SIZE)
-        panel.set_ylabel(_DOWN if y else "", fontsize=FONT_SIZE)
-    add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
-    figure: FigureBase | None = axes[-1].figure
+        cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
+        x, y = _is_outer(panel, given)
+        _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
+        panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
+        panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
+    add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
+    figure: FigureBase | None = given[-1].figure
     return figure  # type: ignore[return-value]  # as above
 
 
@@ -183,34 +161,25 @@ def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
         return True, True
     places = [place for other in others if (place := other.get_subplotspec()) is not None]
     grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
-    below = any(one.colspan == own.colspan and one.rowspan.start > own.rowspan.start for one in grid)
-    left = any(one.rowspan == own.rowspan and one.colspan.start < own.colspan.start for one in grid)
-    return not below, not left
+    lowest = all(one.rowspan.start <= own.rowspan.start for one in grid if one.colspan == own.colspan)
+    return lowest, all(one.colspan.start >= own.colspan.start for one in grid if one.rowspan == own.rowspan)
 
 
 def _draw_panel(
-    panel: Axes,
-    panels: Panels,
-    index: int,
-    colors: Scale,
-    width: float,
-    label: str,
-    titles: tuple[list[str], float],
+    panel: Axes, panels: Panels, index: int, colors: Scale, width: float, label: str, titles: tuple[list[str], float]
 ) -> None:
     name, scores = list(panels.scores.items())[index]
     panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
-    write_title(panel, titles[0][index], titles[1])
+    axes.write_title(panel, titles[0][index], titles[1])
     panel.spines[:].set_linewidth(0.5)
     high, wide = scores.shape
-    pale: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
-    for row in panels.dimmed_rows:
-        panel.add_artist(Rectangle((-0.5, row - 0.5), wide, 1, **pale))
-    for column in panels.dimmed_columns:
-        panel.add_artist(Rectangle((column - 0.5, -0.5), 1, high, **pale))
+    for row in panels.rows.dimmed:
+        axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
+    for column in panels.columns.dimmed:
+        axes.add_pale(panel, column - 0.5, -0.5, 1, high)
     if panels.marked is not None:  # above the frame of the panel
-        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "clip_on": False, "zorder": 2.6}
-        look["linewidth"] = min(1.2, 72 * width / wide * 0.2)
-        panel.add_patch(Rectangle((-0.5, panels.marked - 0.5), wide, 1, **look))
+        look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
+        axes.add_frame(panel, -0.5, panels.marked - 0.5, wide, 1, **look)
     set_content(panel, panels.content(name, label))
 
 
@@ -222,21 +191,20 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
         is_faint = 0 < highest < _FAINT * end and not colors.root
         note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
         titles.append(f"{name}{note}")
-    return fit_titles(titles, width)
+    return axes.fit_titles(titles, width)
 
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
     panel.set(xticks=[], yticks=[])
-    rows, columns = panels.shown
     if y:
-        write_labels(panel.yaxis, rows, cell, font, panels.marked, panels.dimmed_rows)
+        axes.write_labels(panel.yaxis, panels.rows.shown, cell, font, panels.marked, panels.rows.dimmed)
     if x:
-        write_labels(panel.xaxis, columns, cell, font, None, panels.dimmed_columns)
+        axes.write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
 
 
 def _name_axes(figure: FigureBase, grid: Grid) -> None:
     """Write what columns and rows are, below and at the left of the middle of the panels."""
-    look: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
+    look: dict[str, Any] = {"fontsize": axes.FONT_SIZE + 0.5, "color": "0.25"}
     (width, height), boxes = grid.size, grid.boxes
     left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
     middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
@@ -245,72 +213,24 @@ def _name_axes(figure: FigureBase, grid: Grid) -> None:
     figure.text(0.05 / width, 1 - middle / height, _DOWN, va="center", rotation=90, **look)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Panels in inches, from the upper left corner of the figure.
-
-    Attributes:
-        size: The figure.
-        boxes: For each panel left, top, width and height.
-        bar: The colour bar, in the same form.
-        flat: Whether the colour bar is horizontal.
-        bottom: The lower end of all labels, from the upper edge of the figure.
-        columns: The number of panels in a row.
-        cell: The side of a cell.
-        font: The size of labels in points.
-    """
-
-    size: tuple[float, float]
-    boxes: list[tuple[float, float, float, float]]
-    bar: tuple[float, float, float, float]
-    flat: bool
-    bottom: float
-    columns: int
-    cell: float
-    font: float
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What a grid has to hold: panels of rows by columns of cells, with labels, a title and a colour bar."""
 
-    count: int
-    rows: Sequence[str]
-    columns: Sequence[str]
-    heading: bool
-    scale: str  # the label of the colour bar
-    marked: int | None = None  # the row whose label is bold
-
-
-def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float] = PAGE, fixed: bool = False) -> Grid:
-    """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
-
-    If no page has room for a label of each token, every k-th token has one.
-
-    Args:
-        wanted: What the grid has to hold.
-        columns: The number of panels in a row. None: the number that uses the page best.
-        page: The largest width and height in inches.
-        fixed: Whether the figure has the size of the page, and cannot grow.
-    """
-    pages = [(page[0] * growth, page[1] * growth) for growth in ((1.0,) if fixed else _GROWTH)]
-    every = [(font, levels) for font in (FONT_SIZE, 7, 6, SMALLEST_FONT) for levels in range(1, MOST_LEVELS + 1)]
-    for limits in pages:
-        found = [one for one in _candidates(wanted, columns, limits, fixed, every) if one.fits]
-        if found:
-            return _placed(wanted, max(found, key=lambda one: one.rank), page if fixed else None)
-    for limits in pages:
-        best = max(_candidates(wanted, columns, limits, fixed, [(_SPARSE_FONT, 1)]), key=lambda one: one.cell)
-        if best.cell >= _SMALLEST_CELL:
-            break
-    return _placed(wanted, best, page if fixed else None)
+    def __init__(self, panels: Panels, heading: bool, scale: str, fixed: bool) -> None:
+        self.count, self.marked = len(panels.scores), panels.marked
+        self.rows, self.columns = panels.rows.shown, panels.columns.shown
+        self.top = _EDGE + (_HEADING if heading else 0.0)
+        self.scale = scale  # the label of the colour bar
+        self.fixed = fixed  # whether the figure has the size of the page
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    columns: int
+class Candidate:
+    """The form of a grid, and how good it is."""
+
+    columns: int  # panels in a row
     font: float
-    cell: float
+    cell: float  # its side in inches
     label_width: float
     label_height: float
     place: str  # of the colour bar: "cell", an empty cell of the grid; "side" or "below"
@@ -318,65 +238,81 @@ class _Candidate:
     rank: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Grid(Candidate):
+    """Panels in inches, from the upper left corner of the figure."""
+
+    size: tuple[float, float]
+    boxes: list[Box]
+    bar: Box
+    bottom: float  # the lower end of all labels
+
+
+def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float]) -> Grid:
+    """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
+
+    If no page has room for a label of each token, every k-th token has one.
+    """
+    pages = [(page[0] * growth, page[1] * growth) for growth in (_GROWTH[:1] if wanted.fixed else _GROWTH)]
+    every = list(product((axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT), range(1, axes.MOST_LEVELS + 1)))
+    for limits in pages:
+        found = [one for one in _candidates(wanted, columns, limits, every) if one.fits]
+        if found:
+            return _placed(wanted, max(found, key=lambda one: one.rank), page)
+    for limits in pages:
+        best = max(_candidates(wanted, columns, limits, [(_SPARSE_FONT, 1)]), key=lambda one: one.cell)
+        if best.cell >= _SMALLEST_CELL:
+            break
+    return _placed(wanted, best, page)
+
+
 def _candidates(
-    wanted: Wanted,
-    columns: int | None,
-    limits: tuple[float, float],
-    fixed: bool,
-    forms: Sequence[tuple[float, int]],
-) -> Iterator[_Candidate]:
+    wanted: Wanted, columns: int | None, limits: tuple[float, float], forms: Sequence[tuple[float, int]]
+) -> Iterator[Candidate]:
     """Grids with each of the forms of labels: their font and their levels."""
     count, high, wide = wanted.count, len(wanted.rows), len(wanted.columns)
-    largest = math.inf if fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
-    best = square(count)
+    largest = math.inf if wanted.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
+    best = axes.square(count)
     for across in [min(columns, count)] if columns else range(1, count + 1):
         down = math.ceil(count / across)
         empty = -count % across
         for font, levels in forms:
-            label_width = level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
-            label_height = level_offsets(wanted.columns, levels, font)[-1] / 72
-            for place in (*(("cell",) if empty else ()), "below" if limits[0] < NARROW_PAGE else "side"):
-                margins = _margins(wanted, place, limits[0])
-                free_width = limits[0] - margins[0] - label_width - (across - 1) * _GAP
-                free_height = limits[1] - margins[1] - label_height - down * (_TITLE + _GAP)
+            label_width = axes.level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
+            label_height = axes.level_offsets(wanted.columns, levels, font)[-1] / 72
+            for place in (*(("cell",) if empty else ()), "below" if limits[0] < axes.NARROW_PAGE else "side"):
+                right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
+                below = 0.15 + bar_room(wanted.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
+                around = _EDGE + _NAME + right, wanted.top + _EDGE + _NAME + below  # panels and labels
+                free_width = limits[0] - around[0] - label_width - (across - 1) * _GAP
+                free_height = limits[1] - around[1] - label_height - down * (_TITLE + _GAP)
                 cell = min(free_width / (across * wide), free_height / (down * high), largest)
                 bar = empty * (cell * wide + _GAP) - _GAP - 2 * _BAR_SIDE
                 room = cell * high + _TITLE - bar_room(wanted.scale, min(bar, _LONGEST_BAR))
                 if place != "cell" or (bar >= _SHORTEST_BAR and room > _GAP):
                     break
-            if cell <= 0:
-                continue
-            legible = font - 2.5 * levels
-            nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
-            rank = (legible, cell) if fixed else (legible, *nearly_square, cell)
-            fits = levels_for(cell, font) <= levels
-            yield _Candidate(across, font, cell, label_width, label_height, place, fits, rank)
+            if cell > 0:
+                legible = font - 2.5 * levels
+                nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
+                rank = (legible, cell) if wanted.fixed else (legible, *nearly_square, cell)
+                fits = axes.levels_for(cell, font) <= levels
+                yield Candidate(across, font, cell, label_width, label_height, place, fits, rank)
 
 
-def _margins(wanted: Wanted, place: str, width: float) -> tuple[float, float]:
-    """Width and height of the space outside panels and labels."""
-    right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
-    below = 0.15 + bar_room(wanted.scale, min(width * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
-    return _EDGE + _NAME + right, 2 * _EDGE + _NAME + (0.3 if wanted.heading else 0.0) + below
-
-
-def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None) -> Grid:
+def _placed(wanted: Wanted, chosen: Candidate, page: tuple[float, float]) -> Grid:
     high, wide = len(wanted.rows) * chosen.cell, len(wanted.columns) * chosen.cell
     left = _EDGE + _NAME + chosen.label_width
-    top = _EDGE + (0.3 if wanted.heading else 0.0)
     across = min(chosen.columns, wanted.count)
     panels = across * wide + (across - 1) * _GAP
     places = [divmod(index, chosen.columns) for index in range(wanted.count)]
     boxes = [
-        (left + column * (wide + _GAP), top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
+        (left + column * (wide + _GAP), wanted.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
         for row, column in places
     ]
     lower = boxes[-1][1] + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
     width, height = left + panels, lower
     if chosen.place == "side":
-        bar_height = min(boxes[-1][1] + high - boxes[0][1], _LONGEST_BAR)
-        bar = (width + _BAR_GAP, boxes[0][1], BAR, bar_height)
-        height = max(height, boxes[0][1] + min(text_width(wanted.scale, FONT_SIZE), _LONGEST_SCALE) + _EDGE)
+        bar = (width + _BAR_GAP, boxes[0][1], BAR, min(boxes[-1][1] + high - boxes[0][1], _LONGEST_BAR))
+        height = max(height, boxes[0][1] + min(axes.text_width(wanted.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE)
         width += _BAR_GAP + BAR + _BAR_TEXT
     elif chosen.place == "below":
         length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
@@ -391,5 +327,5 @@ def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None
         middle = boxes[-1][1] + (high - bar_room(wanted.scale, length)) / 2
         bar = (first + (room - length) / 2, max(lowest, middle), length, BAR)
         width += 0.1
-    flat = chosen.place != "side"
-    return Grid(size or (width, height), boxes, bar, flat, lower, chosen.columns, chosen.cell, chosen.font)
+    size = page if wanted.fixed else (width, height)
+    return Grid(**vars(chosen), size=size, boxes=boxes, bar=bar, bottom=lower)

@@ -34,17 +34,26 @@ _LONGEST_SIDE: Final = 14  # characters of each of them
 
 @dataclass(frozen=True)
 class Axis:
-    """The drawn tokens at one side of a map.
+    """The drawn tokens at one side of a map."""
 
-    Attributes:
-        labels: A label for each drawn row or column.
-        member: For each token its row or column, -1 for tokens that are left out.
-        dimmed: The rows or columns that are dimmed.
-    """
+    labels: list[str]  # of each drawn row or column
+    member: Tensor  # for each token its row or column, -1 for tokens that are left out
+    dimmed: list[int]  # the rows or columns that are pale
 
-    labels: list[str]
-    member: Tensor
-    dimmed: list[int]
+    @property
+    def shown(self) -> list[str]:
+        """The written labels. A long label of two texts has the beginning of both."""
+        return [
+            _PAIR.join(shortened(side, _LONGEST_SIDE) for side in one.split(_PAIR))
+            if _PAIR in one and len(one) > LONGEST_LABEL
+            else shortened(one)
+            for one in self.labels
+        ]
+
+    @property
+    def counted(self) -> list[int]:
+        """The rows or columns that are not dimmed."""
+        return [i for i in range(len(self.labels)) if i not in self.dimmed]
 
     def columns(self, scores: Tensor) -> Tensor:
         """Scores `(..., tokens)` as `(..., columns)`: the scores of a word's pieces are added."""
@@ -54,14 +63,6 @@ class Axis:
         """Scores `(tokens, ...)` as `(rows, ...)`: the row of a word is the mean of its pieces' rows."""
         ones = self._ones()
         return (ones / ones.sum(0)).T @ scores.to(torch.float64)
-
-    def place(self, token: int | None, tokens: Sequence[str]) -> int | None:
-        """The row or column of a token."""
-        position = position_of(token, tokens)
-        place = None if position is None else int(self.member[position])
-        if position is not None and place == -1:
-            raise ArgumentError(f"token {token} ({tokens[position]}) is marked and left out: keep it, or mark another.")
-        return place
 
     def _ones(self) -> Tensor:
         return (self.member[:, None] == torch.arange(len(self.labels))).to(torch.float64)
@@ -79,77 +80,46 @@ def make_axis(tokens: Sequence[str], words: Words = None, dim: Chosen = None, dr
     else:
         numbers = words_of(tokens, None if words is True else words)
         labels = word_texts([tokens[position] for position in kept], [numbers[position] for position in kept])
-    places: dict[int, int] = {}
-    member, dimmed = torch.full((len(tokens),), -1), []
-    for position in kept:
-        if numbers[position] not in places:
-            places[numbers[position]] = len(places)
-            dimmed += [len(places) - 1] if position in pale else []
-        member[position] = places[numbers[position]]
-    return Axis(labels, member, dimmed)
+    firsts = {numbers[position]: position for position in reversed(kept)}
+    places = {number: place for place, number in enumerate(sorted(firsts))}
+    member = [-1 if position in gone else places[numbers[position]] for position in range(len(tokens))]
+    return Axis(labels, torch.tensor(member), [places[number] for number in places if firsts[number] in pale])
 
 
-def _positions(tokens: Sequence[str], chosen: Chosen, name: str) -> set[int]:
-    if isinstance(chosen, str):
-        if chosen != "special":
-            raise ArgumentError(f"{name} is {chosen!r}: pass 'special', or positions of tokens.")
+def _positions(tokens: Sequence[str], chosen: Chosen, name: str) -> set[int | None]:
+    if chosen == "special":
         return {position for position, token in enumerate(tokens) if is_special(token)}
-    return {place for one in chosen or () if (place := position_of(one, tokens)) is not None}
+    if isinstance(chosen, str):
+        raise ArgumentError(f"{name} is {chosen!r}: pass 'special', or positions of tokens.")
+    return {position_of(one, tokens) for one in chosen or ()}
 
 
 @dataclass(frozen=True)
 class Panels:
-    """Maps that are ready to be drawn.
-
-    Attributes:
-        scores: From titles to maps `(rows, columns)` in float64.
-        rows: A label for each row.
-        columns: A label for each column.
-        marked: The marked row. None: none.
-        dimmed_rows: Rows that are drawn pale.
-        dimmed_columns: Columns that are drawn pale.
-        is_square: Whether rows and columns are the same tokens.
-        is_difference: Whether maps of a second text were subtracted.
-    """
+    """Maps `(rows, columns)` in float64 by their titles, ready to be drawn."""
 
     scores: dict[str, Tensor]
-    rows: list[str]
-    columns: list[str]
-    marked: int | None
-    dimmed_rows: list[int]
-    dimmed_columns: list[int]
-    is_square: bool
+    rows: Axis
+    columns: Axis
+    marked: int | None  # a row
     is_difference: bool = False
-
-    @property
-    def shown(self) -> tuple[list[str], list[str]]:
-        """The written labels of rows and columns."""
-        return [self._short(one) for one in self.rows], [self._short(one) for one in self.columns]
-
-    def _short(self, label: str) -> str:
-        if not self.is_difference or len(label) <= LONGEST_LABEL:
-            return shortened(label)
-        return _PAIR.join(shortened(side, _LONGEST_SIDE) for side in label.split(_PAIR))
 
     def counted(self, scores: Tensor) -> Tensor:
         """The scores that are not dimmed. If all are dimmed: all."""
-        rows = [i for i in range(len(self.rows)) if i not in self.dimmed_rows]
-        columns = [i for i in range(len(self.columns)) if i not in self.dimmed_columns]
+        rows, columns = self.rows.counted, self.columns.counted
         return scores[rows][:, columns] if rows and columns else scores
 
     def content(self, title: str, label: str) -> Content:
         """A map in words and as a table."""
-        scores, rows, columns = self.scores[title], self.rows, self.columns
+        scores, rows, columns = self.scores[title], self.rows.labels, self.columns.labels
 
         def table() -> list[tuple[Any, ...]]:
-            return [
-                (title, i, rows[i], j, columns[j], value)
-                for i, line in enumerate(scores.tolist())
-                for j, value in enumerate(line)
-            ]
+            lines = enumerate(scores.tolist())
+            return [(title, i, rows[i], j, columns[j], one) for i, line in lines for j, one in enumerate(line)]
 
         kind = "difference of two maps" if self.is_difference else "map"
-        size = f"{len(rows)} tokens" if self.is_square else f"{len(rows)} output tokens by {len(columns)} source tokens"
+        is_square = self.rows is self.columns
+        size = f"{len(rows)} tokens" if is_square else f"{len(rows)} output tokens by {len(columns)} source tokens"
         if self.marked is not None:
             most = largest(scores[self.marked], columns.__getitem__)
             found = f"the row of {rows[self.marked]} has its largest scores at {most}."
@@ -185,8 +155,13 @@ def prepare_panels(
         # Positions name source tokens, but special tokens are known at both sides.
         rows = make_axis(outputs, out_words, *(one if isinstance(one, str) else None for one in (dim, drop)))
     scores = _merged(maps, rows, columns, heads)
-    marked = rows.place(token, outputs)
-    found = Panels(scores, rows.labels, columns.labels, marked, rows.dimmed, columns.dimmed, out_tokens is None)
+    position = position_of(token, outputs)
+    marked = None if position is None else int(rows.member[position])
+    if marked == -1:
+        raise ArgumentError(
+            f"token {token} ({outputs[position or 0]}) is marked and left out: keep it, or mark another."
+        )
+    found = Panels(scores, rows, columns, marked)
     if minus is None:
         return found
     if out_tokens is not None or not 2 <= len(minus) <= 3:
@@ -214,35 +189,34 @@ def _difference(found: Panels, others: dict[str, Tensor], other: list[str]) -> P
     """The first maps minus the others, of tokens that are aligned by what the two texts share."""
     if found.scores.keys() != others.keys():
         raise ArgumentError(f"minus has the maps {list(others)}: pass the same as maps, {list(found.scores)}.")
-    groups = _aligned(found.rows, other)
-    labels = []
-    one, two = (torch.zeros(len(side), len(groups), dtype=torch.float64) for side in (found.rows, other))
-    for group, (first, second) in enumerate(groups):
-        names = [" ".join(side[i] for i in places) for side, places in ((found.rows, first), (other, second))]
-        labels.append(names[0] if names[0] == names[1] else _PAIR.join(names))
-        one[list(first), group], two[list(second), group] = 1, 1
-    scores = {title: _pooled(mine, one) - _pooled(others[title], two) for title, mine in found.scores.items()}
-    marked = None if found.marked is None else int(one[found.marked].argmax())
-    dimmed = sorted({int(one[i].argmax()) for i in found.dimmed_rows})
-    return Panels(scores, labels, labels, marked, dimmed, dimmed, True, is_difference=True)
+    labels: list[str] = []
+    first, second = list[int](), list[int]()  # the label of each row
+    for left, right in _aligned(found.rows.labels, other):
+        names = dict.fromkeys((" ".join(left), " ".join(right)))
+        first += [len(labels)] * len(left)
+        second += [len(labels)] * len(right)
+        labels.append(_PAIR.join(names))
+    marked = None if found.marked is None else first[found.marked]
+    axis = Axis(labels, torch.tensor(first), sorted({first[i] for i in found.rows.dimmed}))
+    minus = Axis(labels, torch.tensor(second), [])
+    scores = {
+        title: axis.columns(axis.rows(mine)) - minus.columns(minus.rows(others[title]))
+        for title, mine in found.scores.items()
+    }
+    return Panels(scores, axis, axis, marked, is_difference=True)
 
 
-def _pooled(scores: Tensor, ones: Tensor) -> Tensor:
-    return (ones / ones.sum(0)).T @ scores @ ones
-
-
-def _aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[range, range]]:
-    """Passages that stand for each other: equal tokens one by one, others together."""
-    groups: list[tuple[range, range]] = []
-    for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        if kind == "equal" or b - a == d - c:
-            groups += [(range(a + i, a + i + 1), range(c + i, c + i + 1)) for i in range(b - a)]
+def _aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Passages that stand for each other: one by one where as many differ as in the other text, else together."""
+    groups: list[tuple[Sequence[str], Sequence[str]]] = []
+    for _, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        if b - a == d - c:
+            groups += [([one], [other]) for one, other in zip(first[a:b], second[c:d], strict=True)]
         elif b > a and d > c:
-            groups.append((range(a, b), range(c, d)))
+            groups.append((first[a:b], second[c:d]))
         else:
-            extra = " ".join(first[a:b] or second[c:d])
             raise ArgumentError(
-                f"The two texts cannot be aligned: {extra!r} has no partner. Pass texts that differ in words, "
-                "with words=True if only their pieces differ."
+                f"The two texts cannot be aligned: {' '.join(first[a:b] or second[c:d])!r} has no partner. Pass texts "
+                "that differ in words, with words=True if only their pieces differ."
             )
     return groups

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import pairwise
 from textwrap import wrap
 from typing import Any, Final
 
@@ -16,26 +18,11 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    LINE,
-    MARK,
-    PAGE,
-    add_axes,
-    given_axes,
-    level_offsets,
-    set_label,
-    size_of,
-    size_of_axes,
-    text_width,
-    used_levels,
-    write_labels,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, set_content
 from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
-from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
+from captum_vz.visualization.tokens import one_example, position_of, quoted
 
 _EDGE_COLOR: Final = "#2171b5"
 _NUMBER: Final = 6.5  # points
@@ -55,7 +42,7 @@ def draw_route(
     residual: Residual = None,
     words: Words = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -94,57 +81,75 @@ def draw_route(
     >>> figure.axes[0].get_title()
     'Where [MASK] draws from'
     """
-    given = given_axes(ax, fig)
+    given = axes.given_axes(ax, fig)
     if not 0 < threshold <= 1:
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
-    if not isinstance(paths, int) or paths < 0:
-        raise ArgumentError(f"paths is {paths!r}: pass how many of the strongest paths are marked, at least 0.")
     axis, count = make_axis(tokens, words), len(tokens)
     layers = [axis.rows(axis.columns(one_example(one, count, count))) for one in maps]
     steps = _checked([add_residual(one[None], residual)[0] for one in layers])
     start = int(axis.member[position_of(token, tokens) or 0])
-    route = Route(axis.labels, start, steps, route_edges(steps, start, threshold), strongest_paths(steps, start, paths))
-    labels = [shortened(one) for one in axis.labels]
+    edges, strongest = route_edges(steps, start, threshold), strongest_paths(steps, start, paths)
+    route = Route(axis.labels, start, steps, edges, strongest, threshold)
+    labels = axis.shown
     if given is not None:
         (panel,) = given
-        width, height = size_of_axes(panel)
+        width, height = axes.size_of_axes(panel)
     else:
-        whole = size if fig is None else size_of(fig)
-        left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
+        whole = size if fig is None else axes.size_of(fig)
+        left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = level_offsets(labels, used_levels(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
-        below += _LEGEND * LINE * (_legend(threshold, len(route.paths), width).count("\n") + 1) + 0.1
+        below = axes.level_offsets(labels, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, start)[-1] / 72 + 0.1
+        below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
-        fig = Picture(figsize=total, dpi=DPI[0]) if fig is None else fig
-        panel = add_axes(fig, (left, 0.32, width, height), total)
+        fig = Picture(figsize=total, dpi=axes.DPI[0]) if fig is None else fig
+        panel = axes.add_axes(fig, (left, 0.32, width, height), total)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
-    set_label(panel.set_title(title, fontsize=FONT_SIZE + 2))
-    panel.set_xlabel(_legend(threshold, len(route.paths), width), fontsize=_LEGEND, color="0.25", labelpad=5)
-    set_content(panel, _content(route, threshold))
+    axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
+    panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
+    set_content(panel, route.content())
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
 @dataclass(frozen=True)
 class Route:
-    """What is drawn.
-
-    Attributes:
-        labels: The tokens.
-        start: The token at which all routes end.
-        steps: The map of each layer, with its residual.
-        edges: The drawn edges, see :func:`route_edges`.
-        paths: The strongest paths, see :func:`strongest_paths`.
-    """
+    """What is drawn."""
 
     labels: list[str]
-    start: int
-    steps: list[Tensor]
+    start: int  # the token at which all routes end
+    steps: list[Tensor]  # the map of each layer, with its residual
     edges: list[tuple[int, int, int, float]]
     paths: list[tuple[float, list[int]]]
+    threshold: float
+
+    def legend(self, width: float) -> str:
+        """What lines, colours and numbers mean, in lines that are as wide as the panel."""
+        parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
+        if self.paths:
+            marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
+            parts += f" Orange: the {marked}, with each step's score."
+        return "\n".join(wrap(parts, max(24, int(len(parts) * width / axes.text_width(parts, _LEGEND)))))
+
+    def content(self) -> Content:
+        """The routes in words and as a table."""
+        labels, edges = self.labels, self.edges
+        sentence = f"Routes through the layers to {labels[self.start]}: "
+        sentence += f"{len(edges)} steps carry at least {self.threshold:.0%} of it."
+        if self.paths:
+            share, path = self.paths[0]
+            part = f"{share:.0%}" if share >= 0.01 else f"{share:.1g} of the whole"
+            sentence += f" The strongest path, from the input up, has {part}: {', '.join(labels[i] for i in path)}."
+        totals: dict[int, float] = {}
+        for share, j in sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True):
+            totals[j] = totals.get(j, 0.0) + share
+        if totals:
+            most = nlargest(3, totals, key=totals.__getitem__)
+            sentence += f" The drawn steps begin at {', '.join(f'{labels[j]} {totals[j]:.2f}' for j in most)}."
+        columns = ("layer", "out", "output token", "in", "source token", "share of the whole")
+        return Content(sentence, columns, lambda: [(at, i, labels[i], j, labels[j], one) for at, i, j, one in edges])
 
 
 def route_edges(steps: Sequence[Tensor], start: int, threshold: float) -> list[tuple[int, int, int, float]]:
@@ -164,25 +169,21 @@ def route_edges(steps: Sequence[Tensor], start: int, threshold: float) -> list[t
 
 def strongest_paths(steps: Sequence[Tensor], start: int, count: int) -> list[tuple[float, list[int]]]:
     """The `count` paths with the largest product of scores: the product, and the tokens from the input to `start`."""
-    if count == 0:
-        return []
-    size = len(steps[0])
-    best = torch.ones(size, 1, dtype=torch.float64)
+    best = torch.ones(len(steps[0]), 1, dtype=torch.float64)
     back: list[Tensor] = []
     for step in steps:
         ways = (step[:, :, None] * best[None]).flatten(1)  # (out, in x ranks)
         best, chosen = ways.topk(min(count, ways.shape[1]), dim=1)
         back.append(chosen)
     found = []
-    for rank in range(min(count, best.shape[1])):
-        place, path = start, [start]
-        position = rank
+    for rank, share in enumerate(best[start].tolist()):
+        place, position, path = start, rank, [start]
         for layer in range(len(steps) - 1, -1, -1):
             ranks = back[layer - 1].shape[1] if layer else 1
             place, position = divmod(int(back[layer][place, position]), ranks)
             path.append(place)
-        if float(best[start, rank]) > 0:
-            found.append((float(best[start, rank]), path[::-1]))
+        if share > 0:
+            found.append((share, path[::-1]))
     return found
 
 
@@ -209,16 +210,16 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
     panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
     for rank, (_, path) in enumerate(route.paths):
         look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": max(0.8, 1.8 - 0.4 * rank)}
-        panel.plot(path, range(depth + 1), color=MARK, zorder=4 - 0.01 * rank, **look)
+        panel.plot(path, range(depth + 1), color=axes.MARK, zorder=4 - 0.01 * rank, **look)
     box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
     for at, number in _numbers(route.steps, [path for _, path in route.paths], cell, level):
-        panel.text(*at, number, fontsize=_NUMBER, color=MARK, ha="center", va="center", bbox=box, zorder=5)
+        panel.text(*at, number, fontsize=_NUMBER, color=axes.MARK, ha="center", va="center", bbox=box, zorder=5)
     panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
     every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
-    panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=FONT_SIZE)
+    panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=axes.FONT_SIZE)
     panel.tick_params(axis="y", length=0)
-    write_labels(panel.xaxis, labels, cell, FONT_SIZE, route.start)
+    axes.write_labels(panel.xaxis, labels, cell, axes.FONT_SIZE, route.start)
     for place in range(depth + 1):
         panel.axhline(place, color="0.92", linewidth=0.6, zorder=0)
     panel.spines[:].set_visible(False)
@@ -232,58 +233,26 @@ def _numbers(
     taken: list[Bbox] = []
     seen: set[tuple[int, int, int]] = set()
     for path in paths:
-        layer = 0
-        while layer < len(steps):
-            first, (low, high) = layer, path[layer : layer + 2]
-            number = short_number(float(steps[layer][high, low]))
-            is_new = False
-            while True:
-                is_new |= (layer, high, low) not in seen
-                seen.add((layer, high, low))
-                layer += 1
-                is_equal = layer < len(steps) and path[layer : layer + 2] == [low, low] == [low, high]
-                if not is_equal or short_number(float(steps[layer][low, low])) != number:
-                    break
-            count = layer - first
-            text = number if count == 1 else f"{number} ({count} layers)"
-            if not is_new or level * count < _NUMBER * LINE:
+        runs: list[tuple[tuple[int, int, str], list[int]]] = []  # equal steps and their layers
+        for layer, (low, high) in enumerate(pairwise(path)):
+            step = low, high, short_number(float(steps[layer][high, low]))
+            if runs and low == high and runs[-1][0] == step:
+                runs[-1][1].append(layer)
+            else:
+                runs.append((step, [layer]))
+        for (low, high, number), layers in runs:
+            count, places = len(layers), {(layer, high, low) for layer in layers}
+            is_new = not places <= seen
+            seen |= places
+            if not is_new or level * count < _NUMBER * axes.LINE:
                 continue
-            width, height = text_width(text, _NUMBER) + 0.04, _NUMBER * LINE
+            text = number if count == 1 else f"{number} ({count} layers)"
+            width, height = axes.text_width(text, _NUMBER) + 0.04, _NUMBER * axes.LINE
             for part in _PARTS:
-                x, y = low + part * (high - low), first + part * count
+                x, y = low + part * (high - low), layers[0] + part * count
                 box = Bbox.from_bounds(x * cell - width / 2, y * level - height / 2, width, height)
                 if not any(box.overlaps(other) for other in taken):
                     taken.append(box)
                     found.append(((x, y), text))
                     break
     return found
-
-
-def _legend(threshold: float, paths: int, width: float) -> str:
-    """What lines, colours and numbers mean, in lines that are as wide as the panel."""
-    parts = f"Lines carry at least {threshold:g} of the whole. Width and colour are their share."
-    if paths:
-        marked = "strongest path" if paths == 1 else f"{paths} strongest paths"
-        parts += f" Orange: the {marked}, with each step's score."
-    return "\n".join(wrap(parts, max(24, int(len(parts) * width / text_width(parts, _LEGEND)))))
-
-
-def _content(route: Route, threshold: float) -> Content:
-    labels, edges = route.labels, route.edges
-    sentence = f"Routes through the layers to {labels[route.start]}: "
-    sentence += f"{len(edges)} steps carry at least {threshold:.0%} of it."
-    if route.paths:
-        share, path = route.paths[0]
-        part = f"{share:.0%}" if share >= 0.01 else f"{share:.1g} of the whole"
-        sentence += f" The strongest path, from the input up, has {part}: {', '.join(labels[i] for i in path)}."
-    totals: dict[int, float] = {}
-    for share, j in sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True):
-        totals[j] = totals.get(j, 0.0) + share
-    if totals:
-        most = sorted(totals, key=totals.__getitem__, reverse=True)[:3]
-        sentence += f" The drawn steps begin at {', '.join(f'{labels[j]} {totals[j]:.2f}' for j in most)}."
-
-    def table() -> list[tuple[Any, ...]]:
-        return [(layer, i, labels[i], j, labels[j], share) for layer, i, j, share in edges]
-
-    return Content(sentence, ("layer", "out", "output token", "in", "source token", "share of the whole"), table)

@@ -15,24 +15,7 @@ from torch import Tensor
 
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import (
-    DPI,
-    FONT_SIZE,
-    MARK,
-    NARROW_PAGE,
-    PAGE,
-    add_axes,
-    given_axes,
-    level_offsets,
-    set_label,
-    size_of,
-    size_of_axes,
-    text_width,
-    used_levels,
-    write_heading,
-    write_labels,
-    write_plain_labels,
-)
+from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
@@ -50,33 +33,22 @@ _LONGEST_NAME: Final = 60  # characters
 
 @dataclass(frozen=True)
 class Strips:
-    """Rows of scores of the same tokens.
+    """Rows of scores of the same tokens, and how they are drawn."""
 
-    Attributes:
-        kind: What a row is: "row" or "method".
-        names: The label of each row.
-        scores: `(rows, columns)`. NaN is a place without a score.
-        axis: The labels of the columns, and which are pale.
-        groups: The group of each row. There is a gap between groups.
-        notes: Columns at the right: what stands above each, and the texts of the rows.
-    """
-
-    kind: str
+    kind: str  # what a row is: "row" or "method"
     names: list[str]
-    scores: Tensor
+    scores: Tensor  # (rows, columns); NaN is a place without a score
     axis: Axis
-    groups: list[Any]
-    notes: list[tuple[str, list[str]]] = field(default_factory=list)
-
-    @property
-    def shown(self) -> list[str]:
-        """The written labels of the columns."""
-        return [shortened(one) for one in self.axis.labels]
+    groups: list[Any]  # of each row; there is a gap between groups
+    tokens: Sequence[str]
+    position: int | None  # of the token that is explained
+    label: str  # of the scores
+    notes: list[tuple[str, list[str]]] = field(default_factory=list)  # at the right: a head and the texts of the rows
 
     @property
     def longest(self) -> float:
         """The width of the longest label, in inches."""
-        return max(text_width(one, FONT_SIZE) for one in self.shown)
+        return max(axes.text_width(one, axes.FONT_SIZE) for one in self.axis.shown)
 
     @property
     def tops(self) -> list[float]:
@@ -87,28 +59,39 @@ class Strips:
         return tops
 
     @property
+    def marked(self) -> int | None:
+        """The column of the token that is explained."""
+        column = -1 if self.position is None else int(self.axis.member[self.position])
+        return None if column < 0 else column
+
+    @property
     def widths(self) -> list[float]:
         """The widths of the notes, in inches."""
-        return [0.1 + max(text_width(one, FONT_SIZE) for one in (heading, *texts)) for heading, texts in self.notes]
+        return [
+            0.1 + max(axes.text_width(one, axes.FONT_SIZE) for one in (heading, *texts))
+            for heading, texts in self.notes
+        ]
 
-    def content(self, explained: str | None, label: str) -> Content:
+    def content(self) -> Content:
         """The rows in words and as a table."""
+        labels = self.axis.labels
         heading, notes = self.notes[0] if self.notes else ("", [""] * len(self.names))
+        lines = list(zip(self.names, self.scores, notes, strict=True))
 
         def table() -> list[tuple[Any, ...]]:
             return [
                 (name, place, token, score, *([note] if heading else []))
-                for name, line, note in zip(self.names, self.scores.tolist(), notes, strict=True)
-                for place, (token, score) in enumerate(zip(self.axis.labels, line, strict=True))
+                for name, line, note in lines
+                for place, (token, score) in enumerate(zip(labels, line.tolist(), strict=True))
             ]
 
         parts = [
-            f"{name}: {largest(line, self.axis.labels.__getitem__, 2)}" + (f" ({heading} {note})" if note else "")
-            for name, line, note in zip(self.names, self.scores, notes, strict=True)
+            f"{name}: {largest(line, labels.__getitem__, 2)}" + (f" ({heading} {note})" if note else "")
+            for name, line, note in lines
         ]
-        about = f"{len(self.axis.labels)} tokens" + ("" if explained is None else f" for {explained}")
-        sentence = f"Scores of {about}. The largest are, in {'; in '.join(parts)}."
-        return Content(sentence, (self.kind, "in", "source token", label, *([heading] if heading else [])), table)
+        about = "" if self.position is None else f" for {self.tokens[self.position]}"
+        sentence = f"Scores of {len(labels)} tokens{about}. The largest are, in {'; in '.join(parts)}."
+        return Content(sentence, (self.kind, "in", "source token", self.label, *([heading] if heading else [])), table)
 
 
 def draw_row(
@@ -123,7 +106,7 @@ def draw_row(
     scale: str | None = None,
     vmax: float | None = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -167,11 +150,12 @@ def draw_row(
         rows = {f"layer {index}": scores for index, scores in enumerate(rows)}
     if not rows:
         raise ArgumentError("draw_row needs the scores of at least one layer, got none.")
-    position = position_of(token, tokens)
-    axis = make_axis(tokens, words, dim, drop)
+    position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
-    strips = Strips("row", list(rows), kept, axis, [name.startswith("layer ") for name in rows])
-    return _drawn(strips, tokens, position, label, scale, vmax, title, size, ax, fig)
+    groups = [name.startswith("layer ") for name in rows]
+    return _drawn(
+        Strips("row", list(rows), kept, axis, groups, tokens, position, label), scale, vmax, title, size, ax, fig
+    )
 
 
 def row_of(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
@@ -190,7 +174,6 @@ def draw_comparison(
     label: str = "share",
     *,
     truth: Tensor | None = None,
-    truth_name: str = "blanking out",
     scopes: Mapping[str, str] | None = None,
     families: Mapping[str, str] | None = None,
     words: Words = None,
@@ -199,7 +182,7 @@ def draw_comparison(
     scale: str = "root",
     vmax: float | None = None,
     title: str | None = None,
-    size: tuple[float, float] = PAGE,
+    size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -219,8 +202,7 @@ def draw_comparison(
         tokens: The tokens.
         token: The position of the token that is explained. It is marked. Negative positions count from the end.
         label: The label of the colour scale.
-        truth: Scores `(tokens,)`, NaN where there is no truth. None: there is no row of truth.
-        truth_name: The name of that row.
+        truth: Scores `(tokens,)` of a row "blanking out", NaN where there is no truth. None: there is no such row.
         scopes: From names of methods to the layers that their scores are about, written after the name.
         families: From names of methods to families. Methods of a family stand together, families apart.
         words: Merges pieces to words, see :func:`draw_maps`. Scores of a word are added.
@@ -250,23 +232,21 @@ def draw_comparison(
     """
     if not scores:
         raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
-    position = position_of(token, tokens)
-    axis = make_axis(tokens, words, dim, drop)
+    position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     rows = {name: one_example(row, len(tokens)) for name, row in scores.items()}
-    given, families = None, families or {}
+    given = None
     if truth is not None:
         one_example(truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth, len(tokens))
         given = truth.detach().reshape(-1).double().cpu()
-    order = list(dict.fromkeys(families.get(name, "") for name in rows))
-
-    def place(name: str) -> tuple[int, float]:
-        agrees = 0.0 if given is None else float(overlap(rows[name], given))
-        return order.index(families.get(name, "")), -agrees if agrees == agrees else 0.0
-
-    ordered = sorted(rows, key=place)
+    family = {name: (families or {}).get(name, "") for name in rows}
+    order = list(dict.fromkeys(family.values()))
+    agrees = {
+        name: 0.0 if given is None else float(overlap(row, given).nan_to_num(nan=0.0)) for name, row in rows.items()
+    }
+    ordered = sorted(rows, key=lambda name: (order.index(family[name]), -agrees[name]))
     lines = [axis.columns(rows[name]) for name in ordered]
     names = [", ".join(filter(None, [name, (scopes or {}).get(name)])) for name in ordered]
-    groups: list[str | None] = [families.get(name, "") for name in ordered]
+    groups: list[str | None] = [family[name] for name in ordered]
     notes: list[tuple[str, list[str]]] = []
     if given is not None:
         known = axis.columns(given.isfinite().double()) > 0
@@ -275,9 +255,9 @@ def draw_comparison(
             numbers = [float(measure(row, right)) for row in lines]
             notes.append((heading, ["", *(f"{one:.2f}" if one == one else "" for one in numbers)]))
         notes = [one for one in notes if one[0] == "agrees" or any(one[1])]
-        lines, names, groups = [right, *lines], [truth_name, *names], [None, *groups]
-    strips = Strips("method", names, torch.stack(lines), axis, groups, notes)
-    return _drawn(strips, tokens, position, label, scale, vmax, title, size, ax, fig)
+        lines, names, groups = [right, *lines], ["blanking out", *names], [None, *groups]
+    strips = Strips("method", names, torch.stack(lines), axis, groups, tokens, position, label, notes)
+    return _drawn(strips, scale, vmax, title, size, ax, fig)
 
 
 def clear_tau(one: Tensor, truth: Tensor) -> float:
@@ -288,9 +268,6 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
 
 def _drawn(
     strips: Strips,
-    tokens: Sequence[str],
-    position: int | None,
-    label: str,
     scale: str | None,
     vmax: float | None,
     title: str | None,
@@ -299,41 +276,39 @@ def _drawn(
     fig: Any,
 ) -> Any:
     """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
-    given = given_axes(ax, fig)
+    given = axes.given_axes(ax, fig)
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
-    labels = strips.axis.labels
-    kept = [i for i in range(len(labels)) if i not in strips.axis.dimmed] or list(range(len(labels)))
-    scores = strips.scores.nan_to_num(nan=0.0)
-    colors = make_scale(list(scores), "panel" if scale == "row" else scale, vmax, list(scores[:, kept]))
-    name, explained, marked = colors.label(label, "row"), None, None
-    if position is not None:
-        explained, column = tokens[position], int(strips.axis.member[position])
-        marked = None if column < 0 else column
-        title = f"What {quoted(explained)} draws on" if title is None else title
-    rows = strips.tops[-1] + 1
+    count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
+    counted = list(scores[:, strips.axis.counted or slice(None)])
+    colors = make_scale(list(scores), "panel" if scale == "row" else scale, vmax, counted)
+    name, rows = colors.label(strips.label, "row"), strips.tops[-1] + 1
+    if title is None and strips.position is not None:
+        title = f"What {quoted(strips.tokens[strips.position])} draws on"
     if given:
-        panel, (wide, high) = given[0], size_of_axes(given[0])
-        _draw(panel, strips, colors, marked, wide / len(labels), high / rows)
-        set_content(panel, strips.content(explained, label))
+        panel, (wide, high) = given[0], axes.size_of_axes(given[0])
+        _draw(panel, strips, colors, wide / count, high / rows)
         add_colorbar(panel.inset_axes((1.15 if strips.notes else 1.03, 0, 0.04, 1)), colors, name, high)
         if title:
-            set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
+            axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
-    left = _EDGE + max(text_width(shortened(one, _LONGEST_NAME), FONT_SIZE) for one in strips.names) + 0.08
+    left = _EDGE + max(axes.text_width(shortened(one, _LONGEST_NAME), axes.FONT_SIZE) for one in strips.names) + 0.08
     right = 0.12 + sum(strips.widths)
-    limits = page if fig is None else size_of(fig)
+    limits = page if fig is None else axes.size_of(fig)
     height = ROW * rows
-    flat_bar = limits[0] < NARROW_PAGE or height < _FEW
+    flat_bar = limits[0] < axes.NARROW_PAGE or height < _FEW
     side = 0 if flat_bar else BAR + _BAR_TEXT
     room, flat = limits[0] - left - right - side, strips.longest + 0.1
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
-    fits = flat <= _WIDEST_FLAT and flat * len(labels) <= room
-    cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / len(labels))
-    across = cell * len(labels)
+    fits = flat <= _WIDEST_FLAT and flat * count <= room
+    cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / count)
+    across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
-        below = level_offsets(strips.shown, used_levels(cell, FONT_SIZE), FONT_SIZE, marked)[-1] / 72 + 0.05
+        offsets = axes.level_offsets(
+            strips.axis.shown, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, strips.marked
+        )
+        below = offsets[-1] / 72 + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
         below += 0.1 + bar_room(name, length)
@@ -341,50 +316,53 @@ def _drawn(
     height = max(0.05, min(height, limits[1] - above - below - _EDGE))
     total = above + height + below + _EDGE
     if not flat_bar:
-        total = max(total, above + min(text_width(name, FONT_SIZE), 3) + _EDGE)
-    heading = text_width(title, FONT_SIZE + 2) if title else 0
+        total = max(total, above + min(axes.text_width(name, axes.FONT_SIZE), 3) + _EDGE)
+    heading = axes.text_width(title, axes.FONT_SIZE + 2) if title else 0
     size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total
     size = size if fig is None else limits
-    figure = Picture(figsize=size, dpi=DPI[0]) if fig is None else fig
-    panel = add_axes(figure, (left, above, across, height), size)
-    _draw(panel, strips, colors, marked, cell, height / rows)
-    set_content(panel, strips.content(explained, label))
+    figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
+    panel = axes.add_axes(figure, (left, above, across, height), size)
+    _draw(panel, strips, colors, cell, height / rows)
     if flat_bar:
-        bar = add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
+        bar = axes.add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
         add_colorbar(bar, colors, name, length, flat=True)
     else:
         length = min(_LONGEST_BAR, max(height, 0.8))
-        bar = add_axes(figure, (left + across + right, above, BAR, length), size)
+        bar = axes.add_axes(figure, (left + across + right, above, BAR, length), size)
         add_colorbar(bar, colors, name, length, size[1] - above)
     if title:
-        write_heading(figure, title, left, 0.05, size, fontsize=FONT_SIZE + 2)
+        axes.write_heading(
+            figure, title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=axes.FONT_SIZE + 2
+        )
     return figure
 
 
-def _draw(panel: Axes, strips: Strips, colors: Scale, marked: int | None, cell: float, row_height: float) -> None:
-    count, tops, dimmed = len(strips.axis.labels), strips.tops, strips.axis.dimmed
+def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: float) -> None:
+    axis, tops = strips.axis, strips.tops
+    count, bottom = len(axis.labels), tops[-1] + 1
     for index, top in enumerate(tops):
         place = (-0.5, count - 0.5, top + 0.5, top - 0.5)
         look: dict[str, Any] = {"cmap": colors.colors, "norm": colors.norms[index], "aspect": "auto"}
         panel.imshow(strips.scores[index : index + 1].numpy(), extent=place, **look)
         look = {"fill": False, "edgecolor": "0.6", "linewidth": 0.4, "clip_on": False}
         panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, **look))
-    panel.set(xlim=(-0.5, count - 0.5), ylim=(tops[-1] + 0.5, -0.5))
+    panel.set(xlim=(-0.5, count - 0.5), ylim=(bottom - 0.5, -0.5))
     panel.spines[:].set_visible(False)
-    write_plain_labels(panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=FONT_SIZE)
+    axes.write_plain_labels(
+        panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=axes.FONT_SIZE
+    )
     panel.tick_params(axis="y", length=0)
-    write_labels(panel.xaxis, strips.shown, cell, FONT_SIZE, marked, dimmed)
+    axes.write_labels(panel.xaxis, axis.shown, cell, axes.FONT_SIZE, strips.marked, axis.dimmed)
     if strips.longest + 0.05 <= cell:
         panel.tick_params(axis="x", rotation=0)
-    for column in dimmed:
-        look = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
-        panel.add_artist(Rectangle((column - 0.5, -0.5), 1, tops[-1] + 1, **look))
-    if marked is not None:
-        look = {"fill": False, "edgecolor": MARK, "linewidth": 1.2, "zorder": 2.6, "clip_on": False}
-        panel.add_patch(Rectangle((marked - 0.5, -0.5), 1, tops[-1] + 1, **look))
+    for column in axis.dimmed:
+        axes.add_pale(panel, column - 0.5, -0.5, 1, bottom)
+    if strips.marked is not None:
+        axes.add_frame(panel, strips.marked - 0.5, -0.5, 1, bottom, linewidth=1.2, zorder=2.6, clip_on=False)
+    set_content(panel, strips.content())
     left = count - 0.5 + 0.08 / cell
     for (heading, notes), wide, ink in zip(strips.notes, strips.widths, ("0.25", "0.6"), strict=False):
-        look = {"fontsize": FONT_SIZE, "color": ink}
+        look = {"fontsize": axes.FONT_SIZE, "color": ink}
         for top, note in zip(tops, notes, strict=True):
             panel.text(left, top, note, va="center", **look)
         panel.text(left + (wide - 0.1) / cell, -0.8, heading, va="bottom", ha="right", **look)
@@ -393,8 +371,8 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, marked: int | None, cell: 
     if font is None or row_height < 0.13:
         return
     shades = colors.mappable().get_cmap()
-    for index, (top, line) in enumerate(zip(tops, strips.scores.tolist(), strict=True)):
+    for norm, top, line in zip(colors.norms, tops, strips.scores.tolist(), strict=True):
         for column, score in enumerate(line):
             if abs(score) >= 0.005:  # others, and NaN, have no number
-                ink = "black" if column in dimmed else ink_on(shades(float(colors.norms[index](score))))
+                ink = "black" if column in axis.dimmed else ink_on(shades(float(norm(score))))
                 panel.text(column, top, short_number(score), ha="center", va="center", color=ink, fontsize=font)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
@@ -19,7 +20,6 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, largest_font, set_label, text_width
 
-ScaleName = Literal["shared", "panel", "root"] | None
 _NAMES: Final = ("shared", "panel", "root")
 BAR: Final = 0.11  # the width of a colour bar in inches
 _MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
@@ -40,31 +40,18 @@ SIGNED_COLORS: Final = _white_at("RdBu", 0.5)
 
 @dataclass(frozen=True)
 class Scale:
-    """How scores become colours.
+    """How scores become colours."""
 
-    Attributes:
-        norms: From scores to 0 to 1, one for each panel. Panels with the same end share one object.
-        signed: Whether the scale has a middle at 0 and a side below it.
-        clipped: Whether some drawn score is beyond the end of its scale.
-        apart: The indices of panels with an own end. The other panels share one.
-        root: Whether colours are by the square root.
-    """
-
-    norms: list[Normalize]
-    signed: bool
-    clipped: bool
-    apart: frozenset[int]
-    root: bool
+    norms: list[Normalize]  # from scores to 0 to 1, one for each panel
+    signed: bool  # whether the scale has a middle at 0 and a side below it
+    clipped: bool  # whether some drawn score is beyond the end of its scale
+    apart: frozenset[int]  # the panels with an end of their own; the others share one
+    root: bool  # whether colours are by the square root
 
     @property
     def colors(self) -> Colormap:
         """The colour map."""
         return SIGNED_COLORS if self.signed else COLORS
-
-    @property
-    def own(self) -> bool:
-        """Whether each panel has its own end."""
-        return len(self.apart) == len(self.norms)
 
     @property
     def shared(self) -> Normalize:
@@ -82,7 +69,7 @@ class Scale:
 
     def label(self, label: str, part: str) -> str:
         """The label of the colour bar, for the scale of parts, such as "panel"."""
-        return f"{label} / largest of the {part}" if self.own else label
+        return f"{label} / largest of the {part}" if len(self.apart) == len(self.norms) else label
 
 
 def make_scale(
@@ -92,19 +79,15 @@ def make_scale(
     counted: Sequence[Tensor] | None = None,
     apart: Collection[int] = (),
 ) -> Scale:
-    """The scale of some panels.
+    """The scale of some panels, of two sides if a score is negative; see :func:`draw_maps` for `scale` and `vmax`.
 
-    Args:
-        panels: The scores of each panel. If one is negative, the scale has two sides.
-        scale: One of "shared", "panel" and "root". None: "root" for shares, "shared" for other scores.
-        vmax: The end of the scale. None: the largest of `counted`, without sign.
-        counted: The scores that decide the end, for each panel. None: all.
-        apart: Panels that end at their own largest score, if neither `scale` nor `vmax` is given.
+    Scores of `counted` decide the end (None: all). Panels of `apart` end at their own largest score, unless `scale` or
+    `vmax` is given.
     """
     if scale is not None or vmax is not None or len(apart) == len(panels):
         apart = range(len(panels)) if scale == "panel" else ()
     if scale is None:
-        scale = "root" if all(map(are_shares, panels)) else "shared"
+        scale = "root" if all(map(_are_shares, panels)) else "shared"
     if scale not in _NAMES:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
     if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
@@ -112,9 +95,8 @@ def make_scale(
             f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because 'panel' "
             "ends each scale at the largest score of its panel."
         )
-    counted = panels if counted is None else counted
     signed = any(bool((one < 0).any()) for one in panels)
-    highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
+    highest = [float(one.abs().max()) if one.numel() else 0.0 for one in (counted or panels)]
     most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
     ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
@@ -122,7 +104,12 @@ def make_scale(
     return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
 
 
-def are_shares(scores: Tensor) -> bool:
+def rollouts(names: Iterable[str]) -> list[int]:
+    """The panels of rollouts, which end at their own largest score."""
+    return [place for place, name in enumerate(names) if "rollout" in name.lower()]
+
+
+def _are_shares(scores: Tensor) -> bool:
     """Whether scores `(..., in)` can be shares: not negative, and with rows that sum to at most 1."""
     return not bool((scores < 0).any()) and float(scores.sum(-1).max() if scores.numel() else 0.0) <= _MOST_SHARES
 
@@ -138,7 +125,7 @@ def _in_lines(label: str, width: float) -> str:
 
 
 def add_colorbar(
-    place: Any, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
+    place: Axes, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
 ) -> None:
     """Draw the colour bar of a scale into axes of its own.
 
@@ -152,7 +139,7 @@ def add_colorbar(
         flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
     """
     extend = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
-    look = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
+    look: Any = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
     bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
     set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
@@ -170,12 +157,12 @@ def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
     if not isinstance(scale.shared, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
-    else:  # nearly evenly spaced on the bar
-        end = float(scale.shared.vmax or 1.0)
-        steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
-        ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
-        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
-        bar.minorticks_off()
+        return
+    end = float(scale.shared.vmax or 1.0)  # ticks are nearly evenly spaced on the bar
+    steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
+    ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    bar.minorticks_off()
 
 
 def _norm(end: float, signed: bool, scale: str) -> Normalize:

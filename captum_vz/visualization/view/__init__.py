@@ -14,38 +14,55 @@ from torch import Tensor
 
 from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.panels import Axis
 from captum_vz.visualization.tokens import position_of
-from captum_vz.visualization.view.data import Labels, Method, PageData, read_labels, read_methods
-from captum_vz.visualization.view.page import fingerprint, frame, page, record, static_table, three_steps
+from captum_vz.visualization.view.data import Encoded, Labels, Method, encode, read_labels, read_methods
+from captum_vz.visualization.view.page import fingerprint, frame, page, static_table, three_steps
 
 __all__ = ["View", "three_steps", "view"]
 
 THEMES = ("auto", "light", "dark")
 
 
+#: page; method; map; unit; kinds that were left out; row>answer of each question; right answers; points
+_RESULT = re.compile(
+    r"captum-vz-predict 1; page ([0-9a-f]{8}); method (\d+); map (\d+); (pieces|words); without (\d*|-); "
+    r"((?:\d+>\d+)(?:,\d+>\d+)*); (\d+) right; (\d+) points"
+)
+
+
+class Score(NamedTuple):
+    """A learner's score: the number of questions, of right answers, and the mean of the points from 0 to 100."""
+
+    questions: int
+    right: int
+    points: int
+
+
 @dataclass(frozen=True)
-class View(PageData):
-    """A page of maps on which a reader points at tokens. :func:`view` makes it, and a notebook shows it.
+class View:
+    """A page of maps on which a reader points at tokens. :func:`view` makes it, and a notebook shows it."""
 
-    Attributes:
-        methods: The methods and their maps.
-        rows: The tokens of the rows.
-        columns: The source tokens.
-        offset: The column of the first row's own token. None: rows and columns are different tokens.
-        token: The row that is chosen at first. None: none.
-        layer: The map that is shown at first, by its index in the method with the most maps.
-        predict: The rows that a learner is asked about at first, or empty.
-        title: The heading.
-        subtitle: A sentence below the heading; may be empty.
-        about: Where the numbers come from, by field.
-        theme: "auto", "light" or "dark".
-    """
-
+    methods: tuple[Method, ...]
+    rows: Labels
+    columns: Labels
+    offset: int | None  # the column of the first row's own token; None: rows and columns are different tokens
+    token: int | None  # the row that is chosen at first
+    layer: int  # the map that is shown at first, by its index in the method with the most maps
+    predict: tuple[int, ...]  # the rows that a learner is asked about at first
+    title: str
+    subtitle: str
+    about: dict[str, str]
     theme: str
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The numbers of the page."""
+        return encode(self.methods)
 
     def html(self) -> str:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
-        return page(self._record, self, self.theme, static=static_table(self))
+        return page(self, static=static_table(self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
@@ -64,20 +81,39 @@ class View(PageData):
             ArgumentError: The string is of another page, is not complete, or its score does not follow from its
                 answers.
         """
-        return score_answers(self, result)
+        match = _RESULT.fullmatch(result.strip())
+        if match is None:
+            raise ArgumentError(
+                f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end."
+            )
+        page, method, panel, unit, without, answers, right, points = match.groups()
+        if page != fingerprint(self):
+            raise ArgumentError(
+                f"The result is of page {page}, and this page is {fingerprint(self)}: pass the same maps."
+            )
+        words = unit == "words"
+        hidden = set() if without == "-" else {int(kind) for kind in without}
+        try:
+            scores = _units(self, self.encoded.maps[int(method)][int(panel)], words)
+            found = [_points(self, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
+        except IndexError as error:
+            raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
+        score = Score(len(found), sum(one == 100 for one in found), int(sum(found) / len(found) + 0.5))
+        if (score.right, score.points) != (int(right), int(points)):
+            raise ArgumentError(
+                f"The result says {right} right and {points} points, but its answers have {score.right} right and "
+                f"{score.points} points."
+            )
+        return score
 
     def _repr_html_(self) -> str:
         """The page in a frame, then a table for viewers that leave out frames."""
-        return frame(page(self._record, self, self.theme), self.title) + static_table(self)
-
-    @cached_property
-    def _record(self) -> dict[str, Any]:
-        return record(self)
+        return frame(page(self), self.title) + static_table(self)
 
 
 def view(
     maps: Any,
-    tokens: Sequence[str] | None = None,
+    tokens: Sequence[str],
     *,
     columns: Sequence[str] | None = None,
     rollout: Tensor | Mapping[str, Tensor] | None = None,
@@ -105,8 +141,8 @@ def view(
         maps: A map `(out, in)`; a list of layer maps, or a tensor of them, `(layers, out, in)`; a dict of titles to
             maps; or a dict of names of methods to such lists, tensors or dicts. A map may be `(1, out, in)`, as
             `attribute` returns it for one sentence. A layer of a list may have heads, `(1, heads, out, in)`.
-            Or a result that has `tokens`, and `maps` or `scores`, such as :func:`~captum_vz.study.compare` returns it.
-        tokens: The tokens of the rows. Only results have tokens of their own.
+            Results of this package have a `view` of their own.
+        tokens: The tokens of the rows.
         columns: The source tokens, if they are others than `tokens`. Examples: the source of a cross-attention; a
             prompt and its continuation, with `offset`.
         rollout: A further map after the layers' maps, or a dict of names of methods to such maps.
@@ -133,19 +169,10 @@ def view(
         ArgumentError: There is no map. A map does not fit the tokens, is a batch of several examples, or is not finite.
             A position is out of range.
 
-    >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> layers = find_layers(model)
-    >>> maps = ValueZeroing(model, layers).attribute(inputs)
-    >>> rollout = ValueZeroingRollout(model, layers).attribute(inputs)
-    >>> page = view(maps, inputs.tokens(), rollout=rollout, words=inputs.word_ids(), token=6)
-    >>> page.html()[:15]
+    >>> maps = [torch.tensor([[0.75, 0.25], [0.5, 0.5]])]
+    >>> view(maps, ["a", "b"], rollout=maps[0], token=1).html()[:15]
     '<!DOCTYPE html>'
     """
-    if tokens is None:
-        maps, tokens, columns, offset, rollout, token = _result(maps, rollout, token)
     rows = read_labels(tokens, words, special if columns is None else None, "tokens")
     if columns is None:
         sources, offset = rows, 0
@@ -181,28 +208,10 @@ def _first_token(rows: Labels) -> int:
     return (masks[:1] or plain[-1:] or [len(rows.tokens) - 1])[0]
 
 
-def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, int | None, Any, int | None]:
-    """Maps, tokens, columns, offset, rollout and token of a result that holds its tokens."""
-    tokens = getattr(maps, "tokens", None)
-    if tokens is None:
-        raise ArgumentError(f"tokens is missing: {type(maps).__name__} holds no tokens. Pass the tokens of the rows.")
-    names, explained = list(tokens), maps.token
-    shares = getattr(maps, "shares", None)
-    several = isinstance(shares, Mapping) and len(shares) > 1
-    if not several and getattr(maps, "maps", None):
-        joined = maps.rollout if rollout is None else rollout
-        return list(maps.maps), names, None, None, joined, explained if token is None else token
-    scores = shares if isinstance(shares, Mapping) else maps.scores
-    scores = scores if isinstance(scores, Mapping) else {"scores": scores}
-    layers = {name: {"scores": column[None]} for name, column in scores.items()}
-    return layers, [names[explained]], names, explained, rollout, 0
-
-
-def _questions(predict: Any, rows: Labels, chosen: int | None) -> tuple[int, ...]:
+def _questions(predict: bool | Sequence[int], rows: Labels, chosen: int | None) -> tuple[int, ...]:
     """The rows to ask about: the given rows; or at most five, the chosen one first, the others spread over the text."""
     if not isinstance(predict, bool):
-        listed = [position_of(int(one), rows.tokens) for one in predict]
-        return tuple(one for one in listed if one is not None)
+        return tuple(position_of(one, rows.tokens) or 0 for one in predict)
     if not predict:
         return ()
     count = len(rows.tokens)
@@ -212,56 +221,15 @@ def _questions(predict: Any, rows: Labels, chosen: int | None) -> tuple[int, ...
     return tuple(dict.fromkeys([*first, *spread]))[:5]
 
 
-#: page; method; map; unit; kinds that were left out; row>answer of each question; right answers; points
-_RESULT = re.compile(
-    r"captum-vz-predict 1; page ([0-9a-f]{8}); method (\d+); map (\d+); (pieces|words); without (\d*|-); "
-    r"((?:\d+>\d+)(?:,\d+>\d+)*); (\d+) right; (\d+) points"
-)
-
-
-class Score(NamedTuple):
-    """A learner's score: the number of questions, of right answers, and the mean of the points from 0 to 100."""
-
-    questions: int
-    right: int
-    points: int
-
-
-def score_answers(data: PageData, result: str) -> Score:
-    """Compute the score of a result string again, and compare. See :meth:`View.grade`."""
-    match = _RESULT.fullmatch(result.strip())
-    if match is None:
-        raise ArgumentError(f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end.")
-    page, method, panel, unit, without, answers, right, points = match.groups()
-    if page != fingerprint(data):
-        raise ArgumentError(f"The result is of page {page}, and this page is {fingerprint(data)}: pass the same maps.")
-    words = unit == "words"
-    hidden = set() if without == "-" else {int(kind) for kind in without}
-    try:
-        scores = _units(data, data.encoded.maps[int(method)][int(panel)], words)
-        found = [_points(data, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
-    except IndexError as error:
-        raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
-    score = Score(len(found), sum(one == 100 for one in found), int(sum(found) / len(found) + 0.5))
-    if (score.right, score.points) != (int(right), int(points)):
-        raise ArgumentError(
-            f"The result says {right} right and {points} points, but its answers have {score.right} right and "
-            f"{score.points} points."
-        )
-    return score
-
-
-def _units(data: PageData, scores: Tensor, words: bool) -> Tensor:
+def _units(data: View, scores: Tensor, words: bool) -> Tensor:
     """Scores of tokens, or scores of words: columns are added, rows are averaged."""
     if not words:
         return scores
-    rows, columns = (torch.tensor(one.groups) for one in (data.rows, data.columns))
-    added = scores.new_zeros(len(scores), len(data.columns.words)).index_add(1, columns, scores)
-    total = scores.new_zeros(len(data.rows.words), added.shape[1]).index_add(0, rows, added)
-    return total / rows.bincount()[:, None]
+    rows, columns = (Axis(one.words, torch.tensor(one.groups), []) for one in (data.rows, data.columns))
+    return rows.rows(columns.columns(scores))
 
 
-def _points(data: PageData, scores: Tensor, words: bool, hidden: set[int], row: int, answer: int) -> int:
+def _points(data: View, scores: Tensor, words: bool, hidden: set[int], row: int, answer: int) -> int:
     """100 for the strongest source, less in proportion to the score. The token itself is no answer."""
     kinds = data.columns.word_kinds if words else data.columns.kinds
     own = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import re
+import reprlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from captum_vz.visualization.tokens import (
     STOP_WORDS,
     is_special,
     one_example,
-    short,
     visible,
     without_marks,
     without_piece,
@@ -37,8 +36,7 @@ EXPECTED = (
 LEVELS = (65535, 4095, 1023, 255, 127, 63, 31, 15)
 SIGNED_LEVELS = (32767, 4095, 1023, 127, 63, 31, 15)
 LEAST_BYTES, MOST_BYTES, BYTES_PER_PAIR = 56_000, 1_350_000, 12
-LEAST_RATIO = 4
-
+LEAST_RATIO = 4  # compression does not save more than this
 
 #: The kinds of source tokens, in the order of their codes in the page.
 KINDS = ("", "special", "stop", "punctuation")
@@ -46,50 +44,36 @@ KINDS = ("", "special", "stop", "punctuation")
 
 @dataclass(frozen=True)
 class Labels:
-    """The tokens along one side of a map.
-
-    Attributes:
-        tokens: The text of each token.
-        groups: The number of each token's word, from 0 in the order of the text.
-        words: The text of each word.
-        kinds: The kind of each token, its index in :data:`KINDS`.
-        word_kinds: The kind of each word.
-    """
+    """The tokens along one side of a map."""
 
     tokens: list[str]
-    groups: list[int]
+    groups: list[int]  # the number of each token's word, from 0 in the order of the text
     words: list[str]
-    kinds: list[int]
+    kinds: list[int]  # of each token, its index in `KINDS`
     word_kinds: list[int]
 
 
 def read_labels(tokens: Any, words: Any, special: Any, name: str) -> Labels:
     """The labels of one side. `words` and `special` may be None; `name` is the argument's name, for errors."""
-    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not all(isinstance(one, str) for one in tokens):
-        raise ArgumentError(f"{name} is {short(tokens)}: pass a list of strings, one for each token.")
-    if not tokens:
-        raise ArgumentError(f"{name} is empty: pass a string for each token of the maps.")
+    if not tokens or isinstance(tokens, str) or not all(isinstance(one, str) for one in tokens):
+        raise ArgumentError(
+            f"{name} is {reprlib.repr(tokens)}: pass a list of strings, one for each token of the maps."
+        )
     shown = [visible(one) for one in without_marks(tokens)]
     groups = words_of(tokens, words, "words" if name == "tokens" else f"{name[:-1]}_words")
     named = [visible(one) for one in word_texts(tokens, groups)]
-    members = [[i for i, group in enumerate(groups) if group == word] for word in range(len(named))]
-    marked = _marked(special, shown, name)
-    plain = [_kind(without_piece(text), mark) for text, mark in zip(shown, marked, strict=True)]
-    whole = [_kind(text, all(marked[i] for i in one)) for text, one in zip(named, members, strict=True)]
+    marks = [is_special(token) for token in shown] if special is None else torch.as_tensor(special).flatten().tolist()
+    if len(marks) != len(shown):
+        raise ArgumentError(
+            f"special is {reprlib.repr(special)} for the {len(shown)} {name}: pass True or False for each token, such "
+            "as the special_tokens_mask of the tokenizer."
+        )
+    plain = [_kind(without_piece(text), mark) for text, mark in zip(shown, marks, strict=True)]
+    members = [[mark for mark, group in zip(marks, groups, strict=True) if group == word] for word in range(len(named))]
+    whole = [_kind(text, all(one)) for text, one in zip(named, members, strict=True)]
     # A piece of a word is no stop word or punctuation by itself.
     kinds = [kind if len(members[group]) == 1 or kind < 2 else 0 for kind, group in zip(plain, groups, strict=True)]
     return Labels(shown, groups, named, kinds, whole)
-
-
-def _marked(special: Any, shown: Sequence[str], name: str) -> list[bool]:
-    """Which tokens are special tokens."""
-    flags = [is_special(token) for token in shown] if special is None else torch.as_tensor(special).flatten().tolist()
-    if len(flags) != len(shown) or not all(flag in (0, 1) for flag in flags):
-        raise ArgumentError(
-            f"special is {short(special)} for the {len(shown)} {name}: pass True or False for each token, such as the "
-            "special_tokens_mask of the tokenizer."
-        )
-    return [bool(flag) for flag in flags]
 
 
 def _kind(text: str, special: bool) -> int:
@@ -101,17 +85,11 @@ def _kind(text: str, special: bool) -> int:
 
 @dataclass(frozen=True)
 class Panel:
-    """One map of a method.
-
-    Attributes:
-        label: Such as "layer 3" or "rollout".
-        scores: `(out, in)` in float64: shares of rows that sum to 1 or are zero; scores as given if there are signs.
-        totals: The sums of the rows before they were divided, `(out,)`. None: rows are given as shares.
-    """
+    """One map of a method, such as "layer 3" or "rollout"."""
 
     label: str
-    scores: Tensor
-    totals: Tensor | None
+    scores: Tensor  # (out, in) in float64: shares of rows that sum to 1 or are zero; scores as given if there are signs
+    totals: Tensor | None  # the sums of the rows before they were divided, (out,); None: rows are given as shares
 
 
 @dataclass(frozen=True)
@@ -129,25 +107,19 @@ def read_methods(maps: Any, rollout: Any, shape: tuple[int, int]) -> list[Method
         found = {str(name): _labelled(one, f"{name}: ") for name, one in maps.items()}
     else:
         found = {"": _labelled(maps, "")}
-    for name, one in _rollouts(rollout, list(found)).items():
-        found[name]["rollout"] = one
     if not found or not all(found.values()):
         raise ArgumentError(f"maps holds no map: expected {EXPECTED}.")
-    return [_method(name, panels, shape) for name, panels in found.items()]
-
-
-def _rollouts(rollout: Any, names: list[str]) -> dict[str, Any]:
-    """The rollouts by the names of their methods."""
-    if rollout is None:
-        return {}
-    given = {str(name): one for name, one in rollout.items()} if isinstance(rollout, Mapping) else {names[0]: rollout}
-    unknown = [name for name in given if name not in names]
-    if unknown or (len(names) > 1 and not isinstance(rollout, Mapping)):
+    named = isinstance(rollout, Mapping)
+    joined = rollout if named else {} if rollout is None else {next(iter(found)): rollout}
+    unknown = [str(name) for name in joined if str(name) not in found]
+    if unknown or (joined and not named and len(found) > 1):
         raise ArgumentError(
             f"rollout is {'a dict of ' + ', '.join(unknown) if unknown else 'one map'}, and the methods are "
-            f"{', '.join(names)}: pass a dict of these names to maps."
+            f"{', '.join(found)}: pass a dict of these names to maps."
         )
-    return given
+    for name, one in joined.items():
+        found[str(name)]["rollout"] = one
+    return [_method(name, panels, shape) for name, panels in found.items()]
 
 
 def _is_many(value: Any) -> bool:
@@ -163,19 +135,14 @@ def _labelled(maps: Any, place: str) -> dict[str, Any]:
         return {str(label): one for label, one in maps.items()}
     if isinstance(maps, Tensor) and maps.dim() == 2:
         return {"map": maps}
-    if isinstance(maps, (Tensor, Sequence)) and not isinstance(maps, str):
-        found: dict[str, Any] = {}
-        for index, one in enumerate(maps):
-            found |= _heads(f"layer {index}", one)
-        return found
-    raise ArgumentError(f"{place}got {type(maps).__name__}: expected {EXPECTED}.")
-
-
-def _heads(label: str, one: Any) -> dict[str, Any]:
-    """A layer's map, or the maps of its heads if it is `(1, heads, out, in)`."""
-    if isinstance(one, Tensor) and one.dim() == 4 and len(one) == 1:
-        return {f"{label}, head {head}": scores for head, scores in enumerate(one[0])}
-    return {label: one}
+    if isinstance(maps, str) or not isinstance(maps, (Tensor, Sequence)):
+        raise ArgumentError(f"{place}got {type(maps).__name__}: expected {EXPECTED}.")
+    found: dict[str, Any] = {}
+    for index, one in enumerate(maps):
+        has_heads = isinstance(one, Tensor) and one.dim() == 4 and len(one) == 1
+        heads = {f"layer {index}, head {head}": scores for head, scores in enumerate(one[0])} if has_heads else {}
+        found |= heads or {f"layer {index}": one}
+    return found
 
 
 def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Method:
@@ -186,52 +153,21 @@ def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Met
 
 
 def _panel(label: str, scores: Tensor, signed: bool) -> Panel:
-    if signed:
-        return Panel(label, scores, None)
     sums = scores.sum(1)
-    shares = scores / torch.where(sums > 0, sums, 1)[:, None]
     given_as_shares = bool(((sums - 1).abs() <= SUM_ERROR)[sums > 0].all())
-    return Panel(label, shares, None if given_as_shares else sums)
+    shares = scores if signed else scores / torch.where(sums > 0, sums, 1)[:, None]
+    return Panel(label, shares, None if signed or given_as_shares else sums)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """All maps of a page.
+    """All maps of a page."""
 
-    Attributes:
-        text: Base64 of the compressed integers, methods after each other, maps after each other, row by row.
-        levels: The integer of the largest score of a map.
-        signed: Whether integers have signs.
-        scales: The largest absolute score of each map, for each method.
-        maps: What the integers say, which differs from the scores by rounding: `(out, in)` for each map.
-    """
-
-    text: str
-    levels: int
-    signed: bool
-    scales: list[list[float]]
-    maps: list[list[Tensor]]
-
-
-@dataclass(frozen=True)
-class PageData:
-    """The data of a page, without its looks. :class:`~captum_vz.visualization.View` says what they are."""
-
-    methods: tuple[Method, ...]
-    rows: Labels
-    columns: Labels
-    offset: int | None
-    token: int | None
-    layer: int
-    predict: tuple[int, ...]
-    title: str
-    subtitle: str
-    about: dict[str, str]
-
-    @cached_property
-    def encoded(self) -> Encoded:
-        """The numbers of the page."""
-        return encode(self.methods)
+    text: str  # base64 of the compressed integers: methods after each other, maps after each other, row by row
+    levels: int  # the integer of the largest score of a map
+    signed: bool  # whether integers have signs
+    scales: list[list[float]]  # the largest absolute score of each map, for each method
+    maps: list[list[Tensor]]  # what the integers say, which differs from the scores by rounding
 
 
 def encode(methods: Sequence[Method]) -> Encoded:
@@ -242,17 +178,20 @@ def encode(methods: Sequence[Method]) -> Encoded:
     Q is the largest number of levels with which all maps fit into the room that a page has.
     """
     scales = [[float(f"{panel.scores.abs().max().item():.6g}") for panel in method.panels] for method in methods]
-    rows, columns = methods[0].panels[0].scores.shape
-    room = max(LEAST_BYTES, min(MOST_BYTES, BYTES_PER_PAIR * rows * columns))
+    scores = [panel.scores.numpy() for method in methods for panel in method.panels]
+    ends = [scale or 1.0 for row in scales for scale in row]
+    roots = [np.sqrt(np.minimum(np.abs(one) / end, 1)) for one, end in zip(scores, ends, strict=True)]
+    room = max(LEAST_BYTES, min(MOST_BYTES, BYTES_PER_PAIR * scores[0].size))
     signed = any(method.signed for method in methods)
     for levels in SIGNED_LEVELS if signed else LEVELS:
-        found = _integers(methods, scales, levels)
-        width = 2 if levels > 255 else 1
-        last = levels == LEVELS[-1]
-        if width * sum(one.size for one in found) > LEAST_RATIO * room and not last:
-            continue  # compression does not save that much
-        numbers = np.concatenate([one.ravel() for one in found]).astype(f"<{'i' if signed else 'u'}{width}")
-        text = base64.b64encode(gzip.compress(_planes(numbers), 6, mtime=0)).decode("ascii")
+        found = [np.sign(one) * np.round(levels * root) for one, root in zip(scores, roots, strict=True)]
+        width, last = 2 if levels > 255 else 1, levels == LEVELS[-1]
+        numbers = np.stack(found).ravel().astype(f"<{'i' if signed else 'u'}{width}")
+        if numbers.nbytes > LEAST_RATIO * room and not last:
+            continue
+        # The low bytes of all integers, then the high bytes, which compress better apart.
+        planes = numbers.view(np.uint8).reshape(len(numbers), -1).T.tobytes()
+        text = base64.b64encode(gzip.compress(planes, 6, mtime=0)).decode("ascii")
         if len(text) <= room or last:
             break
     parts = iter(found)
@@ -261,18 +200,3 @@ def encode(methods: Sequence[Method]) -> Encoded:
         for row in scales
     ]
     return Encoded(text, levels, signed, scales, maps)
-
-
-def _integers(methods: Sequence[Method], scales: list[list[float]], levels: int) -> list[np.ndarray]:
-    found = []
-    for method, row in zip(methods, scales, strict=True):
-        for panel, scale in zip(method.panels, row, strict=True):
-            scores = panel.scores.numpy()
-            root = np.sqrt(np.minimum(np.abs(scores) / (scale or 1.0), 1))
-            found.append(np.sign(scores) * np.round(levels * root))
-    return found
-
-
-def _planes(integers: np.ndarray) -> bytes:
-    """The low bytes of all integers, then the high bytes, which compress better apart."""
-    return integers.view(np.uint8).reshape(len(integers), -1).T.tobytes()

@@ -15,17 +15,14 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from torch import Tensor
-
 from captum_vz.visualization.tokens import visible
-from captum_vz.visualization.view.data import PageData
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 # Shown where the frame's tags are removed and their text stays, as in JupyterLab.
 LEFT_OUT = "The interactive page is left out here. Run the cell, or trust the notebook (JupyterLab: Trust Notebook)."
 
 
-def record(data: PageData) -> dict[str, Any]:
+def _record(data: Any) -> dict[str, Any]:
     """What the page's module reads."""
     encoded = data.encoded
     methods = [
@@ -33,7 +30,11 @@ def record(data: PageData) -> dict[str, Any]:
             "name": visible(method.name) if method.name else "",
             "signed": method.signed,
             "maps": [
-                {"label": visible(panel.label), "scale": scale, "totals": _rounded(panel.totals)}
+                {
+                    "label": visible(panel.label),
+                    "scale": scale,
+                    "totals": None if panel.totals is None else [float(f"{one:.4g}") for one in panel.totals.tolist()],
+                }
                 for panel, scale in zip(method.panels, scales, strict=True)
             ],
         }
@@ -53,36 +54,37 @@ def record(data: PageData) -> dict[str, Any]:
         "predict": list(data.predict),
         "title": visible(data.title),
         "subtitle": visible(data.subtitle) if data.subtitle else "",
-        "about": origin(data),
+        "about": _origin(data),
     }
 
 
-def origin(data: PageData) -> str:
+def _origin(data: Any) -> str:
     """Where the numbers come from, on one line."""
     version = getattr(sys.modules["captum_vz"], "__version__", "")
     fields = data.about | {"package": f"captum_vz {version}"}
     return visible(" \u00b7 ".join(f"{field}: {value}" for field, value in fields.items()))
 
 
-def page(record: dict[str, Any], data: PageData, theme: str, static: str = "") -> str:
+def page(data: Any, static: str = "") -> str:
     """The document, in ASCII. `static` is for readers who have switched off scripts."""
+    found = _record(data)
     # A "<" in the data could end the script element.
-    text = json.dumps(record, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
-    found = Template(_asset("view.html")).substitute(
-        title=escape(record["title"]),
-        subtitle=escape(record["subtitle"]),
-        about=escape(record["about"]),
+    text = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    whole = Template(_asset("view.html")).substitute(
+        title=escape(found["title"]),
+        subtitle=escape(found["subtitle"]),
+        about=escape(found["about"]),
         help=_help(data),
-        theme=theme,
+        theme=data.theme,
         style=_asset("view.css"),
-        module=_packed("view.js"),
+        module=_module(),
         data=text.replace("&", "\\u0026"),
         static=static,
     )
-    return found.encode("ascii", "xmlcharrefreplace").decode()
+    return whole.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def _help(data: PageData) -> str:
+def _help(data: Any) -> str:
     """How the numbers of Value Zeroing are made, if the page has them."""
     named = [method.name.lower().replace("-", " ") for method in data.methods]
     if not any("value zeroing" in name for name in named):
@@ -115,7 +117,7 @@ def frame(document: str, title: str) -> str:
     return f"<iframe {attributes}>{LEFT_OUT}</iframe>"
 
 
-def fingerprint(data: PageData) -> str:
+def fingerprint(data: Any) -> str:
     """Eight digits that differ between pages with other tokens or numbers."""
     names = json.dumps([data.rows.tokens, data.columns.tokens, data.encoded.scales])
     return hashlib.sha256((names + data.encoded.text).encode()).hexdigest()[:8]
@@ -131,13 +133,9 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _packed(name: str) -> str:
-    """A file of the page, compressed like the numbers, so that a page of few tokens is small."""
-    return base64.b64encode(gzip.compress(_asset(name).encode("ascii"), mtime=0)).decode("ascii")
-
-
-def _rounded(totals: Any) -> list[float] | None:
-    return None if totals is None else [float(f"{one:.4g}") for one in totals.tolist()]
+def _module() -> str:
+    """The code of the page, compressed like the numbers, so that a page of few tokens is small."""
+    return base64.b64encode(gzip.compress(_asset("view.js").encode("ascii"), mtime=0)).decode("ascii")
 
 
 MOST_WHOLE = 25  # tokens of a whole map; longer texts have the strongest sources of each token
@@ -145,37 +143,27 @@ STRONGEST = 5
 CELL = "padding:2px 5px;border:1px solid #999;text-align:right"
 
 
-def static_table(data: PageData) -> str:
+def static_table(data: Any) -> str:
     """The map that the page shows at first, as a closed `<details>` with styles inside its elements, in ASCII."""
     method = data.methods[0]
     panel = method.panels[min(data.layer, len(method.panels) - 1)]
     name = ", ".join(filter(None, [method.name, panel.label]))
-    scores = panel.scores
-    is_whole = len(data.columns.tokens) <= MOST_WHOLE
-    body = _whole(data, scores) if is_whole else _strongest(data, scores)
-    what = f"{name}: each row is an output token" + ("" if is_whole else f", with its {STRONGEST} strongest")
-    table = f'<table style="border-collapse:collapse;font-size:12px"><caption>{escape(what)}</caption>{body}</table>'
+    what, names, rows = f"{name}: each row is an output token", data.columns.tokens, ""
+    is_whole, highest = len(names) <= MOST_WHOLE, float(panel.scores.abs().max()) or 1.0
+    for token, row in zip(data.rows.tokens, panel.scores, strict=True):
+        if is_whole:
+            cells = "".join(_cell(value, highest) for value in row.tolist())
+        else:
+            places = row.abs().argsort(descending=True, stable=True)[:STRONGEST].tolist()
+            named = [f"<bdi>{escape(names[i])}</bdi> {row[i].item():.3f}" for i in places]
+            cells = f'<td style="padding:2px 5px">{", ".join(named)}</td>'
+        rows += f"<tr>{_head(token, 'row')}{cells}</tr>"
+    heads = f"<thead><tr><td></td>{''.join(_head(token, 'col') for token in names)}</tr></thead>" if is_whole else ""
+    what += "" if is_whole else f", with its {STRONGEST} strongest"
+    caption = f"<caption>{escape(what)}</caption>{heads}<tbody>{rows}</tbody>"
+    table = f'<table style="border-collapse:collapse;font-size:12px">{caption}</table>'
     text = f'<details><summary style="cursor:pointer">Table: {escape(name)}</summary>{table}</details>'
     return text.encode("ascii", "xmlcharrefreplace").decode()
-
-
-def _whole(data: PageData, scores: Tensor) -> str:
-    highest = float(scores.abs().max()) or 1.0
-    heads = "".join(_head(token, "col") for token in data.columns.tokens)
-    rows = []
-    for token, row in zip(data.rows.tokens, scores.tolist(), strict=True):
-        cells = "".join(_cell(value, highest) for value in row)
-        rows.append(f"<tr>{_head(token, 'row')}{cells}</tr>")
-    return f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
-
-
-def _strongest(data: PageData, scores: Tensor) -> str:
-    rows = []
-    for token, row in zip(data.rows.tokens, scores, strict=True):
-        places = row.abs().argsort(descending=True, stable=True)[:STRONGEST].tolist()
-        named = [f"<bdi>{escape(data.columns.tokens[i])}</bdi> {row[i].item():.3f}" for i in places]
-        rows.append(f'<tr>{_head(token, "row")}<td style="padding:2px 5px">{", ".join(named)}</td></tr>')
-    return f"<tbody>{''.join(rows)}</tbody>"
 
 
 def _head(token: str, scope: str) -> str:

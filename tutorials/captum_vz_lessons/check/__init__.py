@@ -4,22 +4,27 @@ Each function returns a :class:`Verdict`, which is true if the answer is right. 
 usual mistake that gives the same numbers.
 
 >>> from captum_vz_lessons import check
->>> check.value_zeroing(None)
-Not yet. value_zeroing: there is no answer yet. Expected numbers of shape (11,).
+>>> check.patch_token(..., 0, 1, patch=2, side=4)
+Not yet. patch_token: there is no answer yet. Expected a number.
+You go on with the package's answer. This exercise counts as open.
+>>> check.patch_token(0, 0, 1, patch=2, side=4, hint=True)
+Not yet. patch_token: [CLS] is token 0, so the patches begin at token 1.
+Hint: Divide row and column by the side of a patch, without remainder. Count the patches row by row. ...
 You go on with the package's answer. This exercise counts as open.
 """
 
 from captum_vz_lessons.check.functions import attention, average_precision, blank_out, deletion, kendall, verified
-from captum_vz_lessons.check.layers import (
+from captum_vz_lessons.check.layers import neighbor_share, pair_share, path_share, rollout
+from captum_vz_lessons.check.maps import SENTENCE, effect, source_read, value_zeroing
+from captum_vz_lessons.check.places import (
+    copied_from,
+    found_rate,
+    frame_centers,
     generation_slice,
     hidden_share,
-    neighbor_share,
-    pair_share,
-    path_share,
-    rollout,
+    patch_token,
+    place_shares,
 )
-from captum_vz_lessons.check.maps import SENTENCE, effect, source_read, value_zeroing
-from captum_vz_lessons.check.places import copied_from, found_rate, frame_centers, patch_token, place_shares
 from captum_vz_lessons.check.verdict import Verdict
 
 __all__ = [

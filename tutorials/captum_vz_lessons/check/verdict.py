@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from html import escape
@@ -20,13 +20,11 @@ LIKENESS = 1e-3
 
 # Mistakes of any exercise, looked for after its own mistakes: the wrong answer as a multiple of the right answer.
 FACTORS = (("the sign is wrong.", -1), ("these are percentages. Divide by 100.", 100))
-
 GOES_ON: Final = "You go on with the package's answer. This exercise counts as open."
-GREEN, ORANGE = "#1b7f46", "#b45309"  # white letters on them have a contrast of 5 to 1
 
-#: What went wrong, and the answer that this mistake gives. A function is called only after a wrong answer. In pairs, a
-#: mistake may occur several times, with different answers.
-Mistakes: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
+#: What went wrong, and the answer that this mistake gives; a tuple holds several answers. A function that returns them
+#: is called only after a wrong answer.
+Mistakes: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,26 +68,20 @@ class Verdict:
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """What a notebook shows and keeps. An object with `_repr_html_` would not keep the verdict for the grader."""
-        content = {"exercise": self.exercise, "passed": self.passed, "mistake": self.mistake}
-        return {"text/plain": repr(self), "text/html": self._repr_html_(), MIME_TYPE: content}
-
-    def _repr_html_(self) -> str:
-        """The verdict in green or orange, with a sign: color is not all that tells them apart."""
-        color, sign, word = (GREEN, "✓", "Right.") if self.passed else (ORANGE, "✗", "Not yet.")
+        # White letters on green and orange have a contrast of 5 to 1. The sign tells them apart without color.
+        color, sign, word = ("#1b7f46", "✓", "Right.") if self.passed else ("#b45309", "✗", "Not yet.")
         lines = "".join(f"<div>{escape(line)}</div>" for line in self._further())
-        return (
+        html = (
             f'<div style="border-left: 6px solid {color}; padding: 4px 12px">'
             f'<b style="background: {color}; color: #fff; padding: 1px 6px">{sign} {word}</b> '
             f"{escape(self.exercise)}: {escape(self.message)}{lines}</div>"
         )
+        content = {"exercise": self.exercise, "passed": self.passed, "mistake": self.mistake}
+        return {"text/plain": repr(self), "text/html": html, MIME_TYPE: content}
 
 
 def exercise(second_hint: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Make a grader of a function that judges an answer: verdicts get its name, and the option `hint`.
-
-    Args:
-        second_hint: Which step to take, and with which function. No hint holds a number.
-    """
+    """Make a grader of a function that judges an answer: verdicts get its name, and the option `hint`."""
 
     def decorate(grade: Callable[..., Verdict]) -> Callable[..., Verdict]:
         @wraps(grade)
@@ -103,90 +95,81 @@ def exercise(second_hint: str) -> Callable[[Callable[..., Verdict]], Callable[..
     return decorate
 
 
-def judge(yours: Any, right: Any, mistakes: Mistakes = ()) -> Verdict:
-    """Compare an answer with the right one, and name the mistake that explains a difference.
-
-    Args:
-        yours: The answer: a tensor, an array, a list or a number.
-        right: The right answer.
-        mistakes: Usual mistakes and the answers that they give.
-
-    >>> judge(0.25, 0.75, {"this is the share of the others.": 0.25}).mistake
-    'this is the share of the others.'
-    """
-    verdict = _compared(yours, right, mistakes)
-    return replace(verdict, answer=yours if verdict else right)
-
-
-def _compared(yours: Any, right: Any, mistakes: Mistakes) -> Verdict:
-    expected = torch.as_tensor(right).detach().double().cpu()
-    found = tensor_of(yours)
+def judge(yours: Any, right: Any, mistakes: Mistakes) -> Verdict:
+    """Compare an answer (a tensor, an array, a list or a number) with the right one, and name a usual mistake."""
+    expected, found = torch.as_tensor(right).detach().double().cpu(), tensor_of(yours)
     if found is None:
-        return Verdict(False, _nothing(yours, expected), "no answer")
-    if found.shape != expected.shape and found.numel() == expected.numel() and found.squeeze().shape == expected.shape:
+        wanted = f"numbers of shape {tuple(expected.shape)}" if expected.dim() else "a number"
+        given = "there is no answer yet" if yours is None or yours is ... else f"the answer is {_described(yours)}"
+        return Verdict(False, f"{given}. Expected {wanted}.", "no answer", answer=right)
+    if found.numel() == expected.numel() and found.squeeze().shape == expected.shape:
         found = found.squeeze()
-    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
-    error = float("inf")
-    if found.shape == expected.shape:
-        error = (found - expected).abs().max().item() if found.numel() else 0.0
-        if error <= TOLERANCE * scale:
-            return Verdict(True, f"largest difference {error:.1e}.")
-    best, likely = error, ""  # several mistakes may give nearly the same numbers: the nearest is named
-    named = mistakes.items() if isinstance(mistakes, Mapping) else mistakes
-    alone = [(mistake, tensor_of(wrong() if callable(wrong) else wrong)) for mistake, wrong in named]
-    common = [(mistake, factor * expected) for mistake, factor in FACTORS]
-    both = [
-        (f"{first} {second[0].upper()}{second[1:]}", factor * other)
-        for first, other in alone
-        if other is not None
+    error = (found - expected).abs().amax().item() if found.shape == expected.shape else float("inf")
+    if error <= TOLERANCE * max(1.0, expected.abs().amax().item()):
+        return Verdict(True, f"largest difference {error:.1e}.", answer=yours)
+    named = _named(found, expected, error, mistakes)
+    return Verdict(False, named or _difference(found, expected), named, answer=right)
+
+
+def _named(found: Tensor, expected: Tensor, error: float, mistakes: Mistakes) -> str | None:
+    """The mistake that gives these numbers, or the nearest of several; two at once only if no single one gives them."""
+    named = mistakes() if callable(mistakes) else mistakes
+    answers = ((message, tensor_of(one)) for message, wrong in named.items() for one in several(wrong))
+    own = [(message, answer) for message, answer in answers if answer is not None]
+    common = [(message, factor * expected) for message, factor in FACTORS]
+    double = [
+        (f"{first} {second[0].upper()}{second[1:]}", factor * answer)
+        for first, answer in own
         for second, factor in FACTORS
     ]
-    for some in ([*alone, *common], both):  # two mistakes at once are named only if no single one gives these numbers
-        for mistake, other in some if not likely else []:
-            if other is None or _distance(expected, other) <= TOLERANCE:
-                continue
-            apart = _distance(found, other)
-            if apart <= LIKENESS and apart * _size(other) < best:
-                best, likely = apart * _size(other), mistake
-    if likely:
-        return Verdict(False, likely, likely)
-    return Verdict(False, _difference(found, expected, scale))
+    for candidates in ([*own, *common], double):
+        near = [
+            (apart * _size(answer), message)
+            for message, answer in candidates
+            if (apart := _distance(found, answer)) <= LIKENESS and _distance(expected, answer) > TOLERANCE
+        ]
+        gap, likely = min(near, key=lambda one: one[0], default=(error, ""))
+        if gap < error:
+            return likely
+    return None
 
 
 def judge_function(
-    yours: Any, right: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mistakes = ()
+    yours: Any, right: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Any]
 ) -> Verdict:
     """Compare what a function of the learner returns with what the right function returns, in each case.
 
-    Args:
-        yours: The function of the learner.
-        right: The right function. The lesson goes on with it if the other one is wrong.
-        cases: The arguments of each call.
-        mistakes: Usual mistakes and the results that they give: of the only case, or a list.
+    Mistakes are functions, or tuples of functions. The lesson goes on with the right function if the other is wrong.
     """
-    found: list[Any] = []
-    for case in cases:
-        if (verdict := _call(yours, case, found)) is not None:
-            return replace(verdict, answer=right)
-    expected = [right(*case) for case in cases]
-    verdict = judge(*((found[0], expected[0]) if len(cases) == 1 else (found, expected)), mistakes)
+
+    def results(function: Callable[..., Any]) -> Any:
+        found = [function(*case) for case in cases]
+        return found[0] if len(cases) == 1 else found
+
+    def refused(message: str, mistake: str) -> Verdict:
+        return Verdict(False, message, mistake, answer=right)
+
+    if not callable(yours):
+        return refused(f"pass your function, not {_described(yours)}.", "no function")
+    try:
+        found = results(yours)
+    except NotImplementedError:
+        return refused("the function is not written yet.", "no answer")
+    except Exception as error:  # any error of the learner's code is shown to the learner
+        return refused(f"the function raised {type(error).__name__}: {error}", "error")
+    if any(one is None or one is ... for one in (found if isinstance(found, list) else [found])):
+        return refused("the function returned nothing: end it with `return`.", "no answer")
+    verdict = judge(
+        found,
+        tensor_of(results(right)),
+        lambda: {name: tuple(map(results, several(wrong))) for name, wrong in mistakes.items()},
+    )
     return replace(verdict, answer=yours if verdict else right)
 
 
-def _call(function: Any, arguments: tuple[Any, ...], results: list[Any]) -> Verdict | None:
-    """Append what a function of the learner returns. A verdict says why it returns nothing."""
-    if not callable(function):
-        return Verdict(False, f"pass your function, not {_described(function)}.", "no function")
-    try:
-        found = function(*arguments)
-    except NotImplementedError:
-        return Verdict(False, "the function is not written yet.", "no answer")
-    except Exception as error:  # any error of the learner's code is shown to the learner
-        return Verdict(False, f"the function raised {type(error).__name__}: {error}", "error")
-    if found is None or found is ...:
-        return Verdict(False, "the function returned nothing: end it with `return`.", "no answer")
-    results.append(found)
-    return None
+def several(wrong: Any) -> tuple[Any, ...]:
+    """The answers, or functions, of one mistake."""
+    return wrong if isinstance(wrong, tuple) else (wrong,)
 
 
 def tensor_of(value: Any) -> Tensor | None:
@@ -196,13 +179,9 @@ def tensor_of(value: Any) -> Tensor | None:
     try:
         return torch.as_tensor(value).detach().double().cpu()
     except (TypeError, ValueError, RuntimeError):
-        pass
-    try:
-        parts = [tensor_of(one) for one in value]
-        numbers = [one for one in parts if one is not None]
-        return torch.stack(numbers) if numbers and len(numbers) == len(parts) else None
-    except (TypeError, RuntimeError):
-        return None
+        parts = [tensor_of(one) for one in value] if isinstance(value, Iterable) else []
+    shapes = {None if one is None else one.shape for one in parts}
+    return torch.stack([one for one in parts if one is not None]) if len(shapes) == 1 and None not in shapes else None
 
 
 def _distance(found: Tensor, other: Tensor) -> float:
@@ -217,18 +196,11 @@ def _size(of: Tensor) -> float:
     return max(of.abs().max().item(), 1e-12)
 
 
-def _nothing(yours: Any, expected: Tensor) -> str:
-    wanted = "a number" if expected.dim() == 0 else f"numbers of shape {tuple(expected.shape)}"
-    if yours is None or yours is ...:
-        return f"there is no answer yet. Expected {wanted}."
-    return f"the answer is {_described(yours)}. Expected {wanted}."
-
-
 def _described(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def _difference(found: Tensor, expected: Tensor, scale: float) -> str:
+def _difference(found: Tensor, expected: Tensor) -> str:
     if found.shape != expected.shape:
         return f"the answer has the shape {tuple(found.shape)}. Expected {tuple(expected.shape)}."
     if not found.isfinite().all():
@@ -237,11 +209,9 @@ def _difference(found: Tensor, expected: Tensor, scale: float) -> str:
     if expected.dim() == 0:
         return f"the answer is {found.item():.6g}, which differs from the right number by {error.item():.1e}."
     place = tuple(int(one) for one in torch.unravel_index(error.argmax(), error.shape))
-    largest = error.max().item()
     note = (
         " It is nearly right. If you computed in float32, compute in float64, because 1 - cos loses digits. If not, a "
         "small term is missing."
-        if largest < LIKENESS * scale
-        else ""
     )
-    return f"the largest difference is {largest:.1e}, at {place}.{note}"
+    is_near = error.max() < LIKENESS * max(1.0, expected.abs().max().item())
+    return f"the largest difference is {error.max().item():.1e}, at {place}.{note if is_near else ''}"

@@ -1,0 +1,367 @@
+"""The figures of a study: metrics over layers, and differences of methods, in columns of print.
+
+Methods have one look in all figures: a colour for a family, and a mark and a place for each method.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from captum_vz.errors import ArgumentError, needs_extra
+from captum_vz.methods import METHODS
+from captum_vz.study.examples import counted
+from captum_vz.study.scoring import Metric
+from captum_vz.study.scoring.metrics import metric_named
+from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
+from captum_vz.visualization.pictures.scales import ink_on, luminance
+
+with needs_extra("captum_vz.study", "study"):
+    import pandas as pd
+    from scipy.optimize import isotonic_regression
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+#: The width of one column in print, in inches, and the size of the letters in it, in points.
+COLUMN: Final = 3.3
+FONT: Final = 6.5
+#: The height of a row with a method's name, in inches.
+ROW: Final = 0.12
+#: What points and bars show.
+LAST_LAYER: Final = "last layer"
+#: How numbers in cells look. They are inside their axes, so the layout need not measure them, which takes long.
+IN_CELLS: Final[dict[str, Any]] = {"ha": "center", "va": "center", "fontsize": 6, "in_layout": False}
+
+# The palette of Okabe & Ito (2008), whose hues differ for readers without red or green vision too. Yellow is too light
+# for lines on white. Methods of a family differ by their marks.
+_PALETTE: Final = {
+    "#0072b2": "value-zeroing value-zeroing-rollout value-zeroing-effect value-zeroing-effect-layer "
+    "value-zeroing-shapley value-zeroing-integrated value-zeroing-rollout-paper",
+    "#e69f00": "attention attention-rollout attention-flow attention-gradient attention-rollout-paper",
+    "#009e73": "attention-norm attention-norm-rollout globenc globenc-layer",
+    "#cc79a7": "alti alti-layer alti-logit",
+    "#d55e00": "saliency input-x-gradient integrated-gradients hidden-token-attribution input-x-gradient-l2 "
+    "integrated-gradients-l2 attn-lrp",
+    "0.35": "random position",
+}
+_FAMILIES: Final[Mapping[str, list[str]]] = {color: names.split() for color, names in _PALETTE.items()}
+_OWN: Final = "#56b4e9"  # methods of the user's own
+_MARKS: Final = ("o", "s", "^", "D", "v", "P", "<")
+_CONTROL_MARKS: Final = ("x", "+")  # both are seen where their lines are one
+# The least contrast of small text with its ground, by WCAG 2.
+_CONTRAST: Final = 4.5
+
+
+def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
+    """Draws one metric, each model in a column of print: the methods by layer, and below it in their last layer.
+
+    Methods have the same colour, mark and place in all figures. Bars and bands are the intervals of the summary.
+    Filled marks show a single layer. Hollow marks show methods that join all layers up to this one, whose lines are
+    dashed, and methods without layers, whose lines are dotted.
+
+    Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. Titles name the
+    `data`. The figure is 3.3 inches wide; of several models, twice as wide.
+    """
+    if metric not in set(summary["metric"]):
+        raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")
+    drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
+    measured = drawn.groupby("model")["examples"].transform("sum") > 0  # a model may lack what the metric needs
+    drawn = drawn[measured] if measured.any() else drawn
+    models = drawn["model"].unique().tolist()
+    rows = ROW * drawn["method"].nunique()
+    above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)
+    panels = stacked([above_height + 0.75, below_height + 0.8], models=len(models))
+    ends = []
+    for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
+        of_model = drawn[drawn["model"] == model]
+        title, last = metric_title(metric), last_layers(of_model)
+        ends.append(draw_layers(above, of_model))
+        above.set_ylabel(title, fontsize=FONT)
+        note, single = "hollow: all layers", last["method"].map(is_single_layer)
+        if _metric(metric).two_truths:  # rows that are compared with another truth stand apart
+            note = "line: the truth of this layer above, of all layers below"
+            last = pd.concat([last[single], last[~single]])
+            below.axhline(single.sum() - 0.5, color="black", linewidth=0.6)
+        draw_points(below, last)
+        below.set_xlabel(title, fontsize=FONT)
+        count = counted(int(of_model["examples"].max()), "sentence")
+        write_title(above, panel_title(model, data, f"{title} by layer", count))
+        write_title(below, panel_title(model, data, f"{title}, {LAST_LAYER} ({note})"))
+        best = last.dropna(subset=["mean"]).nlargest(3, "mean")
+        most = ", ".join(f"{row.method} {row.mean:.2f}" for row in best.itertuples())
+        sentence = (
+            f"{model}, {title}, {len(last)} methods. In the last layer (rollouts: all layers), the largest are {most}."
+        )
+        set_table(above, sentence, of_model, ("model", "method", "layer", "mean", "low", "high"))
+    share_limits(panels[::2], "y")
+    share_limits(panels[1::2], "x")
+    for above, of_panel in zip(panels[::2], ends, strict=True):
+        label_ends(above, of_panel, above_height)
+    return whole_figure(panels)
+
+
+def name_layers(panel: Axes) -> None:
+    """Label the horizontal axis with the numbers of layers."""
+    panel.set_xlabel("layer", fontsize=FONT)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.tick_params(labelsize=FONT, length=2)
+
+
+def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
+    """A line for each method over the layers, with bands for the intervals; for each method where its line ends."""
+    ends = {}
+    lines = dict(list(rows.groupby("method", sort=False)))
+    last = float(rows["layer"].max()) if rows["layer"].notna().any() else 1.0
+    for method in in_order(lines):
+        of_method = lines[method]
+        ends[method] = (last, float(np.nan_to_num(of_method["mean"].iloc[-1])))
+        look = mark_of(method) | {"linewidth": 1.0}
+        if of_method["layer"].isna().any():
+            panel.plot([0, last], [of_method["mean"].iloc[0]] * 2, linestyle=":", **look | {"markevery": [-1]})
+            continue
+        layers = of_method["layer"].astype(int)
+        known = METHODS.get(method)
+        style = "--" if known is not None and known.joins else "-"
+        panel.plot(layers, of_method["mean"], linestyle=style, **look)
+        panel.fill_between(
+            layers, of_method["low"], of_method["high"], color=method_color(method), alpha=0.15, linewidth=0
+        )
+    name_layers(panel)
+    return ends
+
+
+def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Figure:
+    """Draws the mean difference of each pair of methods, row minus column, for each model.
+
+    A pair whose difference is not shown is grey, with an equals sign. Titles name the `data`.
+    """
+    drawn = differences[differences["metric"] == metric]
+    if drawn.empty:
+        known = ", ".join(map(repr, differences["metric"].unique()))
+        raise ValueError(f"metric is {metric!r}: pass one of {known}, of a study with two methods.")
+    models = drawn["model"].unique().tolist()
+    count = len(set(drawn["one"]) | set(drawn["other"]))
+    panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count], models=len(models))
+    for panel, model in zip(panels, models, strict=True):
+        rows, title = drawn[drawn["model"] == model], panel_title(str(model), data, metric_title(metric))
+        names = in_order([*rows["one"], *rows["other"]])
+        gaps, texts = np.full((len(names), len(names)), np.nan), np.full((len(names), len(names)), "", dtype=object)
+        for row in rows.itertuples():
+            one, other = names.index(str(row.one)), names.index(str(row.other))
+            for at, gap in (((one, other), row.mean), ((other, one), -row.mean)):
+                gaps[at], texts[at] = (np.nan, "=") if row.tied else (gap, _hundredths(gap))
+        limit = float(np.nanmax(np.abs(gaps))) if np.isfinite(gaps).any() else 1.0
+        draw_grid(panel, gaps, texts, names, names, "PuOr", (-limit, limit))
+        few, most = int(rows["examples"].min()), int(rows["examples"].max())
+        sentences = counted(most, "sentence") if few == most else f"{few:,} to {most:,} sentences"
+        told = "row minus column, in hundredths; =: no difference is shown (Holm)"
+        write_title(panel, f"{title}, {sentences}\n{told}")
+        columns = ("one", "other", "mean", "low", "high", "p", "examples", "tied")
+        shown = int((~rows["tied"]).sum())
+        set_table(panel, f"{title}: {shown} of {len(rows)} pairs of methods are shown to differ.", rows, columns)
+    return whole_figure(panels)
+
+
+def _hundredths(gap: float) -> str:
+    """A difference as a cell shows it: "12", or ".4" if it is below a hundredth."""
+    return f"{100 * gap:.0f}" if abs(gap) >= 0.01 else f"{100 * gap:.1f}".replace("0.", ".")
+
+
+def draw_grid(
+    panel: Axes,
+    values: np.ndarray,
+    texts: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    colors: Any,
+    limits: tuple[float, float],
+) -> None:
+    """A matrix of values `(rows, columns)`, NaN in grey, with a text in each cell.
+
+    `limits` are the values of the first and the last colour. Names of methods have the methods' colours.
+    """
+    panel.set_facecolor("0.9")
+    drawn = panel.imshow(values, cmap=colors, vmin=limits[0], vmax=limits[1], aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        ink = ink_on(drawn.to_rgba(value)) if value == value else "k"
+        panel.text(column, row, texts[row][column], color=ink, **IN_CELLS)
+    panel.set_xticks(range(len(columns)), columns, rotation=90)
+    panel.set_yticks(range(len(rows)), rows)
+    panel.tick_params(labelsize=FONT, length=0)
+    for labels, names in ((panel.get_yticklabels(), rows), (panel.get_xticklabels(), columns)):
+        for label, name in zip(labels, names, strict=True):
+            if name in rows:
+                label.set_color(label_color(name))
+
+
+def new_figure(height: float, width: float = COLUMN) -> Figure:
+    """A figure of a size in inches that keeps its description with its file. The layout is made for its texts."""
+    return Picture(figsize=(width, height), dpi=200, layout="constrained")
+
+
+def stacked(heights: Sequence[float], width: float = COLUMN, models: int = 1) -> list[Axes]:
+    """Axes below each other for each model, model after model, in a new figure. Two models are side by side.
+
+    Heights and width are those of the axes of one model with their names and titles, in inches. Axes have subfigures of
+    their own, so that no names narrow another's axes.
+    """
+    across, down = min(models, 2), -(-models // 2)
+    figure: Any = new_figure(down * sum(heights), across * width)
+    found = []
+    for cell in figure.subfigures(down, across, squeeze=False).flat[:models]:
+        parts = cell.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)
+        found += [part.subplots() for part in parts[:, 0]]
+    return found
+
+
+def whole_figure(panels: Sequence[Axes]) -> Figure:
+    """The figure that holds panels of :func:`stacked`."""
+    return root_figure(panels[0].figure)
+
+
+def method_color(method: str) -> str:
+    """The colour of a method's family."""
+    return next((color for color, family in _FAMILIES.items() if method in family), _OWN)
+
+
+def method_mark(method: str) -> str:
+    """The mark of a method, which differs from those of its family."""
+    for family in _FAMILIES.values():
+        if method in family:
+            return (_CONTROL_MARKS if "random" in family else _MARKS)[family.index(method)]
+    # The mark of a method of the user's own depends on its name only, so that it is the same in every process.
+    return _MARKS[crc32(method.encode()) % len(_MARKS)]
+
+
+def label_color(method: str) -> tuple[float, float, float]:
+    """The colour of a method for text on white: the same hue, as dark as small letters need."""
+    red, green, blue = to_rgb(method_color(method))
+    while 1.05 / (luminance((red, green, blue)) + 0.05) < _CONTRAST:
+        red, green, blue = 0.95 * red, 0.95 * green, 0.95 * blue
+    return red, green, blue
+
+
+def mark_of(method: str) -> dict[str, Any]:
+    """How matplotlib draws a method's mark: filled for a single layer, else hollow."""
+    color = method_color(method)
+    ink = {"color": color, "markeredgecolor": color, "markerfacecolor": color if is_single_layer(method) else "white"}
+    return {"marker": method_mark(method), "markersize": 3.6, "markeredgewidth": 0.9} | ink
+
+
+def is_single_layer(method: str) -> bool:
+    """Whether a registered method shows each layer by itself: it has layers, and does not join them."""
+    known = METHODS.get(method)
+    return known is not None and known.layered and not known.joins
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Methods in their order in all figures: families together, those of the user's own after them, controls last."""
+    *families, controls = _FAMILIES.values()
+    first, given = [name for family in families for name in family], list(dict.fromkeys(methods))
+    own = [name for name in given if name not in (*first, *controls)]
+    return [name for name in [*first, *own, *controls] if name in given]
+
+
+def _metric(name: str) -> Metric:
+    try:
+        return metric_named(name)
+    except ArgumentError:  # only its caller knows it
+        return Metric(name, len)
+
+
+def metric_title(metric: str) -> str:
+    """The name of a metric in a figure."""
+    return _metric(metric).title
+
+
+def last_layers(rows: DataFrame) -> DataFrame:
+    """For each method the row of its last layer, or its only row, in the order of all figures."""
+    last = rows.groupby("method", sort=False).tail(1)
+    order = {name: place for place, name in enumerate(in_order(last["method"]))}
+    return last.sort_values("method", key=lambda names: names.map(order))
+
+
+def panel_title(*parts: str) -> str:
+    """A title of model, data and what a panel shows; parts that are empty are left out."""
+    return ", ".join(filter(None, parts))
+
+
+def write_title(panel: Axes, title: str, width: float = COLUMN) -> None:
+    """Write a title as plain text across the figure or subfigure of a panel, in lines of a width in inches."""
+    letters = int((width - 0.15) * 72 / (0.57 * FONT))
+    lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
+    figure: Any = panel.figure
+    figure.suptitle("\n".join(lines), fontsize=FONT).set_parse_math(False)  # a model's name may hold dollar signs
+
+
+def set_table(panel: Axes, sentence: str, rows: DataFrame, columns: Sequence[str]) -> None:
+    """Describe a panel for readers who cannot see it: a sentence, and the table of its numbers."""
+    names = list(columns)
+    set_content(panel, Content(sentence, tuple(names), lambda: list(rows[names].itertuples(index=False, name=None))))
+
+
+def length_of(names: Iterable[str]) -> float:
+    """The length of the longest of some names in inches, about."""
+    return max((len(line) for name in names for line in name.split("\n")), default=0) * 0.57 * FONT / 72
+
+
+def draw_points(panel: Axes, rows: DataFrame, value: str = "mean") -> None:
+    """A point with its interval in each row, and the methods' names, the first at the top, in their colours."""
+    for place, row in enumerate(rows.itertuples()):
+        method = str(row.method)
+        if row.low == row.low:  # a single example has no interval
+            panel.hlines(place, row.low, row.high, color=method_color(method), linewidth=1.1)
+        panel.plot(getattr(row, value), place, linestyle="", **mark_of(method))
+    panel.set_yticks(range(len(rows)), rows["method"])
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.tick_params(labelsize=FONT, length=2)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x", alpha=0.3, linewidth=0.5)
+    panel.set_axisbelow(True)
+    for label, method in zip(panel.get_yticklabels(), rows["method"], strict=True):
+        label.set_color(label_color(method))
+
+
+def share_limits(panels: Sequence[Axes], axis: str) -> None:
+    """Give panels one scale on their axis "x" or "y", so that they can be compared by eye."""
+    limits = [getattr(panel, f"get_{axis}lim")() for panel in panels]
+    for panel in panels:
+        getattr(panel, f"set_{axis}lim")(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float]], height: float) -> None:
+    """Write the methods' names at the right of a panel, joined with their lines' ends, so that no two overlap.
+
+    The limits of the axes are set, and their height is in inches.
+    """
+    if not ends:
+        return
+    low, high = panel.get_ylim()
+    gap = 1.15 * FONT / 72 / height * (high - low)
+    heights = [height for _, height in ends.values()]
+    for method, place in zip(ends, _apart(heights, (low, high), gap), strict=True):
+        color = label_color(method)
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}
+        at: Any = panel.get_yaxis_transform()
+        panel.annotate(method, ends[method], (1.09, place), "data", at, line, color=color, fontsize=FONT, va="center")
+
+
+def _apart(ends: Sequence[float], limits: tuple[float, float], gap: float) -> list[float]:
+    """Heights of labels as near the ends of their lines as they can be without overlaps: an isotonic regression."""
+    low, high = limits
+    gap = min(gap, (high - low) / len(ends))
+    order, steps = np.argsort(ends, kind="stable"), gap * np.arange(len(ends))
+    lowest = isotonic_regression(np.asarray(ends)[order] - steps).x
+    placed = np.empty(len(ends))
+    placed[order] = np.clip(lowest, low + gap / 2, high - gap / 2 - steps[-1]) + steps
+    found: list[float] = placed.tolist()
+    return found
