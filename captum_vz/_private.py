@@ -59,6 +59,7 @@ __all__ = [
     "is_replica",
     "is_transformed",
     "modules_of",
+    "node_number",
     "own_buffers",
     "own_modules",
     "own_parameters",
@@ -67,6 +68,7 @@ __all__ = [
     "push_function_mode",
     "restore_function_mode_state",
     "run_forward",
+    "saved_by",
     "sdpa_of_transformers",
     "softmax_axis",
     "sort_key_list",
@@ -193,6 +195,17 @@ def softmax_axis(node: Any) -> int:
     """The axis of a softmax, by its node in a graph of gradients. -1 for other nodes."""
     axis: int = getattr(node, "_saved_dim", -1)
     return axis - 2**64 if axis >= 2**63 else axis  # torch saves a negative axis without its sign
+
+
+def saved_by(node: Any, name: str) -> Any:
+    """What a node in a graph of gradients keeps of its operation by this name. None: nothing."""
+    return getattr(node, f"_saved_{name}", None)
+
+
+def node_number(node: Any) -> int:
+    """The number of a node in a graph of gradients. Nodes are numbered as a thread makes them. Leaves come last."""
+    number: int = node._sequence_nr()
+    return number
 
 
 def attention_name(config: Any) -> str | None:

@@ -58,6 +58,8 @@ HOOK_FILES |= {"_engine.whole_model.cache", "_engine.whole_model.randomness"}
 HOOK_FILES |= {"verification.recorded"}
 # Activation patching changes what a layer is given, for one forward pass.
 HOOK_FILES |= {"study.examples.patching"}
+# AttnLRP takes the vectors that it explains, and replaces activations that are written out.
+HOOK_FILES |= {"attr.attn_lrp"}
 # Every folder but `attr`, which holds one method a file, has at most nine files.
 ROOMY = {"attr"}
 # The most Python files of the package, and of its engine.

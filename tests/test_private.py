@@ -121,6 +121,16 @@ class Functions(TorchFunctionMode):
         return "seen" if func is torch.add else func(*args, **(kwargs or {}))
 
 
+def test_nodes_of_a_graph() -> None:
+    x = torch.tensor([2.0], requires_grad=True)
+    first, second = x.pow(3), x.exp()
+    assert _private.saved_by(first.grad_fn, "exponent") == 3
+    assert _private.saved_by(second.grad_fn, "exponent") is None
+    leaf = second.grad_fn.next_functions[0][0]  # type: ignore[union-attr]  # it has one
+    numbers = [_private.node_number(node) for node in (first.grad_fn, second.grad_fn, leaf)]
+    assert numbers == sorted(set(numbers))
+
+
 def test_modes() -> None:
     x = torch.ones(2)
     assert not _private.function_modes()

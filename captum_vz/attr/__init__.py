@@ -11,6 +11,7 @@ from captum_vz.attr.alti_logit import ALTILogit
 from captum_vz.attr.alti_plus import ALTIPlus
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
+from captum_vz.attr.attn_lrp import AttnLRP
 from captum_vz.attr.globenc import GlobEnc
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.attr.layer_alti import LayerALTI
@@ -32,6 +33,7 @@ __all__ = [
     "AttentionBlock",
     "AttentionFlow",
     "AttentionRollout",
+    "AttnLRP",
     "GlobEnc",
     "HiddenTokenAttribution",
     "LayerALTI",

@@ -23,6 +23,7 @@ function                          takes                               returns
 `pool_groups`                     a map of tokens                     a map of words, spans or regions
 `word_mask`, `patch_mask`         a tokenizer's output, a picture      a `feature_mask` of words, of regions
 `token_scores`                    attributions `(batch, tokens, d)`   `(batch, tokens)`
+`deciding_layer`                  a token's rows, a relevance         the layer whose row agrees most, all products
 `to_embeddings`                   `(batch, tokens)`, the embeddings   the shape of the embeddings, for Captum's metrics
 `head_vectors`                    values, output projection           vectors of each head `(batch, in, head, d)`
 `frozen_norm`                     vectors, the scale of a norm        the vectors after the linear part of the norm
@@ -56,6 +57,7 @@ from captum_vz.functional.rollout import (
 from captum_vz.functional.scores import (
     Distance,
     cosine_distance,
+    deciding_layer,
     euclidean_distance,
     half_squared_distance,
     l1_distance,
@@ -79,6 +81,7 @@ __all__ = [
     "contribution_norms",
     "contributions",
     "cosine_distance",
+    "deciding_layer",
     "encoder_decoder_rollout",
     "euclidean_distance",
     "frozen_norm",

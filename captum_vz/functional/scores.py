@@ -311,5 +311,48 @@ def to_embeddings(row: Tensor, inputs: Embeddings) -> Embeddings:
     return (spread,) if isinstance(inputs, tuple) else spread
 
 
+def deciding_layer(rows: Tensor, relevance: Tensor, token: int = -1) -> tuple[int, Tensor]:
+    r"""The layer in which a token reads the tokens that a decision rests on.
+
+    .. math:: \operatorname*{argmax}_l \textstyle\sum_j V_{lj} R_j, \qquad \textstyle\sum_j R_j = 1
+
+    :math:`V_l` is the row of the token in layer l, by :class:`~captum_vz.ValueZeroing` or another method of layers.
+    :math:`R` says what the decision at the token rests on: the positive part of an effect
+    (:class:`~captum_vz.ValueZeroingEffect`) or a relevance (:class:`~captum_vz.AttnLRP`). The first token has no part
+    in it, because many layers read the first token without need. Neither has the token itself, which each layer keeps.
+
+    Args:
+        rows: The token's rows `(layers, tokens)`. Columns of padding before the text are 0.
+        relevance: `(tokens)`, with signs, in any unit.
+        token: The position of the token; negative from the end.
+
+    Returns:
+        The layer, and the products of all layers `(layers)`, between 0 and 1 if the rows sum to 1. The layers that come
+        next are `products.argsort(descending=True)[1:]`.
+
+    Raises:
+        ArgumentError: Wrong shapes or a wrong position. Or no token has positive relevance, except the first one and
+            the token itself, so no layer can be chosen.
+
+    >>> rows = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.6, 0.2], [0.5, 0.1, 0.4]])
+    >>> deciding_layer(rows, torch.tensor([3.0, 1.0, 2.0]))
+    (1, tensor([0.1000, 0.6000, 0.1000]))
+    """
+    if rows.ndim != 2 or relevance.shape != rows.shape[1:]:
+        raise ArgumentError(
+            f"rows is {_shape(rows)} and relevance {_shape(relevance)}: pass (layers, tokens) and (tokens,)."
+        )
+    if not -len(relevance) <= token < len(relevance):
+        raise ArgumentError(f"token is {token}, but there are {len(relevance)} tokens.", "token")
+    rows, share = widen(rows), widen(relevance).clamp_min(0).clone()
+    share[[int((rows != 0).any(0).int().argmax()), token]] = 0
+    if not share.any():
+        raise ArgumentError(
+            "relevance is positive for no token but the first one and the explained one, so no layer can be chosen."
+        )
+    products = rows @ (share / share.sum()).to(rows)
+    return int(products.argmax()), products
+
+
 def _shape(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else f"of type {type(value).__name__}"

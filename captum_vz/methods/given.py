@@ -15,11 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captum_vz.attr import ALTILogit, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
+from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
-from captum_vz.methods.kinds import BaselineMethod, EffectMethod, GradientMethod, JoinedMethod, LayerMethod, LogitMethod
+from captum_vz.methods.kinds import (
+    BaselineMethod,
+    EffectMethod,
+    GradientMethod,
+    JoinedMethod,
+    LayerMethod,
+    LogitMethod,
+    RelevanceMethod,
+)
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
 from captum_vz.methods.registry import METHODS, check_methods
 from captum_vz.subjects import Subject
@@ -34,6 +42,7 @@ _KINDS: Final[dict[type, Any]] = {
     ModelFreeAttribution: BaselineMethod,
     Effect: EffectMethod,
     ALTILogit: LogitMethod,
+    AttnLRP: RelevanceMethod,
     TokenAttribution: GradientMethod,
 }
 

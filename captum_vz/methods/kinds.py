@@ -16,6 +16,7 @@ from captum_vz.attr import LayerMaps, MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.functional import token_scores
 from captum_vz.methods.method import (
     INSIDE,
     Method,
@@ -258,6 +259,19 @@ class GradientMethod(OutputMethod):
         if isclass(inner) and issubclass(inner, TokenAttribution):
             return self.kind(subject.forward, **own)
         return TokenAttribution(subject.forward, self.kind, reduce=self.reduce, **own)
+
+
+class RelevanceMethod(OutputMethod):
+    """The relevance of the word embeddings, by AttnLRP."""
+
+    def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
+        """The relevance of each token's vector."""
+        check_text(self.title, subject, question)
+        if is_object(self.kind):
+            check_model(self.kind, subject)
+        made = self.kind if is_object(self.kind) else self.kind(subject.forward)
+        found = made.attribute(question.inputs, **question.asked(subject), **self.options)
+        return [added(token_scores(found), features)]
 
 
 class GateMethod(OutputMethod):

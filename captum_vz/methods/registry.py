@@ -19,6 +19,7 @@ from captum_vz.methods.kinds import (
     LayerEffectMethod,
     LayerMethod,
     LogitMethod,
+    RelevanceMethod,
 )
 from captum_vz.methods.method import Method
 
@@ -84,6 +85,7 @@ METHODS: Final[dict[str, Method]] = {
         "integrated gradients, norm", IntegratedGradients, "l2", extra=True, options=_integrated
     ),
     "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
+    "attn-lrp": RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True),
     "alti-logit": LogitMethod("ALTI-Logit", vz.ALTILogit, extra=True),
     "random": BaselineMethod("random", vz.RandomAttribution),
     "position": BaselineMethod("position", vz.PositionAttribution),

@@ -50,7 +50,7 @@ _PALETTE: Final = {
     "#009e73": "attention-norm attention-norm-rollout globenc globenc-layer",
     "#cc79a7": "alti alti-layer alti-logit",
     "#d55e00": "saliency input-x-gradient integrated-gradients hidden-token-attribution input-x-gradient-l2 "
-    "integrated-gradients-l2",
+    "integrated-gradients-l2 attn-lrp",
     "0.35": "random position",
 }
 _FAMILIES: Final[Mapping[str, list[str]]] = {color: names.split() for color, names in _PALETTE.items()}

@@ -149,6 +149,10 @@ def _gradients(one: Subject) -> Any:
     return method.attribute(one.inputs)
 
 
+def _relevance(one: Subject) -> Any:
+    return vz.AttnLRP(one.model, one.layers[0]).attribute(one.inputs, target=some_features)
+
+
 def _rollout(one: Subject) -> Any:
     return vz.Rollout(vz.LayerAttentionNorm(one.model, one.layers, include="residual")).attribute(one.inputs)
 
@@ -171,6 +175,7 @@ METHODS: dict[str, Callable[[Subject], Any]] = {
     "ValueZeroing, medium": _maps(vz.ValueZeroing, matmul_precision="medium"),
     "ValueZeroingRollout": _maps(vz.ValueZeroingRollout),
     "ValueZeroingEffect": _effect,
+    "AttnLRP": _relevance,
     "ValueGates": _gates,
     "LayerAttention": _maps(vz.LayerAttention),
     "AttentionRollout": _maps(vz.AttentionRollout),
