@@ -284,14 +284,6 @@ def test_default_is_the_rollout() -> None:
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
 
 
-def test_method_of_another_model_is_refused() -> None:
-    other = case_of("llama").model
-    with pytest.raises(ArgumentError, match="another model"):
-        found_by(ValueZeroing(other, find_layers(other)), "gpt2")
-    inner = case_of("gpt2").model.transformer
-    assert found_by(ValueZeroing(inner, find_layers(inner)), "gpt2").scores.shape == (4, 5, 3)
-
-
 # Surroundings
 
 

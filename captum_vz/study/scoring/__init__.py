@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_bat
 
 with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
-
-if TYPE_CHECKING:
-    from captum_vz.study.scoring.scorer import Scorer
 
 Row = dict[str, Any]
 
@@ -133,7 +130,7 @@ class EvaluationBatch:
         examples: Sequence[Example],
         rows: Sequence[Row],
         encoded: Sequence[Encoded],
-        scorer: Scorer | None,
+        scorer: Any,
         content_only: bool,
     ) -> None:
         self.examples, self.encoded, self.content_only = examples, encoded, content_only
@@ -142,7 +139,7 @@ class EvaluationBatch:
         self._rows, self._known_scorer = rows, scorer
 
     @property
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> Any:
         if self._known_scorer is None:
             raise RuntimeError("the metric runs the model: register it with runs_model=True")
         return self._known_scorer
@@ -168,7 +165,7 @@ class EvaluationBatch:
         Raises:
             ArgumentError: The method fails with this copy for all examples.
         """
-        rows = self._scorer.of_methods([self.method], changed).scores(self.examples)
+        rows: list[Row] = self._scorer.of_methods([self.method], changed).scores(self.examples)
         used = [row for row in rows if row["skipped"] is None]
         if not used:
             raise ArgumentError(f"{self.method} fails with a changed copy of the model: {rows[0]['skipped']}")
@@ -271,7 +268,7 @@ def measure(
     metrics: Mapping[str, Metric],
     examples: Mapping[str, Example],
     rows: Iterable[Row],
-    scorer: Scorer | None,
+    scorer: Any,  # a Scorer, whose module imports this one, or None
     sizes: tuple[int, int],
     content_only: bool,
 ) -> list[Row]:
