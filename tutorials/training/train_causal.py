@@ -79,7 +79,7 @@ def next_logits(model: Any, tokenizer: Any, records: Sequence[Record], batch_siz
         prefixes = [one.encoding["input_ids"][0, : one.target] for one in encoded]
         ids = pad_sequence(prefixes, batch_first=True, padding_value=tokenizer.pad_token_id)
         last = torch.tensor([len(prefix) - 1 for prefix in prefixes])
-        # The padding stands after the prefix, where a causal model does not see it.
+        # The padding comes after the prefix, where a causal model does not see it.
         logits.append(model(input_ids=ids).logits[torch.arange(len(ids)), last])
     return torch.cat(logits)
 
