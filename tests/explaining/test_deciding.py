@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import captum_vz
-from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import word_mask
@@ -33,9 +33,13 @@ def test_layer_agrees_most_with_the_effect(model_name: str, text: str, foil: str
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", foil])
-    effects = ValueZeroingEffect(model).attribute(inputs, target=(place, are), foil=(place, other))[0].tolist()
     rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    products = by_hand(rows, effects, place)
+    index = {"target": (place, are), "foil": (place, other)}
+    effects = ValueZeroingEffect(model).attribute(inputs, **index)[0].tolist()
+    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1).tolist()
+    products = [
+        (x + y) / 2 for x, y in zip(by_hand(rows, effects, place), by_hand(rows, relevance, place), strict=True)
+    ]
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -56,9 +60,11 @@ def test_words_are_one_source_each() -> None:
     maps = ValueZeroing(model, find_layers(model)).attribute(inputs, token=place, feature_mask=groups)
     words = groups[0].tolist()
     firsts = [words.index(word) for word in dict.fromkeys(words)]
-    rows = [row[0][firsts].tolist() for row in maps]
-    products = by_hand(rows, effects[firsts].tolist(), list(dict.fromkeys(words)).index(words[place]))
-    assert found.layer == max(range(4), key=products.__getitem__)
+    rows, at = [row[0][firsts].tolist() for row in maps], list(dict.fromkeys(words)).index(words[place])
+    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1)
+    by_word = [sum(relevance[i].item() for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
+    halves = by_hand(rows, effects[firsts].tolist(), at), by_hand(rows, by_word, at)
+    assert found.layer == max(range(4), key=lambda layer: halves[0][layer] + halves[1][layer])
 
 
 def test_compare_has_a_layer_for_each_method() -> None:
