@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
-from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
+from captum_vz.app.wish import DECIDING, EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.functional import deciding_layer
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Method, Question, as_method, check_layer, name_of, rollout_of, shares
 from captum_vz.methods.kinds import LayerMethod
@@ -39,7 +40,7 @@ def explain(
     target: int | str | None = None,
     foil: int | str | None = None,
     token: int | str | None = None,
-    layer: int | None = None,
+    layer: int | Literal["deciding"] | None = None,
     words: bool = False,
     window: Any = None,
     stack: str | None = None,
@@ -83,7 +84,10 @@ def explain(
             classes, the token that the head reads, `[CLS]` or the last one. "*" for labels of tokens: every word, also
             those whose label is "O".
         layer: The layer of methods with scores for each layer; negative counts from the end. None: the last one. With a
-            layer, the default for labels is the effect of this layer's values alone.
+            layer, the default for labels is the effect of this layer's values alone. "deciding": the layer in which
+            the token reads what the decision rests on by :class:`~captum_vz.ValueZeroingEffect`, see
+            :func:`~captum_vz.functional.deciding_layer`. The default is then Value Zeroing. With a `foil`, it names the
+            word that decides in deep language models, where the last layer does not.
         words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
             a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
@@ -116,7 +120,7 @@ def explain(
     if isinstance(asked, str):
         asked = known_name("method", asked, METHODS)
     name, chosen = name_of(asked), as_method(asked).of(subject)
-    if layer is not None and not chosen.layered:
+    if layer is not None and not wish.has_layer(chosen):
         raise ArgumentError(
             f"{name} has no scores of single layers: leave layer= out, or choose a method that has, such as "
             f"{EFFECT_OF_LAYER if chosen.explains_output else MAPS}."
@@ -152,7 +156,7 @@ def explained_by(
     """
     subject = subject.encoder
     if any(method.layered for method in methods.values()):
-        check_layer(-1 if wish.layer is None else wish.layer, subject.depth)
+        check_layer(wish.layer if isinstance(wish.layer, int) else -1, subject.depth)
     read = read_input_of(subject, text, text_pair, wish)
     run = _Run(read)
     parts, refused, predictions = dict[str, Part](), dict[str, str](), list[tuple[str, float]]()
@@ -171,6 +175,7 @@ def explained_by(
         several = "No method can explain this model: " if len(methods) > 1 else ""
         raise RefusedError(f"{several}{next(iter(refused.values()))}")
     found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
+    found.told += run.told
     if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
         found.told += _deciding(run, found, wish)
     return found
@@ -184,10 +189,13 @@ class _Run:
         self.asked = [(Question(piece.inputs, 0), read.features(piece)) for piece in read.pieces]
         self.about = read.about()
         self.is_whole = len(read.pieces) == 1
+        self.told = list[str]()
 
-    def part(self, name: str, method: Method, layer: int | None, targets: Sequence[Target]) -> Part:
-        """What one method computes for some targets, at a layer; None: the last one."""
-        layer = -1 if layer is None else layer
+    def part(self, name: str, method: Method, wanted: int | str | None, targets: Sequence[Target]) -> Part:
+        """What one method computes for some targets, at a layer, or in the one that decides; None: the last one."""
+        layer = wanted if isinstance(wanted, int) else -1
+        if wanted == DECIDING:
+            self._check_decision(targets)
         if not self.about and method.maps is not None and not method.explains_output:
             sources = [""] * len(method.layer_maps(self.subject, self.asked[0][0])[0][0])
             targets = [replace(one, token=find_token(one.token, sources)) for one in targets]
@@ -208,6 +216,9 @@ class _Run:
                 shown = scores[layer if method.layered and alone is None else 0]
                 rows.append(Row(target.name, token, shown, window, target.value))
                 raw.append(scores)
+        if wanted == DECIDING:
+            layer = self._deciding(name, raw, targets)
+            rows = [replace(row, scores=scores[layer]) for row, scores in zip(rows, raw, strict=True)]
         scores = torch.stack(raw)
         if scores.isinf().any():
             raise ArgumentError(f"method {name!r} returned infinite numbers; expected finite ones, or NaN.")
@@ -219,6 +230,31 @@ class _Run:
         rows = [self._shown(method, row) for row in rows]
         make = partial(self._maps, method, layer if method.layered else -1)
         return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make)
+
+    def _check_decision(self, targets: Sequence[Target]) -> None:
+        """Refuse an input in pieces, and a model that decides nothing."""
+        if not self.is_whole or any(not target.field and target.read is None for target in targets):
+            raise ArgumentError(
+                f"layer is {DECIDING!r}, which needs a model with a head and an input that is read whole: pass the "
+                "number of a layer for an encoder alone, and for a text in windows.",
+                "layer",
+            )
+
+    def _deciding(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
+        """The layer whose rows agree best with the effects on what is decided. It is told."""
+        firsts = self.read.firsts if self.read.by_words else list(range(raw[0].shape[-1]))
+        products = torch.zeros(len(raw[0]), dtype=torch.float64)
+        for target, rows in zip(targets, raw, strict=True):
+            effect = self._scores(METHODS[EFFECT], 0, target, None)[0, firsts]
+            place = self.read.text.words[target.token] if self.read.by_words else target.token
+            products += deciding_layer(shares(rows[:, firsts]), effect, place)[1] / len(raw)
+        first, *rest = products.argsort(descending=True, stable=True).tolist()
+        near = ", ".join(f"layer {layer} {products[layer]:.2f}" for layer in rest[:2])
+        self.told.append(
+            f"{name}: layer {first} reads most of what the decision rests on ({EFFECT}), {products[first]:.2f} of it"
+            f"{f'; then {near}' if near else ''}"
+        )
+        return int(first)
 
     def _scores(self, method: Method, number: int, target: Target, layer: int | None) -> Tensor:
         """The scores `(layers, tokens)` from one piece. A label of the whole text is read at the piece's last token."""

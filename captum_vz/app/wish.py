@@ -21,6 +21,8 @@ BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD = "*"
+#: What a user passes as `layer` for the layer in which the token reads what the decision rests on.
+DECIDING: Final = "deciding"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Wish:
     target: int | str | None = None
     foil: int | str | None = None
     token: int | str | None = None
-    layer: int | None = None
+    layer: int | str | None = None
     words: bool = False
     window: Any = None
 
@@ -40,29 +42,36 @@ class Wish:
         for name in ("target", "foil", "token", "layer"):
             value, number = getattr(self, name), name == "layer"
             fits = isinstance(value, Integral if number else (Integral, str)) and not isinstance(value, bool)
-            if value is not None and not fits:
+            if value is not None and not fits and not (number and value == DECIDING):
                 raise ArgumentError(
-                    f"{name} is {value!r}, of type {type(value).__name__}: pass a whole number"
-                    f"{'' if number else ', a string'} or None.",
+                    f"{name} is {value!r}, of type {type(value).__name__}: pass a whole number, "
+                    f"{repr(DECIDING) if number else 'a string'} or None.",
                     name,
                 )
 
     def default_method(self, task: str) -> str:
         """The name of the method that explains a model of this task, unless the user chooses one."""
-        if task in BY_MAPS and self.target is None and self.foil is None:
+        if self.layer == DECIDING or (task in BY_MAPS and self.target is None and self.foil is None):
             return MAPS
         return EFFECT if self.layer is None else EFFECT_OF_LAYER
 
     def of_method(self, method: Method, task: str) -> Wish:
         """This wish for one of several methods, without what changes no score of this method."""
         idle: dict[str, Any] = dict.fromkeys(self.unused(task, method))
-        return replace(self, layer=self.layer if method.layered else None, **idle)
+        return replace(self, layer=self.layer if self.has_layer(method) else None, **idle)
+
+    def has_layer(self, method: Method) -> bool:
+        """Whether this method has the layer that is asked for. A layer can decide if the method has its map alone."""
+        if self.layer == DECIDING:
+            return method.maps is not None and not method.joins and not method.explains_output
+        return method.layered
 
     def unused(self, task: str, method: Method) -> list[str]:
         """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
         if method.is_foreign:
             return []
-        idle = [] if method.explains_output else ["target", "foil"]
+        decides = self.layer == DECIDING and self.has_layer(method)
+        idle = [] if method.explains_output or decides else ["target", "foil"]
         idle += ["token"] if task in OF_WHOLE and method.is_signed else []
         return [name for name in idle if getattr(self, name) is not None]
 

@@ -99,10 +99,16 @@ def model(default: str) -> dict[str, Any]:
     )
 
 
-def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
+def layer(more: str = "", default: int | None = None, deciding: bool = True) -> dict[str, Any]:
     """The option `--layer`."""
-    told = f"index from 0; negative counts from the end{more} (default: the last)"
-    return option(told, "N", type=int, default=default)
+    word = ", or deciding: where the token reads what the decision rests on" if deciding else ""
+    told = f"index from 0; negative counts from the end{word}{more} (default: the last)"
+    return option(told, "N", type=layer_number if deciding else int, default=default)
+
+
+def layer_number(text: str) -> int | str:
+    """The number of a layer, or the word for the layer that decides."""
+    return text if text == "deciding" else int(text)
 
 
 def method(default: str) -> dict[str, Any]:
@@ -238,7 +244,7 @@ COMMANDS: Final = {
             "--method": method(
                 "value-zeroing-rollout; value-zeroing of the cross-attention for a model with an encoder"
             ),
-            "--layer": layer(),
+            "--layer": layer(deciding=False),
             "--step": option("print all prompt tokens for one new token, from 0", "N", type=int),
             "--mask": option(
                 "kinds of prompt tokens to hide: stop, punctuation, special, or a list such as the,of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def compare(
     text_pair: Any = None,
     tokenizer: Any = None,
     foil: int | str | None = None,
-    layer: int = -1,
+    layer: int | Literal["deciding"] = -1,
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
@@ -56,7 +56,8 @@ def compare(
         tokenizer: The tokenizer of a model that is passed alone.
         foil: The word or label whose logit is subtracted from the target's logit. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
-            count from the end. Methods without layers ignore it.
+            count from the end. Methods without layers ignore it. "deciding": for each method with a map for each layer
+            the one that decides, see :func:`captum_vz.explain`; the others have their last layer.
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             Logits of words, and labels of tokens, are read there. None: the mask or, without a mask, the last token

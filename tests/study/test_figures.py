@@ -21,8 +21,15 @@ from captum_vz.study.figures import (
     method_mark,
 )
 from captum_vz.study.scoring.metrics import _joins
-from paper.drawings import draw_agreement, draw_groups, draw_variants
-from paper.figures import draw_faithfulness, draw_page, draw_probing, draw_sanity
+from paper.figures import (
+    draw_agreement,
+    draw_faithfulness,
+    draw_groups,
+    draw_page,
+    draw_probing,
+    draw_sanity,
+    draw_variants,
+)
 from paper.further import VARIANTS
 from paper.report import TABLE_3, variant_title
 from tests.study.conftest import parts_of
@@ -140,7 +147,7 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
         "differences": draw_differences(tables["differences"], "cue_ap", data),
         "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
-        "page": draw_page(page, data=data),
+        "page": draw_page(page, 0.2, data),
     }
 
 
