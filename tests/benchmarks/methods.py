@@ -41,6 +41,7 @@ def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
         "ValueZeroing, one row": lambda: vz.ValueZeroing(model, layers).attribute(ids, token=1),
         "ValueZeroingEffect": lambda: vz.ValueZeroingEffect(model, layers).attribute(ids, target=0),
         "LayerAttentionGradient": lambda: gradient.attribute(ids, 0),
+        "AttnLRP": lambda: vz.AttnLRP(model).attribute(ids, target=0),
         "AttentionFlow, one row": lambda: vz.AttentionFlow(model, layers).attribute(ids, token=1),
     }
 
