@@ -141,12 +141,12 @@ def run_study(
     )
     for name, (model, tokenizer) in loaded.items():
         job.check_weights(name, store.fingerprint(model, tokenizer))
-    total = job.size_left()
+    total, checked = job.size_left(), job.checked()
     with tqdm(total=total, unit="example", desc="study", disable=quiet or not total) as bar:
         if engine == "ray":
             _run_on_ray(job, lambda left: bar.update(total - left - bar.n))
         else:
-            job.compute(store.own_device(), bar.update)
+            checked.compute(store.own_device(), bar.update)
     remove_temporary(folder)
     write_results(folder, measures, confidence, resamples)
     return Study(folder)
@@ -221,6 +221,16 @@ class Job(NamedTuple):
     def runs(self, methods: Collection[str], lacking: Lacking) -> bool:
         """Whether the model runs for what is missing."""
         return bool(methods) or any(self.metrics[name].needs_model for names in lacking for name in names)
+
+    def checked(self) -> Job:
+        """The job, after all models that have to run were checked: none stops it later. The first one stays loaded."""
+        settings, models = self.read(), dict(self.models)
+        for name, source in reversed(list(self.models.items())):
+            if callable(source) and any(self.runs(*self.missing(settings, name, one)) for one in self.left(name)):
+                loaded = source()
+                self.scorer(name, loaded)
+                models = {**self.models, name: loaded}
+        return self._replace(models=models)
 
     def compute(self, device: torch.device, advance: Callable[[int], object]) -> None:
         """Compute what is missing. What other processes compute comes last: it is awaited, or taken from a dead one."""

@@ -227,9 +227,9 @@ def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, 
 
 
 def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    """Of the other model they are there. A model that lacks all is refused when it is loaded."""
+    """Of the other model they are there. A model that lacks all is refused before the first one runs."""
     model, tokenizer = shipped
-    models = {"headless": lambda: (model.bert, tokenizer), "agreement": lambda: shipped}
+    models = {"agreement": lambda: shipped, "headless": lambda: (model.bert, tokenizer)}
     with pytest.raises(ValueError, match="'headless' can have none of the metrics blank_out: BertModel has no head"):
         study(tmp_path / "s", some, shipped, models=models, metrics=["blank_out"])
     assert not parts(tmp_path / "s")
