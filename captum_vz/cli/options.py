@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ def layer(more: str = "", default: int | None = None, deciding: bool = True) -> 
 
 def layer_number(text: str) -> int | str:
     """The number of a layer, or the word for the layer that decides."""
+    if text != "deciding" and not re.fullmatch(r"[+-]?\d+", text):
+        raise argparse.ArgumentTypeError(f"invalid layer {text!r}: pass a whole number, or deciding")
     return text if text == "deciding" else int(text)
 
 
