@@ -25,7 +25,7 @@ from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
-from captum_vz._engine.taps.changes import Changes, random_states, repeated, undoing
+from captum_vz._engine.taps.changes import random_states, repeated
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
 from captum_vz._engine.value_zeroing import (
@@ -39,4 +39,5 @@ from captum_vz._engine.value_zeroing import (
 from captum_vz._engine.whole_model.gates import ModelGates
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.randomness import DrawnInputs
+from captum_vz._engine.whole_model.relevance import ExplainedTensors, relevance_gradients
 from captum_vz._engine.whole_model.replay import ModelReplay

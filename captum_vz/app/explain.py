@@ -194,6 +194,7 @@ class _Run:
         self.about = read.about()
         self.is_whole = len(read.pieces) == 1
         self.told = list[str]()
+        self._rests_on: dict[tuple[str, Target], Tensor | None] = {}
 
     def part(self, name: str, method: Method, wanted: int | str | None, targets: Sequence[Target]) -> Part:
         """What one method computes for some targets, at a layer, or in the one that decides; None: the last one."""
@@ -245,19 +246,19 @@ class _Run:
             )
 
     def _deciding(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
-        """The layer whose rows agree best with what the decision rests on, by the mean of two methods. It is told."""
+        """The layer whose rows agree best with the tokens that the decision rests on. A sentence in `told` names it.
+
+        The agreement is the mean over the methods of `RESTS_ON`, and over the targets.
+        """
         firsts = self.read.firsts if self.read.by_words else list(range(raw[0].shape[-1]))
         found, used = list[Tensor](), list[str]()
         for measure in RESTS_ON:
             for target, rows in zip(targets, raw, strict=True):
-                try:
-                    relevance = self._scores(METHODS[measure], 0, target, None)[0, firsts]
-                except RefusedError:
-                    if measure == EFFECT:
-                        raise
-                    continue  # an operation of the model has no rule in AttnLRP
+                relevance = self._relevance(measure, target)
+                if relevance is None:
+                    continue
                 place = self.read.text.words[target.token] if self.read.by_words else target.token
-                found.append(deciding_layer(shares(rows[:, firsts]), relevance, place)[1].double())
+                found.append(deciding_layer(shares(rows[:, firsts]), relevance[firsts], place)[1].double())
                 used.append(measure)
         products = torch.stack(found).mean(0)
         first, *rest = products.argsort(descending=True, stable=True).tolist()
@@ -267,6 +268,18 @@ class _Run:
             f"{products[first]:.2f} of it{f'; then {near}' if near else ''}"
         )
         return int(first)
+
+    def _relevance(self, measure: str, target: Target) -> Tensor | None:
+        """How much a decision rests on each token, by one of `RESTS_ON`. None: AttnLRP has no rule for an operation."""
+        key = measure, target
+        if key not in self._rests_on:
+            try:
+                self._rests_on[key] = self._scores(METHODS[measure], 0, target, None)[0]
+            except RefusedError:
+                if measure == EFFECT:
+                    raise
+                self._rests_on[key] = None
+        return self._rests_on[key]
 
     def _scores(self, method: Method, number: int, target: Target, layer: int | None) -> Tensor:
         """The scores `(layers, tokens)` from one piece. A label of the whole text is read at the piece's last token."""

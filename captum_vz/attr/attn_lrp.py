@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from threading import get_ident
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from captum.attr import LayerGradientXActivation
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
-from torch.nn.modules.module import register_module_forward_hook
 
-from captum_vz._engine import Changes, not_finite, undoing
-from captum_vz._private import modules_of, node_number, own_modules, tree_leaves, tree_map, uncompiled
+from captum_vz._engine import ExplainedTensors, relevance_gradients
+from captum_vz._private import modules_of, own_modules, tree_leaves, uncompiled
 from captum_vz.attr._base import Described, logged, warn
 from captum_vz.attr._call.arguments import Inputs, bind_forward, check_inputs, token_input, unmasked_padding
 from captum_vz.attr._call.layers import as_list, check_forward_func
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._lrp_rules import Nonlinearities, change_gradients, whole_activations
-from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
 
 
@@ -143,10 +138,14 @@ class AttnLRP(Described, LayerGradientXActivation):
         check_forward_func(self.forward_func, layers)
         question = Question.parse(target, foil)
         explained = ExplainedTensors([uncompiled(one) for one in layers], attribute_to_layer_input)
-        given = inputs if layers else explained.begin_at(inputs)
+        given = inputs if layers else _begin_at(explained, inputs)
         forward = bind_forward(self.forward_func, given, additional_forward_args)
         examples = next(len(x) for x in tree_leaves(_values(inputs)) if isinstance(x, Tensor) and x.dim())
-        gradients = iter(undoing(partial(self._gradients, explained, forward, question, examples)))
+        gradients = iter(
+            relevance_gradients(
+                explained, forward, lambda output: question.read(output, examples).sum(), self.cp_lrp, self.get_name()
+            )
+        )
         ids = explained.ids
         if ids is not None and not (isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None):
             for found in unmasked_padding(ids, getattr(self.forward_func, "config", None)):
@@ -158,137 +157,23 @@ class AttnLRP(Described, LayerGradientXActivation):
     def _relevance(self, x: Tensor, gradient: Tensor) -> Tensor:
         return widen(gradient) * widen(x.detach()) if self.multiplies_by_inputs else widen(gradient)
 
-    def _gradients(
-        self,
-        explained: ExplainedTensors,
-        forward: Callable[[], Any],
-        question: Question,
-        examples: int,
-        changes: Changes,
-    ) -> Sequence[Tensor]:
-        """The changed gradients of the explained tensors, in their order."""
-        name = self.get_name()
-        with torch.enable_grad(), Changes() as of_pass:
-            explained.attach(of_pass)
-            of_pass.hook(partial(register_module_forward_hook, whole_activations()))
-            of_pass.enter(Nonlinearities())
-            output = forward()
-        tensors = explained.checked(name)
-        with torch.enable_grad():
-            begin = node_number(torch.zeros((), requires_grad=True).clone().grad_fn)
-            number = question.read(output, examples).sum()
-        ends = [get_gradient_edge(x).node for x in tensors]
-        if not number.requires_grad or not change_gradients(number.grad_fn, ends, begin, self.cp_lrp, name):
-            raise UnsupportedLayerError(
-                f"The target does not depend on {explained.name} by any gradient. forward_func must not switch "
-                "gradients off (torch.no_grad, detach), and the target must be an output that depends on the layer."
-            )
-        gradients = torch.autograd.grad(number, tensors, allow_unused=True, materialize_grads=True)
-        if not all(one.isfinite().all() for one in gradients):
-            raise RefusedError(f"The gradients of {explained.name} are {not_finite(number.dtype)}")
-        return gradients
 
-
-class ExplainedTensors:
-    """The tensors whose relevance is wanted. They are taken from the model while it runs in this thread.
-
-    Attributes:
-        ids: The token ids, if the word embedding is explained.
-        tensors: The tensors of each layer, by its number.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module], of_input: bool) -> None:
-        self.ids: Tensor | None = None
-        self.tensors: dict[int, tuple[Tensor, ...]] = {}
-        self._layers, self._of_input, self._thread = layers, of_input, get_ident()
-
-    @property
-    def name(self) -> str:
-        """What the tensors are, in words."""
-        if not self._layers:
-            return "the inputs" if self.ids is None else "the word embeddings"
-        return (
-            f"the {'input' if self._of_input else 'output'} of {', '.join(type(one).__name__ for one in self._layers)}"
-        )
-
-    def begin_at(self, inputs: Inputs) -> Inputs:
-        """Explain the embeddings of token ids, or other inputs themselves. Returns the inputs of the pass."""
-        named = {str(name): x for name, x in inputs.items()} if isinstance(inputs, Mapping) else {}
-        text = token_input(inputs)
-        if text is None:
-            text = next((x for x in named.values() if isinstance(x, Tensor) and x.is_floating_point()), None)
-        if not isinstance(text, Tensor):
-            raise ArgumentError(
-                "layer is None, but inputs hold neither token ids nor vectors: pass the layer to explain."
-            )
-        if not text.is_floating_point():
-            self.ids = text
-            return inputs
-        leaf = text.detach().clone().requires_grad_()
-        self.tensors[0] = (leaf,)
-        if named:
-            return {name: leaf if x is text else x for name, x in named.items()}
-        return (leaf, *inputs[1:]) if isinstance(inputs, tuple) else leaf
-
-    def attach(self, changes: Changes) -> None:
-        """Add the hooks that take the tensors."""
-        if self.ids is not None:
-            changes.hook(partial(register_module_forward_hook, self._embedded))
-        for index, layer in enumerate(self._layers):
-            if self._of_input:
-                add = layer.register_forward_pre_hook
-                changes.hook(partial(add, partial(self._given, index), with_kwargs=True))
-            else:
-                changes.hook(partial(layer.register_forward_hook, partial(self._returned, index)))
-
-    def checked(self, name: str) -> list[Tensor]:
-        """All tensors. RefusedError: a layer did not run."""
-        missing = [layer for index, layer in enumerate(self._layers) if not self.tensors.get(index)]
-        if missing or not self.tensors:
-            what = f"run {type(missing[0]).__name__} with vectors" if missing else "embed the token ids as they are"
-            raise ArgumentError(
-                f"forward_func did not {what} in this thread: pass the module whose vectors {name} explains as layer, "
-                "such as model.get_input_embeddings(). For DataParallel, pass the module that it wraps."
-            )
-        self.tensors = dict(sorted(self.tensors.items()))
-        return [x for tensors in self.tensors.values() for x in tensors]
-
-    def _take(self, index: int, values: Any) -> Any:
-        """Keep the vectors among values, the last time that they come. The model continues with copies of them."""
-        found: list[Tensor] = []
-
-        def take(x: Any) -> Any:
-            if not (isinstance(x, Tensor) and x.is_floating_point()):
-                return x
-            found.append(x if x.requires_grad else x.detach().requires_grad_())
-            return found[-1].clone()  # the model may write to it
-
-        values = tree_map(take, values)
-        self.tensors[index] = tuple(found)
-        return values
-
-    # All threads call these hooks. Another thread may call a hook without kwargs while it is added.
-    def _embedded(self, module: nn.Module, args: Any, output: Any) -> Any:
-        given = args[0] if isinstance(args, tuple) and args else None
-        if self.tensors or get_ident() != self._thread or not isinstance(given, Tensor) or self.ids is None:
-            return None
-        vectors = isinstance(output, Tensor) and output.is_floating_point() and output.shape[:-1] == given.shape
-        same = vectors and given.numel() == self.ids.numel() and not given.is_floating_point()
-        if not same or not torch.equal(given.flatten(), self.ids.flatten().to(given)):
-            return None
-        return self._take(0, output)
-
-    def _returned(self, index: int, module: nn.Module, args: Any, output: Any) -> Any:
-        return self._take(index, output) if get_ident() == self._thread else None
-
-    def _given(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        if get_ident() != self._thread:
-            return None
-        named = kwargs or {}
-        if args:
-            return self._take(index, args), named
-        first = next(iter(named), None)
-        return args, {name: self._take(index, x) if name == first else x for name, x in named.items()}
+def _begin_at(explained: ExplainedTensors, inputs: Inputs) -> Inputs:
+    """Explain the embeddings of token ids, or other inputs themselves. Returns the inputs of the pass."""
+    named = {str(name): x for name, x in inputs.items()} if isinstance(inputs, Mapping) else {}
+    text = token_input(inputs)
+    if text is None:
+        text = next((x for x in named.values() if isinstance(x, Tensor) and x.is_floating_point()), None)
+    if not isinstance(text, Tensor):
+        raise ArgumentError("layer is None, but inputs hold neither token ids nor vectors: pass the layer to explain.")
+    if not text.is_floating_point():
+        explained.ids = text
+        return inputs
+    leaf = text.detach().clone().requires_grad_()
+    explained.tensors[0] = (leaf,)
+    if named:
+        return {name: leaf if x is text else x for name, x in named.items()}
+    return (leaf, *inputs[1:]) if isinstance(inputs, tuple) else leaf
 
 
 def _values(inputs: Inputs) -> list[Any]:

@@ -123,7 +123,8 @@ def _check_use(options: argparse.Namespace) -> None:
     """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
-    if named and chosen and not options.truth and not any(method.explains_output for method in chosen):
+    used = options.truth or options.layer == "deciding" or any(method.explains_output for method in chosen)
+    if named and chosen and not used:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
 

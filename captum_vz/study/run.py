@@ -266,7 +266,7 @@ class Job(NamedTuple):
         store.check_weights(self.folder, name, store.known_weights(store.read_settings(self.folder), name), weights)
 
     def _load(self, model: str, device: torch.device, stack: ExitStack) -> tuple[Scorer, dict[str, Any]]:
-        """A model that runs the methods, with its fingerprint, and what a reader is told of it."""
+        """A scorer of the model, and what its parts record: the digest of its weights, and what made them."""
         loaded, tokenizer = stack.enter_context(store.on_device(self.models[model], device))
         scorer, maker = self.scorer(model, (loaded, tokenizer)), made_by(loaded)
         weights = store.fingerprint(loaded, tokenizer, maker["weights"])

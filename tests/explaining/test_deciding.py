@@ -80,6 +80,24 @@ def test_compare_has_a_layer_for_each_method() -> None:
     assert len(found.told) == 2
 
 
+def test_what_a_decision_rests_on_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all methods of a table."""
+    own, calls = ValueZeroingEffect.attribute, list[Any]()
+    monkeypatch.setattr(
+        ValueZeroingEffect, "attribute", lambda *args, **named: calls.append(args) or own(*args, **named)
+    )
+    compare("causal", PREFIX, ["value-zeroing", "attention", "attention-norm"], "are", foil="is", layer="deciding")
+    assert len(calls) == 1
+
+
+def test_command_takes_a_foil_for_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "causal", "--foil", "is", "--methods", "value-zeroing", "attention"]
+    assert main(["compare", PREFIX, *options, "--layer", "deciding"]) == 0
+    assert "changes no score" not in capsys.readouterr().err
+    assert main(["compare", PREFIX, *options]) == 0
+    assert "changes no score" in capsys.readouterr().err
+
+
 def test_command_says_which_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", PREFIX, "--model", "causal", "--layer", "deciding", "--foil", "is"]) == 0
     shown = capsys.readouterr().out

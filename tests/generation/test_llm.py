@@ -222,9 +222,9 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="ValueZeroing explains no probability"):
         LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
     with pytest.raises(ArgumentError, match="attr_method is of type type"):
-        to_captum_llm(ValueZeroing)  # type: ignore[arg-type]
+        to_captum_llm(ValueZeroing)  # type: ignore[arg-type]  # the error is tested
     with pytest.raises(ArgumentError, match="inp is of type str"):
-        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]
+        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]  # the error is tested
 
 
 # The result of inseq

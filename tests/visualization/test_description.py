@@ -144,7 +144,7 @@ def test_figure_of_a_user_is_saved(tmp_path: Path) -> None:
 
 def test_wrong_provenance(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="model is of type str"):
-        add_provenance(Figure(), model="bert")  # type: ignore[arg-type]
+        add_provenance(Figure(), model="bert")  # type: ignore[arg-type]  # the error is tested
     (tmp_path / "x.svg").write_text("<svg")
     with pytest.raises(ArgumentError, match=r"x\.svg is no SVG"):
         read_provenance(tmp_path / "x.svg")

@@ -157,7 +157,8 @@ class ModelReplay:
         def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
             real = run.real if alone is None else run.real[alone : alone + 1]
             own = share if share.dim() == 2 else share[:, run.index]
-            return RunHandler(run, own[:, None] & run.heads[:, None], intervention, real, rows)
+            is_idle = share.dim() == 3 and not own.any()
+            return RunHandler(run, own[:, None] & run.heads[:, None], intervention, real, rows, is_idle)
 
         def check(handler: RunHandler, found: Tensor | None) -> None:
             if alone is not None and (found is None or len(found) != 1):
@@ -254,6 +255,7 @@ class RunHandler(Intervene):
         intervention: Intervention,
         real: Tensor,
         rows: Tensor | None = None,
+        is_idle: bool = False,
     ) -> None:
         if len(changed) % len(real) and intervention.reads_others and not real.all():
             raise RefusedError(
@@ -264,7 +266,7 @@ class RunHandler(Intervene):
         super().__init__(run.attention, changed, intervention, real)
         self.of_run = run
         self.rows = None if rows is None else rows.to(changed.device).repeat(max(1, len(changed) // len(rows)))
-        self.is_idle = changed.dtype == torch.bool and not changed.any()
+        self.is_idle = is_idle
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         return call.compute(call.values) if self.is_idle else super().change_call(call)
