@@ -28,8 +28,10 @@ from captum_vz.subjects.texts import encode, find_token
 
 #: What says on which tokens a decision rests. Alone, the effect misses more in SmolLM2, and AttnLRP in Gemma 3.
 RESTS_ON = (EFFECT, "attn-lrp")
-#: A tagger's scores are small if they are less than this part of the logit.
-SMALL = 0.2
+#: A tagger's effects are small if their sizes sum to less than this part of the logit. Then what decides is told.
+SMALL = 0.5
+#: What says so: the first of these that has rules for the model.
+OF_VECTORS = ("attn-lrp", "integrated-gradients")
 
 
 def explain(
@@ -181,7 +183,7 @@ def explained_by(
     found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
     found.told += run.told
     if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
-        found.told += _deciding(run, found, wish)
+        found.told += _what_decides(run, found, wish)
     return found
 
 
@@ -222,7 +224,7 @@ class _Run:
                 rows.append(Row(target.name, token, shown, window, target.value))
                 raw.append(scores)
         if wanted == DECIDING:
-            layer = self._deciding(name, raw, targets)
+            layer = self._deciding_layer(name, raw, targets)
             rows = [replace(row, scores=scores[layer]) for row, scores in zip(rows, raw, strict=True)]
         scores = torch.stack(raw)
         if scores.isinf().any():
@@ -245,7 +247,7 @@ class _Run:
                 "layer",
             )
 
-    def _deciding(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
+    def _deciding_layer(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
         """The layer whose rows agree best with the tokens that the decision rests on. A sentence in `told` names it.
 
         The agreement is the mean over the methods of `RESTS_ON`, and over the targets.
@@ -348,17 +350,21 @@ def _generated(subject: Subject, text: Any, pair: Any, wish: Wish, name: str, me
     return Explanation(list(read.labels), {name: part}, *of)
 
 
-def _deciding(run: _Run, found: Explanation, wish: Wish) -> list[str]:
-    """What decides the labels of words that hardly draw on other words: the words' own vectors."""
+def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
+    """On which vectors the labels of words rest that hardly draw on values: mostly on the word's own."""
     rows = found.rows
     small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
     if not small or not found.is_signed:
         return []
-    name = "input-x-gradient"
-    decides = run.part(name, METHODS[name], None, targets_of(run.read, wish)[1]).rows
-    best = {place: int(decides[place].scores.abs().argmax()) for place in small}
-    told = [f"{rows[i].name} by {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
-    return [
-        "a word's own vector, which zeroing values does not touch, decides these labels more than the values do: "
-        f"{', '.join(told)} ({name}; method={name!r} shows all tokens)"
-    ]
+    for name in OF_VECTORS:
+        try:
+            decides = run.part(name, METHODS[name], None, targets_of(run.read, wish)[1]).rows
+        except RefusedError:
+            continue
+        best = {place: int(decides[place].scores.abs().argmax()) for place in small}
+        told = [f"{rows[i].name} on {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
+        return [
+            "zeroing values does not touch a token's own vector, and changes less than half of these logits. By "
+            f"{name} they rest most on: {', '.join(told)} (method={name!r} shows all tokens)"
+        ]
+    return []
