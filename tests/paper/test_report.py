@@ -92,10 +92,12 @@ def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Pat
 def test_second_start_computes_nothing(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
 ) -> None:
-    kept = [folder / "agreement" / f"{name}.parquet" for name in ("probing", "variants", "removing")]
+    kept = sorted((folder / "agreement").glob("*.parquet"))
+    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "removing", "variants"]
     before = [path.stat().st_mtime_ns for path in kept]
     again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
+    assert sorted((folder / "agreement").glob("*.parquet")) == kept
     assert [path.stat().st_mtime_ns for path in kept] == before
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
