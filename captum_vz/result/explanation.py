@@ -16,6 +16,7 @@ from torch import Tensor
 from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
 from captum_vz.methods import METHODS
+from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
@@ -173,12 +174,15 @@ class Explanation:
     def plot(self, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
-        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree.
+        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of a next
+        word of a deep model what it rests on, and the rows of all layers.
 
         Args:
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
+        if self.by_rows:
+            return self._plot_layers(**options)
         part, title = self.first, self.first.method.title
         look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
@@ -198,6 +202,16 @@ class Explanation:
         only = {part.name: self.scores.double().cpu()}
         return draw_comparison(only, self.tokens, self.token or 0, **(look | options))
 
+    def _plot_layers(self, **options: Any) -> Figure:
+        """The first row of each method, and of a method with layers its row in each layer. The shown one is named."""
+        rows = dict[str, Tensor]()
+        for part in self.parts.values():
+            rows[part.title] = part.rows[0].scores
+            rows |= {f"layer {i}": one for i, one in enumerate(shares_of(part.scores[0])) if part.layer is not None}
+        shown = {name: one.double().cpu() for name, one in rows.items()}
+        look = {"title": f"What {self.rows[0].name} rests on, and where it is read", "scale": "shared", **options}
+        return draw_comparison(shown, self.tokens, self.token, **look)
+
     def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
         """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
 
@@ -207,8 +221,11 @@ class Explanation:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
         """
-        part, special = self.first, self.special or None
-        told: dict[str, Any] = {"title": title or part.method.title, "subtitle": self.prediction, "about": about}
+        part = next((one for one in self.parts.values() if one.layer is not None), self.first)
+        special = self.special or None
+        rests = f" {self._rests_on()}" if self.by_rows else ""
+        told: dict[str, Any] = {"title": title or part.method.title, "about": about}
+        told["subtitle"] = f"{self.prediction}{rests}"
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
         if not maps:
@@ -223,7 +240,7 @@ class Explanation:
                 rows, names, columns=self.tokens, column_words=self.words, special=self.special, token=0, **told
             )
         # Who asks for joined maps sees them first. All others see a layer.
-        layer = len(self.maps) if part.layer is None and self.rollout is not None else -1
+        layer = len(part.maps.layers) if part.layer is None and part.maps.rollout is not None else -1
         layer = layer if part.layer is None else part.layer
         shown = layer if len({len(one) for one in maps.values()}) == 1 and not cut else 0
         return view(maps, self.tokens, words=self.words or None, special=special, token=self.token, layer=shown, **told)
@@ -232,6 +249,13 @@ class Explanation:
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
         return f"The model predicts {self._predicted}." if self.predictions else ""
+
+    def _rests_on(self) -> str:
+        """The tokens on which the decision rests most, in a sentence."""
+        row = self.rows[0]
+        best = row.scores.argsort(descending=True, stable=True)[:2].tolist()
+        told = ", ".join(f"{self.tokens[i]} {row.scores[i]:.2f}" for i in best if row.scores[i] >= 0.1)
+        return f"{row.name} rests on {told}."
 
     @property
     def _predicted(self) -> str:
