@@ -245,8 +245,8 @@ class _Run:
         if isinstance(method, DecisionMethod):
             contrast = "" if any(target.foil is not None for target in targets) else ", against all others"
             self.told.append(f"{name}: by {method.used(self.asked[0][0])}{contrast}")
-        make = partial(self._maps, method, layer if method.layered else -1)
-        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make)
+        make, causal = partial(self._maps, method, layer if method.layered else -1), self.subject.task == heads.CAUSAL
+        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make, causal)
 
     def _check_decision(self, targets: Sequence[Target]) -> None:
         """Refuse an input in pieces, and a model that decides nothing."""

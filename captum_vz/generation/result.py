@@ -219,17 +219,18 @@ class GenerationAttribution(Explanation):
         index, kept, labels = self.layer_index(layer), self._kept(mask), self.prompt.labels
         scores, steps = self.scores[..., index], self.generated.labels
         title, rows, form = self._title(index), [], "+.2f" if self.is_signed else ".2f"
+        remarks = self.first.remarks(self.tokens[0], index)
         if step is not None:
             look: dict[str, Any] = {"full": None if self.is_signed else 1, "signed": self.is_signed}
             lines = terminal_text(labels, scores[step], color=color, columns=columns, **look).split("\n")
             told = f"{title}: how much {steps[step]} (step {step % len(steps)}) draws on each prompt token"
-            return "\n".join([told, *(lines[place] for place in kept)])
+            return "\n".join([told, *(lines[place] for place in kept), *remarks])
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
             rows.append([place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)])
         told = "the prompt tokens that each new token draws on most"
-        return f"{title}: {told}\n{text_table([''] * 4, rows, right=[0])}"
+        return "\n".join([f"{title}: {told}", text_table([""] * 4, rows, right=[0]), *remarks])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""

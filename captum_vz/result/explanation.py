@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +18,9 @@ from captum_vz._measures import overlap
 from captum_vz.methods import METHODS
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
-from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
+from captum_vz.visualization import View, draw_comparison, draw_maps, view
 from captum_vz.visualization.pictures.rows import clear_tau
+from captum_vz.visualization.tokens import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,21 +183,26 @@ class Explanation:
         part, title = self.first, self.first.method.title
         look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
-        if self.is_table:
-            return draw_comparison(self.shares, self.tokens, self.token, **(look | {"truth": self.truth} | options))
+        shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
+        if self.is_table or not (self.is_signed or self.maps or len(rows) > 1):
+            if self._first_apart:
+                first = f"{quoted(self.tokens[0])} is left out where it is white"
+                look["title"] = f"What {quoted(self.tokens[self.token or 0])} draws on. {first}"
+            marked = self.token if self.is_table else self.token or 0
+            return draw_comparison(shown, self.tokens, marked, **(look | {"truth": self.truth} | options))
         if self.is_signed:
             look = {"scale": "shared", "title": f"{title} on the output", **options}
             return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
         if self.maps:
             # Rows sum to 1, so pictures of any two texts have the same scale.
-            heading, label = f"{title}: the maps of the layers, and their rollout", "share of the row (rows sum to 1)"
-            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading, **options}
-            return draw_maps(part.named_maps(bool(self.windows)), self.tokens, self.token, **look)
-        if len(rows) > 1:
-            heading = ", ".join(filter(None, [title, part.scope]))
-            return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
-        only = {part.name: self.scores.double().cpu()}
-        return draw_comparison(only, self.tokens, self.token or 0, **(look | options))
+            drawn, label = part.named_maps(bool(self.windows)), "share of the row (rows sum to 1)"
+            heading = f"{title}: the maps of the layers" + ", and their rollout" * (len(drawn) > len(self.maps))
+            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading}
+            if part.apart is not None:
+                look |= {"dim": [0], "title": f"{heading}, {quoted(self.tokens[0])} pale"}
+            return draw_maps(drawn, self.tokens, self.token, **(look | options))
+        heading = ", ".join(filter(None, [title, part.scope]))
+        return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
 
     def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
         """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
@@ -207,8 +213,13 @@ class Explanation:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
         """
-        part, special = self.first, self.special or None
-        told: dict[str, Any] = {"title": title or part.method.title, "subtitle": self.prediction, "about": about}
+        part, special, apart = self.first, self.special or None, self._first_apart
+        if apart and special is not None:
+            special = [True, *special[1:]]
+            apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
+        look: dict[str, Any]
+        told: dict[str, Any] = {"title": title or part.method.title, "about": about}
+        told["subtitle"] = " ".join(filter(None, [self.prediction, apart]))
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
         if not maps:
@@ -219,14 +230,13 @@ class Explanation:
             names, place = list(part.named_rows()), self.rows[0].token
             if place is not None and len(names) == 1:
                 names, told["offset"] = [self.tokens[place]], place
-            return view(
-                rows, names, columns=self.tokens, column_words=self.words, special=self.special, token=0, **told
-            )
+            look = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
+            return replace(view(rows, names, **look, **told), leaves_out=bool(apart))
         # Who asks for joined maps sees them first. All others see a layer.
-        layer = len(self.maps) if part.layer is None and self.rollout is not None else -1
-        layer = layer if part.layer is None else part.layer
+        layer = len(maps.get(part.name, [])) - 1 if part.layer is None else part.layer
         shown = layer if len({len(one) for one in maps.values()}) == 1 and not cut else 0
-        return view(maps, self.tokens, words=self.words or None, special=special, token=self.token, layer=shown, **told)
+        look = {"words": self.words or None, "special": special, "token": self.token, "layer": shown}
+        return replace(view(maps, self.tokens, **look, **told), leaves_out=bool(apart))
 
     @property
     def prediction(self) -> str:
@@ -243,7 +253,9 @@ class Explanation:
         if not self.is_table:
             found += [f"the model predicts: {self._predicted}"] if self.predictions else []
             found += filter(None, [self.first.size()])
-        found += self.told
+        found += [*self.told, *filter(None, [self._first_apart])]
+        for part in self.parts.values():
+            found += part.remarks(self.tokens[0])
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):
@@ -251,11 +263,25 @@ class Explanation:
             found += [f"{what} with {TRUTH}: {known}"] if known else []
         return found + [f"without {name}: {reason}" for name, reason in self.refused.items()]
 
+    @property
+    def _first_apart(self) -> str:
+        """A sentence about the first token, if it is set apart for a method; else an empty one."""
+        several = len(self.parts) > 1
+        apart = [f"{one.apart:.0%}" + f" of {name}" * several for name, one in self.parts.items() if one.apart]
+        taken = f"takes {', '.join(apart)}: shares of the others are without it".replace("%", " %")
+        return f"{self.tokens[0]}, the first token, {taken}" if apart else ""
+
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
         given = {"fall": self.falls, TRUTH: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
+
+    def _shown_columns(self) -> dict[str, Tensor]:
+        """The columns of a table that is read: without the first token where it is set apart."""
+        names = self.parts if len(self.parts) > 1 else self.first.named_rows()
+        shown = zip(names, self.parts.values(), strict=False)
+        return self.columns() | {name: one.shown for name, one in shown if one.apart is not None}
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
@@ -280,6 +306,8 @@ class Explanation:
         """The numbers, as lists."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
+        apart = {name: _known(one.shown) for name, one in self.parts.items() if one.apart is not None}
+        found |= {"without_first": apart} if apart else {}
         if self.is_table:
             scores = {name: column.tolist() for name, column in self.shares.items()}
             found |= {"token": token, "scores": scores, "refused": self.refused, "scopes": self.scopes}
@@ -323,14 +351,8 @@ class Explanation:
             heads = [name.replace("-", "\n") for name in self.columns()]
             lines = [text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))]
         else:
-            look: dict[str, Any] = {"columns": columns, "color": color}
-            lines = [
-                f"{part.title}: {part.heading(row)}\n"
-                + terminal_text(self.tokens, row.scores, row.token, full=full, signed=full is None, **look)
-                for part in self.parts.values()
-                for full in [None if part.method.is_signed else 1]
-                for row in part.rows
-            ]
+            each = self.parts.values()
+            lines = [line for part in each for line in part.lines(self.tokens, columns=columns, color=color)]
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
@@ -343,7 +365,7 @@ class Explanation:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
         if not self.is_table:
             return lines + str(self.view()._repr_html_())
-        columns = [column.tolist() for column in self.columns().values()]
+        columns = [column.tolist() for column in self._shown_columns().values()]
         rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
         return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
 
@@ -353,7 +375,7 @@ class Explanation:
 
     def _lines(self, marks: bool) -> list[list[str]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = list(map(_known, self.columns().values()))
+        columns = list(map(_known, self._shown_columns().values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
