@@ -94,7 +94,8 @@ def explain(
             :func:`~captum_vz.study.as_method`. None: see the table.
         target: What is explained: a label, by its name, else by its number; a word of the vocabulary; a part of
             `text_pair`, or an answer of multiple choice. None: what the model predicts.
-        foil: The label or word whose logit is subtracted ("why target rather than foil?").
+        foil: The label or word whose logit is subtracted ("why target rather than foil?"). A next word of several
+            tokens is asked about by its first token, here and as `target`.
         token: The token that is explained, by its position, or as it or its word is written. None: see the table; for
             classes, the token that the head reads, `[CLS]` or the last one. "*" for labels of tokens: every word, also
             those whose label is "O".
@@ -199,7 +200,7 @@ def explained_by(
         several = "No method can explain this model: " if len(methods) > 1 else ""
         raise RefusedError(f"{several}{next(iter(refused.values()))}")
     found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
-    found.told += run.told
+    found.told += [*read.told, *run.told]
     if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
         found.told += _what_decides(run, found, wish)
     return found
@@ -256,8 +257,8 @@ class _Run:
         if isinstance(method, DecisionMethod):
             contrast = "" if any(target.foil is not None for target in targets) else ", against all others"
             self.told.append(f"{name}: by {method.used(self.asked[0][0])}{contrast}")
-        make = partial(self._maps, method, layer if method.layered else -1)
-        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make)
+        make, causal = partial(self._maps, method, layer if method.layered else -1), self.subject.task == heads.CAUSAL
+        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make, causal)
 
     def _check_decision(self, targets: Sequence[Target]) -> None:
         """Refuse an input in pieces, and a model that decides nothing."""

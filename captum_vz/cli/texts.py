@@ -137,7 +137,8 @@ def _print(found: Explanation) -> None:
     cell = max(LEAST, width // count - 2)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
-    for name, column in found.shares.items():
+    for name, part in found.parts.items():
+        column = part.shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
         rows.append([name, *agrees.get(name, []), *strong])

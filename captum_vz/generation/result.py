@@ -223,11 +223,12 @@ class GenerationAttribution(Explanation):
         index, kept, labels = self.layer_index(layer), self._kept(mask), self.prompt.labels
         scores, steps = self.scores[..., index], self.generated.labels
         title, rows, form = self._title(index), [], "+.2f" if self.is_signed else ".2f"
+        remarks = [*self.told, *self.first.remarks(self.tokens[0], index)]
         if step is not None:
             look: dict[str, Any] = {"full": None if self.is_signed else 1, "signed": self.is_signed}
             lines = terminal_text(labels, scores[step], color=color, columns=columns, **look).split("\n")
             told = f"{title}: how much {steps[step]} (step {step % len(steps)}) draws on each prompt token"
-            return "\n".join([told, *(lines[place] for place in kept)])
+            return "\n".join([told, *(lines[place] for place in kept), *remarks])
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
@@ -235,7 +236,7 @@ class GenerationAttribution(Explanation):
             rows.append([*cells, *self._read(place, kept)])
         told = f"the prompt tokens that each new token {'rests' if self.deciding else 'draws'} on most"
         told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""
-        return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *self.told])
+        return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *remarks])
 
     def _read(self, step: int, kept: list[int]) -> list[str]:
         """The layer that decides a token, and the token on which its row lies most."""

@@ -15,7 +15,7 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
-from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number, reads_whole_text
+from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_numbers, reads_whole_text
 from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed import EMBEDDED
 from captum_vz.testbed.grammar import other_number
@@ -86,27 +86,30 @@ def compare(
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
     subject = text_subject_of(model, tokenizer)
-    if subject.task not in (ANSWER, SENTENCE):
-        _numbers(subject.model, subject.tokenizer, target, foil)  # also if no method explains the output
+    told = list[str]()
+    if subject.task not in (ANSWER, SENTENCE):  # also if no method explains the output
+        told = _numbers(subject.model, subject.tokenizer, target, foil)[1]
     subject = subject if layers is None else replace(subject, layers=layers)
     if subject.task == TOKENS and token is None:  # a table has one row
         token = prepare_text(subject.model, subject.tokenizer, text).token
     wish = Wish(target=target, foil=foil, token=token, layer=layer)
     chosen = {name: method.of(subject) for name, method in given.items()}
     found = explained_by(subject, text, text_pair, wish, chosen, several is not None, advance)
+    found.told += [one for one in told if one not in found.told]
     if truth:
         blanked = blanked_out(text, subject, token, target, foil)
         found.truth, found.falls = blanked.shares, blanked.falls
     return found
 
 
-def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[int] | None]:
-    """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
-    wanted = {"target": target, "foil": foil}
-    found = [None if one is None else [class_number(model, tokenizer, one, name)] for name, one in wanted.items()]
-    if found[0] is not None and found[0] == found[1]:
+def _numbers(
+    model: Any, tokenizer: Any, target: int | str | None, foil: int | str | None
+) -> tuple[tuple[int | None, int | None], list[str]]:
+    """The numbers of the target's label or word, and of the foil's, which differ; and remarks about them."""
+    numbers, told = class_numbers(model, tokenizer, target, foil)
+    if target is not None and numbers[0] == numbers[1]:
         raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
-    return found
+    return numbers, told
 
 
 class Truth(NamedTuple):
@@ -150,7 +153,7 @@ def blanked_out(
     from captum_vz.study.scoring import removal_of
 
     model, tokenizer = subject.model, subject.tokenizer
-    target_ids, foil_ids = _numbers(model, tokenizer, target, foil)
+    wanted, other = _numbers(model, tokenizer, target, foil)[0]
     prepared = prepare_text(model, tokenizer, text, token)
     if reads_whole_text(model):
         raise UnsupportedLayerError(
@@ -165,8 +168,8 @@ def blanked_out(
     def predicted(forms: list[int] | None) -> Prediction:
         return Prediction(model, MaskedSentences(ids, mask, prepared.token, content, forms), removal)
 
-    answer = predicted(None).best() if target_ids is None else torch.tensor(target_ids)
-    forms = None if foil_ids is None else [*answer.tolist(), *foil_ids]
+    answer = predicted(None).best() if wanted is None else torch.tensor([wanted])
+    forms = None if other is None else [*answer.tolist(), other]
     prediction = predicted(forms)
     places = prediction.content[0].nonzero()[:, 0].cpu()
     removed = torch.arange(ids.shape[1]) == places[:, None]
