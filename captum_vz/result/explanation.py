@@ -24,7 +24,7 @@ from captum_vz.visualization.pictures.rows import clear_tau
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The name of the column of the truth.
+#: The name of the truth by blanking out.
 TRUTH: Final = "blank-out"
 #: What a model predicts, with probabilities.
 Predictions = list[tuple[str, float]]
@@ -58,9 +58,11 @@ class Explanation:
         raw_tokens: The tokens as the vocabulary writes them.
         windows: The tokens `(start, stop)` that were read together, if the text was cut. No row looks outside.
         refused: The methods that were left out, with the reason.
-        truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
-            NaN for tokens that are not blanked out. None: it was not asked for.
-        falls: How much the probability of the answer falls without each token, `(tokens,)`, negative if it rises.
+        truth: What blanking out or patching each token does to the prediction, `(tokens,)` in float64: without sign,
+            summing to 1, NaN for tokens that are not blanked out. None: it was not asked for.
+        falls: How much the answer's log-probability, or its lead over the foil, falls without each token, `(tokens,)`,
+            negative if it rises.
+        truth_name: The name of the truth: "blank-out" or "patching".
         told: Sentences about the scores, which are printed below them.
     """
 
@@ -75,6 +77,7 @@ class Explanation:
     refused: dict[str, str] = field(default_factory=dict)
     truth: Tensor | None = None
     falls: Tensor | None = None
+    truth_name: str = TRUTH
     told: list[str] = field(default_factory=list)
 
     @property
@@ -181,7 +184,8 @@ class Explanation:
         look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
         if self.is_table:
-            return draw_comparison(self.shares, self.tokens, self.token, **(look | {"truth": self.truth} | options))
+            truth = {"truth": self.truth, "truth_name": "blanking out" if self.truth_name == TRUTH else self.truth_name}
+            return draw_comparison(self.shares, self.tokens, self.token, **(look | truth | options))
         if self.is_signed:
             look = {"scale": "shared", "title": f"{title} on the output", **options}
             return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
@@ -246,12 +250,12 @@ class Explanation:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):
             known = ", ".join(f"{name} {one:.2f}" for name, one in numbers.items() if one == one)
-            found += [f"{what} with {TRUTH}: {known}"] if known else []
+            found += [f"{what} with {self.truth_name}: {known}"] if known else []
         return found + [f"without {name}: {reason}" for name, reason in self.refused.items()]
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
-        given = {"fall": self.falls, TRUTH: self.truth}
+        given = {"fall": self.falls, self.truth_name: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
 
