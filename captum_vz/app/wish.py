@@ -11,10 +11,12 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import Method
-from captum_vz.subjects import heads
+from captum_vz.subjects import Subject, heads
 
 #: The methods that explain a model, unless the user chooses others.
 MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
+#: What says on which tokens a decision rests, of models of next words with as many layers as this.
+DECISION, DEEP = "decision", 12
 #: Tasks whose rows explain the state of a token, unless the user chooses a method, a target or a foil.
 BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
@@ -48,6 +50,11 @@ class Wish:
                     f"{repr(DECIDING) if number else 'a string'} or None.",
                     name,
                 )
+
+    def asks_decision(self, subject: Subject) -> bool:
+        """Whether the answer is what a next word rests on: the last of many layers mostly shows the first token."""
+        is_open = self.method is None and self.window is None and self.layer in (None, DECIDING)
+        return is_open and subject.task == heads.CAUSAL and subject.depth >= DEEP
 
     def default_method(self, task: str) -> str:
         """The name of the method that explains a model of this task, unless the user chooses one."""

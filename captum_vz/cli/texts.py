@@ -63,8 +63,9 @@ def explain(options: argparse.Namespace) -> None:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
-    if len(found.maps) > 1 and options.html is None:
-        print(f"all {len(found.maps)} layers: --html FILE")
+    count = max(len(part.layers) for part in found.parts.values())
+    if count > 1 and options.html is None:
+        print(f"all {count} layers: --html FILE")
     name_files(options.output, options.html)
 
 

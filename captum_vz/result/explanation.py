@@ -64,6 +64,7 @@ class Explanation:
             negative if it rises.
         truth_name: The name of the truth: "blank-out" or "patching".
         told: Sentences about the scores, which are printed below them.
+        by_rows: Whether the rows of several methods are printed one after the other, and not as a table of shares.
     """
 
     tokens: list[str]
@@ -79,6 +80,7 @@ class Explanation:
     falls: Tensor | None = None
     truth_name: str = TRUTH
     told: list[str] = field(default_factory=list)
+    by_rows: bool = False
 
     @property
     def first(self) -> Part:
@@ -88,7 +90,7 @@ class Explanation:
     @property
     def is_table(self) -> bool:
         """Whether it is shown as a table of shares: there are several methods, or a truth."""
-        return len(self.parts) > 1 or self.truth is not None
+        return (len(self.parts) > 1 and not self.by_rows) or self.truth is not None
 
     @property
     def method(self) -> str:
@@ -290,6 +292,9 @@ class Explanation:
             numbers = {"agreement": self.agreement, "kendall": self.kendall}
             known = {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
             return found | {"truth": _known(self.truth)} | known
+        others = list(self.parts.values())[1:]
+        if others:
+            found["beside"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
         return found | {
             "method": self.method,
             "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
@@ -322,12 +327,13 @@ class Explanation:
             heads = [name.replace("-", "\n") for name in self.columns()]
             lines = [text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))]
         else:
-            signed = self.is_signed
-            look: dict[str, Any] = {"full": None if signed else 1, "signed": signed, "columns": columns, "color": color}
+            look: dict[str, Any] = {"columns": columns, "color": color}
             lines = [
-                f"{self.first.title}: {self.first.heading(row)}\n"
-                + terminal_text(self.tokens, row.scores, row.token, **look)
-                for row in self.rows
+                f"{part.title}: {part.heading(row)}\n"
+                + terminal_text(self.tokens, row.scores, row.token, full=full, signed=full is None, **look)
+                for part in self.parts.values()
+                for full in [None if part.method.is_signed else 1]
+                for row in part.rows
             ]
         return "\n".join([*lines, *self.remarks()])
 

@@ -119,6 +119,8 @@ class Part:
         """What a row shows, in a sentence."""
         if self.method.is_signed:
             return f"how much each token supports {row.name}"
+        if self.method.explains_output:
+            return f"how much {row.name} rests on each token"
         return f"how much {row.name} draws on each token"
 
     def size(self) -> str:
