@@ -122,17 +122,14 @@ class Runner(Protocol):
     model: Any
     tokenizer: Any
 
-    def encode(self, example: Example, *, needs_cue: bool = False, needs_forms: bool = False) -> Encoded:
+    def encode(self, example: Example, *, needs_forms: bool = False) -> Encoded:
         """The tokens of an example."""
-        ...
 
     def of_methods(self, methods: Iterable[str], changed: Any = None) -> Runner:
         """A scorer of some methods, with a changed copy of the model."""
-        ...
 
     def scores(self, examples: Iterable[Example]) -> list[Row]:
         """Rows of scores, without metrics."""
-        ...
 
 
 class EvaluationBatch:
