@@ -69,7 +69,7 @@ Options = dict[str, dict[str, Any]]
 MANY: Final = f"all except {', '.join(EXTRA_METHODS)}"
 
 
-def option(help: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
+def option(help: str, metavar: str | tuple[str, ...] | None = None, **more: Any) -> dict[str, Any]:
     """The arguments of `add_argument`."""
     return {"help": help, **({"metavar": metavar} if metavar else {}), **more}
 
@@ -202,6 +202,7 @@ COMMANDS: Final = {
             'compare "the pictures of some hat [MASK] scaring marcus."',
             'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
             'compare "the pictures of some hat" --model causal --target are --foil is --output methods.png',
+            'compare "the pictures of some hat [MASK] scaring marcus." --patch pictures picture',
             'compare "some hat [MASK] small." --layer 0 --html methods.html --json',
             'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
         ),
@@ -221,8 +222,14 @@ COMMANDS: Final = {
             "--layer": layer(default=-1),
             **TARGET,
             "--truth": flag(
-                "also blank out each token, show how much the target's probability falls, and how far each method "
-                "agrees with this, from 0 to 1; needs the extra study"
+                "also blank out each token, and show how the target's log-probability, or its lead over the foil, "
+                "falls, and how far each method agrees with this, from 0 to 1; needs the extra study"
+            ),
+            "--patch": option(
+                "another truth, by value patching: a word of the text, and a word of as many tokens, in whose text the "
+                "values of each token are read",
+                ("WORD", "OTHER"),
+                nargs=2,
             ),
             "--full": flag("print the shares of all tokens, one column for each method"),
             **outputs("tokens and scores", "the table"),

@@ -23,7 +23,7 @@ from captum_vz.generation.prompts import read_prompts
 from captum_vz.methods import COMPARED_METHODS, DECIDING, DEFAULT_METHODS, METHODS, check_layer
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS, TokenText
-from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
@@ -79,12 +79,13 @@ def compare(options: argparse.Namespace) -> None:
     lines, truth, done = list[str](), None, list[str]()
     with working(f"loading {options.model}") as say:
         subject = text_subject_of(options.model)
-        if options.truth:  # first, because it may refuse the model
-            say("blanking out each token")
-            if options.foil is None and options.target is None:
+        if options.truth or options.patch:  # first, because it may refuse the model
+            say("patching each token" if options.patch else "blanking out each token")
+            if options.foil is None and options.target is None and not options.patch:
                 options.foil, told = choose_foil(options.text, subject, options.token)
                 lines += [renamed(told, options.names)] if told else []
-            truth = blanked_out(options.text, subject, options.token, options.target, options.foil)
+            truth = truth_of(options.text, subject, options.token, options.target, options.foil, options.patch)
+            options.foil = truth.foil
 
         def advance(name: str) -> None:
             done.append(name)
@@ -94,7 +95,7 @@ def compare(options: argparse.Namespace) -> None:
         asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
         found = compared(subject, options.text, methods, **asked, advance=advance)
         if truth is not None:
-            found = replace(found, truth=truth.shares, falls=truth.falls)
+            found = with_truth(found, truth)
             best = sorted(found.agreement.items(), key=lambda one: -one[1] if one[1] == one[1] else 1.0)
             found.parts = {name: found.parts[name] for name, _ in best}
             lines.insert(0, _strongest(found, truth))
@@ -124,7 +125,8 @@ def _check_use(options: argparse.Namespace) -> None:
     """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
-    used = options.truth or options.layer == DECIDING or any(method.explains_output for method in chosen)
+    used = options.truth or options.patch or options.layer == DECIDING
+    used = used or any(method.explains_output for method in chosen)
     if named and chosen and not used:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
@@ -162,13 +164,13 @@ def _strong(token: str, share: float, words: int, cell: int) -> str:
 
 
 def _strongest(found: Explanation, truth: Truth) -> str:
-    """The tokens without which the probability changes most."""
+    """The tokens without which the answer's log-probability or lead changes most."""
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
     named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
     how = "falls most" if all(falls[i] > -0.005 for i in order) else "changes most (+ it falls, - it rises)"
     changes = f"{how} without: {named}" if named else "changes without no token"
-    return f"blanking out: the probability of {truth.answer} {changes}"
+    return f"{truth.how}: the {truth.answer} {changes}"
 
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
@@ -176,7 +178,7 @@ def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lin
     token, columns = found.tokens[found.token or 0], found.columns()
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
     rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
-    falls = "" if found.falls is None else " Fall: of the answer's probability, if the token is blanked out."
+    falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
     view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])

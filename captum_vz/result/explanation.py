@@ -17,7 +17,7 @@ from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
-from captum_vz.tables import html_table, markdown_table, text_table
+from captum_vz.tables import html_table, markdown_table, numbers_of, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
 from captum_vz.visualization.pictures.rows import clear_tau
 from captum_vz.visualization.tokens import quoted
@@ -25,7 +25,7 @@ from captum_vz.visualization.tokens import quoted
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The name of the column of the truth.
+#: The name of the truth by blanking out.
 TRUTH: Final = "blank-out"
 #: What a model predicts, with probabilities.
 Predictions = list[tuple[str, float]]
@@ -47,9 +47,11 @@ class Explanation:
         raw_tokens: The tokens as the vocabulary writes them.
         windows: The tokens `(start, stop)` that were read together, if the text was cut. No row looks outside.
         refused: The methods that were left out, with the reason.
-        truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
-            NaN for tokens that are not blanked out. None: it was not asked for.
-        falls: How much the probability of the answer falls without each token, `(tokens,)`, negative if it rises.
+        truth: What blanking out or patching each token does to the prediction, `(tokens,)` in float64: without sign,
+            summing to 1, NaN for tokens that are not blanked out. None: it was not asked for.
+        falls: How much the answer's log-probability, or its lead over the foil, falls without each token, `(tokens,)`,
+            negative if it rises.
+        truth_name: The name of the truth: "blank-out" or "patching".
         told: Sentences about the scores, which are printed below them.
         by_rows: Whether the rows of several methods are printed one after the other, and not as a table of shares.
     """
@@ -65,6 +67,7 @@ class Explanation:
     refused: dict[str, str] = field(default_factory=dict)
     truth: Tensor | None = None
     falls: Tensor | None = None
+    truth_name: str = TRUTH
     told: list[str] = field(default_factory=list)
     by_rows: bool = False
 
@@ -175,13 +178,14 @@ class Explanation:
         families = {name: one.family for name, one in self.parts.items()}
         look: dict[str, Any] = {"scopes": self.scopes, "families": families}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
-        shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
         if self.is_table or not (self.is_signed or self.maps or len(rows) > 1):
             if self._first_apart:
                 first = f"{quoted(self.tokens[0])} is left out where it is white"
                 look["title"] = f"What {quoted(self.tokens[self.token or 0])} draws on. {first}"
+            shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
             marked = self.token if self.is_table else self.token or 0
-            return draw_comparison(shown, self.tokens, marked, **(look | {"truth": self.truth} | options))
+            look |= {"truth": self.truth, "truth_name": self.truth_name.replace(TRUTH, "blanking out"), **options}
+            return draw_comparison(shown, self.tokens, marked, **look)
         if self.is_signed:
             look = {"scale": "shared", "title": f"{title} on the output", **options}
             return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
@@ -219,9 +223,8 @@ class Explanation:
         if apart and special is not None:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
-        look: dict[str, Any]
-        told: dict[str, Any] = {"title": title or part.method.title, "about": about}
-        told["subtitle"] = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
+        below = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
+        told = dict[str, Any](title=title or part.method.title, about=about, subtitle=below)
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
         if not maps:
@@ -232,7 +235,7 @@ class Explanation:
             names, place = list(part.named_rows()), self.rows[0].token
             if place is not None and len(names) == 1:
                 names, told["offset"] = [self.tokens[place]], place
-            look = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
+            look: dict[str, Any] = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
             return replace(view(rows, names, **look, **told), leaves_out=bool(apart))
         # Who asks for joined maps sees them first. All others see a layer.
         layer = len(maps.get(part.name, [])) - 1 if part.layer is None else part.layer
@@ -268,7 +271,7 @@ class Explanation:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):
             known = ", ".join(f"{name} {one:.2f}" for name, one in numbers.items() if one == one)
-            found += [f"{what} with {TRUTH}: {known}"] if known else []
+            found += [f"{what} with {self.truth_name}: {known}"] if known else []
         return found + [f"without {name}: {reason}" for name, reason in self.refused.items()]
 
     @property
@@ -281,7 +284,7 @@ class Explanation:
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
-        given = {"fall": self.falls, TRUTH: self.truth}
+        given = {"fall": self.falls, self.truth_name: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
 
@@ -302,7 +305,7 @@ class Explanation:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
-        columns = [["" if one is None else one for one in _known(column)] for column in self.columns().values()]
+        columns = [["" if one is None else one for one in numbers_of(column)] for column in self.columns().values()]
         rows = zip(self.tokens, self._explained, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
@@ -314,7 +317,7 @@ class Explanation:
         """The numbers, as lists."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
-        apart = {name: _known(one.shown) for name, one in self.parts.items() if one.apart is not None}
+        apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}
         found |= {"without_first": apart} if apart else {}
         if self.is_table:
             scores = {name: column.tolist() for name, column in self.shares.items()}
@@ -322,8 +325,8 @@ class Explanation:
             if self.truth is None:
                 return found
             numbers = {"agreement": self.agreement, "kendall": self.kendall}
-            known = {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
-            return found | {"truth": _known(self.truth)} | known
+            found |= {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
+            return found | {"truth": numbers_of(self.truth)}
         others = list(self.parts.values())[1:]
         if others:
             found["beside"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
@@ -383,7 +386,7 @@ class Explanation:
 
     def _lines(self, marks: bool) -> list[list[str]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = list(map(_known, self._shown_columns().values()))
+        columns = list(map(numbers_of, self._shown_columns().values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
@@ -395,8 +398,3 @@ class Explanation:
                 token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
             lines.append([token, *cells])
         return lines
-
-
-def _known(column: Tensor) -> list[float | None]:
-    """The numbers of a column, None for NaN."""
-    return [one if one == one else None for one in column.tolist()]

@@ -14,7 +14,7 @@ import captum_vz
 from captum_vz import demo
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
-from captum_vz.study.comparison import blanked_out
+from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
@@ -110,7 +110,7 @@ def test_truth_is_a_switch(answers: Answers) -> None:
     assert "blanking out" not in plain[3]
     assert "blanking out" in blanked[3]
     loaded = subject_of("agreement")
-    shares = blanked_out(asked[0], loaded, None, "are").shares.tolist()
+    shares = truth_of(asked[0], loaded, None, "are").shares.tolist()
     row = blanked[3].split("2 pictures")[1].split("</td>")[0]
     assert row.endswith(f">{shares[2]:.3f}")
     assert "nan" not in blanked[3]  # tokens that are not blanked out
@@ -122,7 +122,7 @@ def test_truth_has_the_foil_of_the_command(answers: Answers) -> None:
     chosen, named, other = (answers.explain(*asked, truth=True, foil=foil) for foil in ("", "is", "were"))
     assert chosen[3] == named[3] != other[3]
     assert "Why are and not is, its likeliest form of the other number?" in chosen[0]
-    assert "likeliest form" not in named[0] and "are rather than were" in other[0]
+    assert "likeliest form" not in named[0] and "lead of are over were" in other[0]
 
 
 def test_two_texts_have_two_views(answers: Answers) -> None:
