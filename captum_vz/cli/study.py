@@ -78,13 +78,7 @@ def _study_errors() -> Iterator[None]:
 
 
 def _with_config(path: Path, typed: Sequence[str], known: Collection[str]) -> list[str]:
-    """The arguments: the options of the config file, then the typed options.
-
-    Args:
-        path: The config file.
-        typed: What was typed.
-        known: The names of options that a file may hold.
-    """
+    """The arguments: the options of the config file, which are of the known ones, then the typed options."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -137,14 +131,7 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
 
 
 def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metrics: Sequence[str]) -> None:
-    """Show a study as the options say, in the main process only.
-
-    Args:
-        options: The options of the command.
-        study: The study.
-        notes: Lines on its sentences.
-        metrics: The metrics that the page draws.
-    """
+    """Show a study and notes on its sentences as the options say, in the main process only."""
     if os.environ.get("RANK", "0") != "0":
         return
     if options.html is not None:

@@ -119,22 +119,7 @@ class Answers:
         file: str | None = None,
         foil: str | None = "",
     ) -> Iterator[Answer]:
-        """The two answers of :meth:`steps`.
-
-        Args:
-            remarks: The warnings that were given so far.
-            text: The text.
-            model: A name of the offered models.
-            methods: The names of the methods.
-            token: The token that is explained; empty: the mask, else the last one.
-            layer: The layer of the table; None: the last.
-            pair: A second text that the model reads together with the first; for multiple choice, an answer a line.
-            target: The label or word that is explained; empty: what the model predicts.
-            truth: Whether each token is blanked out as well.
-            other: A text to compare with, such as the other one of a minimal pair. It has a view of its own.
-            file: The image or the sound that is explained, for a model that takes one in the place of a text.
-            foil: The label or word whose score is subtracted; empty: that of :func:`choose_foil`, with `truth`.
-        """
+        """The two answers of :meth:`steps` to what the fields of the page hold, with the warnings that were given."""
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
         token, target, foil, pair, other = ((one or "").strip() for one in (token, target, foil, pair, other))

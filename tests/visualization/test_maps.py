@@ -114,26 +114,6 @@ def test_figure_is_drawn_without_pyplot() -> None:
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 
-@pytest.mark.parametrize(
-    ("maps", "token", "message"),
-    [
-        ([], None, "at least one map, got none"),
-        ([a_map(3)], None, r"for the 2 tokens, got \(3, 3\)"),
-        (
-            [a_map(2).expand(4, 2, 2)],
-            None,
-            r"a batch \(4, 2, 2\): pass one example of it, such as scores\[0\], or heads=",
-        ),
-        ([a_map(2).numpy()], None, "got ndarray"),
-        ([a_map(2) / 0], None, "got NaN or infinity"),
-        ([a_map(2)], 2, "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
-    ],
-)
-def test_draw_maps_of_wrong_arguments(maps: list[Tensor], token: int, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_maps(maps, ["a", "b"], token)
-
-
 # Where
 
 
@@ -161,18 +141,6 @@ def test_figures_are_drawn_into() -> None:
     assert box[0].x0 == box[1].x0 and box[0].height + box[1].height > own.bbox.height * 0.75
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ax": Figure().subplots(), "fig": Figure()}, "ax and fig are both given"),
-        ({"ax": Figure().subplots()}, "ax holds 1 axes, but there are 2 panels"),
-    ],
-)
-def test_wrong_places(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_maps([a_map(2)] * 2, ["a", "b"], **options)
-
-
 # Scales
 
 
@@ -191,26 +159,6 @@ def test_root_shows_small_scores() -> None:
     assert float(norm(0.25)) == pytest.approx(0.5)
     signed = draw_maps([torch.tensor([[1.0, -0.25]]).expand(2, 2)], ["x", "y"], scale="root").axes[0].images[0].norm
     assert [float(signed(value)) for value in (-1, -0.25, 0, 0.25, 1)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": "log"}, "scale is 'log': pass one of 'shared', 'panel', 'root'"),
-        ({"vmax": float("nan")}, "vmax is nan"),
-        ({"vmax": 1, "scale": "panel"}, "pass a positive number with 'shared' or 'root'"),
-        ({"words": [0, 1, 2]}, "words has 3 entries for 2 tokens"),
-        ({"dim": "stop"}, "dim is 'stop': pass 'special', or positions"),
-        ({"drop": [0, 1]}, "drop leaves out all tokens"),
-        ({"token": 0, "drop": [0]}, r"token 0 \(a\) is marked and left out"),
-        ({"minus": ([torch.eye(1)], ["a"])}, "'b' has no partner"),
-        ({"minus": ([torch.eye(2)] * 2, ["a", "b"])}, "minus has the maps"),
-        ({"minus": (torch.eye(2),)}, r"pass \(maps, tokens\)"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_maps([a_map(2)], ["a", "b"], **options)
 
 
 def test_shares_have_the_root_scale() -> None:

@@ -4,11 +4,9 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
 import torch
 from captum.attr import visualization
 
-from captum_vz.errors import ArgumentError
 from captum_vz.visualization import save_html, text_record, text_records
 
 # What hides the brackets that Captum writes around a probability.
@@ -91,8 +89,3 @@ def test_page_holds_all_methods(tmp_path: Path) -> None:
     assert read.rows[1][2].split() == ["the", "<script>alert(1)</script>", "日本"]
     assert "script" not in read.tags and "link" not in read.tags and "img" not in read.tags
     assert page.count("A &amp; B") == 2
-
-
-def test_page_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="at least one record, got none"):
-        save_html([], tmp_path / "page.html")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError
 from captum_vz.functional import rollout
 from captum_vz.visualization import describe, draw_route
 from captum_vz.visualization.pictures.route import route_edges, strongest_paths
@@ -95,17 +94,3 @@ def test_equal_steps_have_one_number() -> None:
     numbers = [text.get_text() for text in draw_route(steps, TOKENS, 0).axes[0].texts]
     assert len(numbers) == 3
     assert numbers[1] == "1.00 (30 layers)"
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        ([], {}, "at least one layer, got none"),
-        ([-torch.eye(3)], {}, "pass maps of shares, whose rows sum to 1"),
-        ([torch.eye(3) * 2], {}, "a sum of up to 2"),
-        ([torch.eye(3)], {"threshold": 0}, "threshold is 0"),
-    ],
-)
-def test_wrong_routes(given: list[Tensor], options: dict[str, int], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_route(given, TOKENS, **({"token": 0} | options))

@@ -1,14 +1,11 @@
 """Strips of rows: one token layer by layer, and several methods beside a truth."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from captum_vz._measures import kendall_tau, overlap
-from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_comparison, draw_row
 from captum_vz.visualization.pictures.rows import clear_tau
 
@@ -60,19 +57,6 @@ def test_row_options() -> None:
     assert draw_row([row], TOKENS, fig=left) is left
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([], {}, "at least one layer, got none"),
-        ([torch.eye(4)], {}, "pass token, the output token"),
-        ([torch.rand(4)], {"scale": "panel"}, "pass 'shared', 'row' or 'root'"),
-    ],
-)
-def test_wrong_rows(rows: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        draw_row(rows, TOKENS, **options)
-
-
 def test_truth_is_the_first_row() -> None:
     truth = torch.tensor([float("nan"), 0.1, 0.9, float("nan")])
     scores = {"good": torch.tensor([0.5, 0.1, 0.3, 0.1]), "bad": torch.tensor([[0.1, 0.7, 0.1, 0.1]])}
@@ -121,10 +105,3 @@ def test_comparison_is_described() -> None:
     assert f"in blanking out: {TOKENS[2]} 0.75, {TOKENS[1]} 0.25;" in found.text
     assert f"in good, layer 3: {TOKENS[0]} 0.50, {TOKENS[2]} 0.25 (agrees 0.38)" in found.text
     assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (agrees 0.50)" in found.text
-
-
-def test_wrong_comparisons() -> None:
-    with pytest.raises(ArgumentError, match="at least one method, got none"):
-        draw_comparison({}, TOKENS)
-    with pytest.raises(ArgumentError, match=r"got \(3,\)"):
-        draw_comparison({"m": torch.rand(4)}, TOKENS, truth=torch.rand(3))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 import numpy as np
@@ -154,10 +155,15 @@ def levels_for(cell: float, font: float) -> int:
     return max(1, math.ceil(font * LINE / cell - 1e-6))
 
 
-def used_levels(cell: float, font: float) -> int:
+def _used_levels(cell: float, font: float) -> int:
     """How many levels `write_labels` uses: if there are too many labels for all levels, one, with every k-th label."""
     levels = levels_for(cell, font)
     return levels if levels <= MOST_LEVELS else 1
+
+
+def labels_room(labels: Sequence[str], cell: float, marked: int | None) -> float:
+    """The room in inches of labels of the usual size."""
+    return level_offsets(labels, _used_levels(cell, FONT_SIZE), FONT_SIZE, marked)[-1] / 72
 
 
 def write_labels(
@@ -168,17 +174,11 @@ def write_labels(
     marked: int | None = None,
     dimmed: Sequence[int] = (),
 ) -> None:
-    """Label each row or column, in as many levels as needed. If that is not enough: every k-th one, in one level.
+    """Label each row or column, in as many levels as cells of this size in inches need, or every k-th in one level.
 
-    Args:
-        axis: The x-axis or the y-axis of a panel.
-        labels: One for each row or column.
-        cell: The height of a row, or the width of a column, in inches.
-        font: The size of the labels in points.
-        marked: The row or column whose label has the colour of the mark. It always has a label.
-        dimmed: The rows or columns with grey labels.
+    The row or column `marked` always has a label, in the colour of the mark. Labels of `dimmed` are grey.
     """
-    levels = used_levels(cell, font)
+    levels = _used_levels(cell, font)
     every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
     kept = list(range(0, len(labels), every))
     if marked is not None:
@@ -222,6 +222,12 @@ def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Se
     for tick, label in zip(axis.get_major_ticks(len(places)), labels, strict=True):
         for text in (tick.label1, tick.label2):
             set_label(text, None, label)
+
+
+def in_lines(text: str, width: float, font: float = FONT_SIZE, least: int = 12) -> str:
+    """The text in lines that are about as wide as this in inches, and have at least so many characters."""
+    letters = len(text) * width / max(text_width(text, font), width)
+    return "\n".join(wrap(text, max(least, int(letters)))) or text
 
 
 def largest_font(texts: Iterable[str], width: float, largest: float) -> float:

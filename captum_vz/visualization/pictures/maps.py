@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
@@ -119,8 +119,8 @@ def draw_maps(
     named = colors.label(label, "panel")
     if given is not None:
         return _draw_into(given, panels, colors, label)
-    wanted = Wanted(panels, bool(title), named, fixed=fig is not None)
-    grid = make_grid(wanted, columns, size if fig is None else axes.size_of(fig))
+    top, page = _EDGE + (_HEADING if title else 0.0), size if fig is None else axes.size_of(fig)
+    grid = Layout(panels, top, named, page, fixed=fig is not None).grid(columns)
     figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7]) if fig is None else fig
     titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
@@ -129,8 +129,7 @@ def draw_maps(
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
     bar = axes.add_axes(figure, grid.bar, grid.size)
-    room = grid.size[1] - grid.bar[1] if grid.place == "side" else None
-    add_colorbar(bar, colors, named, max(grid.bar[2:]), room, grid.place != "side")
+    add_colorbar(bar, colors, named, max(grid.bar[2:]), grid.size[1] - grid.bar[1], grid.is_flat)
     _name_axes(figure, grid)
     if title:
         x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
@@ -213,119 +212,110 @@ def _name_axes(figure: FigureBase, grid: Grid) -> None:
     figure.text(0.05 / width, 1 - middle / height, _DOWN, va="center", rotation=90, **look)
 
 
-class Wanted:
-    """What a grid has to hold: panels of rows by columns of cells, with labels, a title and a colour bar."""
-
-    def __init__(self, panels: Panels, heading: bool, scale: str, fixed: bool) -> None:
-        self.count, self.marked = len(panels.scores), panels.marked
-        self.rows, self.columns = panels.rows.shown, panels.columns.shown
-        self.top = _EDGE + (_HEADING if heading else 0.0)
-        self.scale = scale  # the label of the colour bar
-        self.fixed = fixed  # whether the figure has the size of the page
-
-
 @dataclass(frozen=True)
-class Candidate:
-    """The form of a grid, and how good it is."""
+class Grid:
+    """Panels in inches, from the upper left corner of the figure."""
 
     columns: int  # panels in a row
     font: float
-    cell: float  # its side in inches
-    label_width: float
-    label_height: float
-    place: str  # of the colour bar: "cell", an empty cell of the grid; "side" or "below"
-    fits: bool
-    rank: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Grid(Candidate):
-    """Panels in inches, from the upper left corner of the figure."""
-
+    cell: float  # its side
     size: tuple[float, float]
     boxes: list[Box]
     bar: Box
+    is_flat: bool  # whether the bar is horizontal
     bottom: float  # the lower end of all labels
 
 
-def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float]) -> Grid:
-    """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
+class Form(NamedTuple):
+    """The form of a grid. The largest one is the best."""
 
-    If no page has room for a label of each token, every k-th token has one.
-    """
-    pages = [(page[0] * growth, page[1] * growth) for growth in (_GROWTH[:1] if wanted.fixed else _GROWTH)]
-    every = list(product((axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT), range(1, axes.MOST_LEVELS + 1)))
-    for limits in pages:
-        found = [one for one in _candidates(wanted, columns, limits, every) if one.fits]
-        if found:
-            return _placed(wanted, max(found, key=lambda one: one.rank), page)
-    for limits in pages:
-        best = max(_candidates(wanted, columns, limits, [(_SPARSE_FONT, 1)]), key=lambda one: one.cell)
-        if best.cell >= _SMALLEST_CELL:
-            break
-    return _placed(wanted, best, page)
+    rank: tuple[float, ...]
+    fits: bool
+    columns: int
+    font: float
+    cell: float
+    label_width: float
+    label_height: float
+    place: str  # of the colour bar: "cell", an empty cell of the grid; "side" or "below"
 
 
-def _candidates(
-    wanted: Wanted, columns: int | None, limits: tuple[float, float], forms: Sequence[tuple[float, int]]
-) -> Iterator[Candidate]:
-    """Grids with each of the forms of labels: their font and their levels."""
-    count, high, wide = wanted.count, len(wanted.rows), len(wanted.columns)
-    largest = math.inf if wanted.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
-    best = axes.square(count)
-    for across in [min(columns, count)] if columns else range(1, count + 1):
-        down = math.ceil(count / across)
-        empty = -count % across
-        for font, levels in forms:
-            label_width = axes.level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
-            label_height = axes.level_offsets(wanted.columns, levels, font)[-1] / 72
+class Layout:
+    """What a grid has to hold: panels below a title of height `top`, and a colour bar with the label `scale`."""
+
+    def __init__(self, panels: Panels, top: float, scale: str, page: tuple[float, float], fixed: bool) -> None:
+        self.count, self.marked = len(panels.scores), panels.marked
+        self.rows, self.columns = panels.rows.shown, panels.columns.shown
+        self.top, self.scale, self.page, self.fixed = top, scale, page, fixed
+
+    def grid(self, columns: int | None) -> Grid:
+        """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
+
+        If no page has room for a label of each token, every k-th token has one.
+        """
+        across = [min(columns, self.count)] if columns else range(1, self.count + 1)
+        pages = [(self.page[0] * growth, self.page[1] * growth) for growth in (_GROWTH[:1] if self.fixed else _GROWTH)]
+        every = list(product(across, (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT), range(1, axes.MOST_LEVELS + 1)))
+        for limits in pages:
+            found = [one for one in self._forms(limits, every) if one.fits]
+            if found:
+                return self._placed(max(found, key=lambda one: one.rank))
+        for limits in pages:
+            best = max(self._forms(limits, [(one, _SPARSE_FONT, 1) for one in across]), key=lambda one: one.cell)
+            if best.cell >= _SMALLEST_CELL:
+                break
+        return self._placed(best)
+
+    def _forms(self, limits: tuple[float, float], tried: Sequence[tuple[int, float, int]]) -> Iterator[Form]:
+        """Grids with these columns of panels, fonts and levels of labels."""
+        high, wide = len(self.rows), len(self.columns)
+        largest = math.inf if self.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
+        for across, font, levels in tried:
+            down, empty = math.ceil(self.count / across), -self.count % across
+            label_width = axes.level_offsets(self.rows, levels, font, self.marked)[-1] / 72
+            label_height = axes.level_offsets(self.columns, levels, font)[-1] / 72
             for place in (*(("cell",) if empty else ()), "below" if limits[0] < axes.NARROW_PAGE else "side"):
                 right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
-                below = 0.15 + bar_room(wanted.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
-                around = _EDGE + _NAME + right, wanted.top + _EDGE + _NAME + below  # panels and labels
-                free_width = limits[0] - around[0] - label_width - (across - 1) * _GAP
-                free_height = limits[1] - around[1] - label_height - down * (_TITLE + _GAP)
+                below = 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
+                free_width = limits[0] - (_EDGE + _NAME + right) - label_width - (across - 1) * _GAP
+                free_height = limits[1] - (self.top + _EDGE + _NAME + below) - label_height - down * (_TITLE + _GAP)
                 cell = min(free_width / (across * wide), free_height / (down * high), largest)
                 bar = empty * (cell * wide + _GAP) - _GAP - 2 * _BAR_SIDE
-                room = cell * high + _TITLE - bar_room(wanted.scale, min(bar, _LONGEST_BAR))
+                room = cell * high + _TITLE - bar_room(self.scale, min(bar, _LONGEST_BAR))
                 if place != "cell" or (bar >= _SHORTEST_BAR and room > _GAP):
                     break
             if cell > 0:
-                legible = font - 2.5 * levels
-                nearly_square = (round(min(cell, 0.1), 2), -abs(across - best), -empty)
-                rank = (legible, cell) if wanted.fixed else (legible, *nearly_square, cell)
+                nearly_square = (round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -empty)
+                rank = (font - 2.5 * levels, *(() if self.fixed else nearly_square), cell)
                 fits = axes.levels_for(cell, font) <= levels
-                yield Candidate(across, font, cell, label_width, label_height, place, fits, rank)
+                yield Form(rank, fits, across, font, cell, label_width, label_height, place)
 
-
-def _placed(wanted: Wanted, chosen: Candidate, page: tuple[float, float]) -> Grid:
-    high, wide = len(wanted.rows) * chosen.cell, len(wanted.columns) * chosen.cell
-    left = _EDGE + _NAME + chosen.label_width
-    across = min(chosen.columns, wanted.count)
-    panels = across * wide + (across - 1) * _GAP
-    places = [divmod(index, chosen.columns) for index in range(wanted.count)]
-    boxes = [
-        (left + column * (wide + _GAP), wanted.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
-        for row, column in places
-    ]
-    lower = boxes[-1][1] + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
-    width, height = left + panels, lower
-    if chosen.place == "side":
-        bar = (width + _BAR_GAP, boxes[0][1], BAR, min(boxes[-1][1] + high - boxes[0][1], _LONGEST_BAR))
-        height = max(height, boxes[0][1] + min(axes.text_width(wanted.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE)
-        width += _BAR_GAP + BAR + _BAR_TEXT
-    elif chosen.place == "below":
-        length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
-        bar = (max(left + (panels - length) / 2, 2 * _EDGE), lower + 0.08, length, BAR)
-        width += 0.1
-        height = bar[1] + bar_room(wanted.scale, length) + _EDGE
-    else:
-        first = boxes[-1][0] + wide + _GAP
-        room = left + panels - first
-        length = min(room - 2 * _BAR_SIDE, _LONGEST_BAR)
-        lowest = boxes[-1][1] - _TITLE + chosen.label_height  # of the labels of the panel above
-        middle = boxes[-1][1] + (high - bar_room(wanted.scale, length)) / 2
-        bar = (first + (room - length) / 2, max(lowest, middle), length, BAR)
-        width += 0.1
-    size = page if wanted.fixed else (width, height)
-    return Grid(**vars(chosen), size=size, boxes=boxes, bar=bar, bottom=lower)
+    def _placed(self, chosen: Form) -> Grid:
+        high, wide = len(self.rows) * chosen.cell, len(self.columns) * chosen.cell
+        left, across = _EDGE + _NAME + chosen.label_width, chosen.columns
+        panels = across * wide + (across - 1) * _GAP
+        boxes = [
+            (left + column * (wide + _GAP), self.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
+            for row, column in (divmod(index, across) for index in range(self.count))
+        ]
+        (last_left, last_top, *_), first_top = boxes[-1], boxes[0][1]
+        lower = last_top + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
+        width, height = left + panels, lower
+        if chosen.place == "side":
+            bar = (width + _BAR_GAP, first_top, BAR, min(last_top + high - first_top, _LONGEST_BAR))
+            height = max(height, first_top + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE)
+            width += _BAR_GAP + BAR + _BAR_TEXT
+        elif chosen.place == "below":
+            length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
+            bar = (max(left + (panels - length) / 2, 2 * _EDGE), lower + 0.08, length, BAR)
+            width += 0.1
+            height = bar[1] + bar_room(self.scale, length) + _EDGE
+        else:
+            first = last_left + wide + _GAP
+            room = left + panels - first
+            length = min(room - 2 * _BAR_SIDE, _LONGEST_BAR)
+            lowest = last_top - _TITLE + chosen.label_height  # of the labels of the panel above
+            middle = last_top + (high - bar_room(self.scale, length)) / 2
+            bar = (first + (room - length) / 2, max(lowest, middle), length, BAR)
+            width += 0.1
+        size = self.page if self.fixed else (width, height)
+        return Grid(across, chosen.font, chosen.cell, size, boxes, bar, chosen.place != "side", lower)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import pairwise
-from textwrap import wrap
 from typing import Any, Final
 
 import torch
@@ -99,7 +98,7 @@ def draw_route(
         left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = axes.level_offsets(labels, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, start)[-1] / 72 + 0.1
+        below = axes.labels_room(labels, cell, start) + 0.1
         below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
@@ -131,7 +130,7 @@ class Route:
         if self.paths:
             marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
             parts += f" Orange: the {marked}, with each step's score."
-        return "\n".join(wrap(parts, max(24, int(len(parts) * width / axes.text_width(parts, _LEGEND)))))
+        return axes.in_lines(parts, width, _LEGEND, 24)
 
     def content(self) -> Content:
         """The routes in words and as a table."""

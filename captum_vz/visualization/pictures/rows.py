@@ -48,7 +48,7 @@ class Strips:
     @property
     def longest(self) -> float:
         """The width of the longest label, in inches."""
-        return max(axes.text_width(one, axes.FONT_SIZE) for one in self.axis.shown)
+        return _widest(self.axis.shown)
 
     @property
     def tops(self) -> list[float]:
@@ -67,31 +67,26 @@ class Strips:
     @property
     def widths(self) -> list[float]:
         """The widths of the notes, in inches."""
-        return [
-            0.1 + max(axes.text_width(one, axes.FONT_SIZE) for one in (heading, *texts))
-            for heading, texts in self.notes
-        ]
+        return [0.1 + _widest([heading, *texts]) for heading, texts in self.notes]
 
     def content(self) -> Content:
         """The rows in words and as a table."""
         labels = self.axis.labels
         heading, notes = self.notes[0] if self.notes else ("", [""] * len(self.names))
-        lines = list(zip(self.names, self.scores, notes, strict=True))
-
-        def table() -> list[tuple[Any, ...]]:
-            return [
-                (name, place, token, score, *([note] if heading else []))
-                for name, line, note in lines
-                for place, (token, score) in enumerate(zip(labels, line.tolist(), strict=True))
-            ]
-
-        parts = [
-            f"{name}: {largest(line, labels.__getitem__, 2)}" + (f" ({heading} {note})" if note else "")
-            for name, line, note in lines
-        ]
+        parts, rows = list[str](), list[tuple[Any, ...]]()
+        for name, line, note in zip(self.names, self.scores, notes, strict=True):
+            parts.append(f"{name}: {largest(line, labels.__getitem__, 2)}" + (f" ({heading} {note})" if note else ""))
+            cells = enumerate(zip(labels, line.tolist(), strict=True))
+            rows += [(name, place, *cell, note)[: 5 if heading else 4] for place, cell in cells]
         about = "" if self.position is None else f" for {self.tokens[self.position]}"
         sentence = f"Scores of {len(labels)} tokens{about}. The largest are, in {'; in '.join(parts)}."
-        return Content(sentence, (self.kind, "in", "source token", self.label, *([heading] if heading else [])), table)
+        columns = (self.kind, "in", "source token", self.label, *([heading] if heading else []))
+        return Content(sentence, columns, lambda: rows)
+
+
+def _widest(texts: Sequence[str]) -> float:
+    """The width of the widest text in inches."""
+    return max(axes.text_width(one, axes.FONT_SIZE) for one in texts)
 
 
 def draw_row(
@@ -153,9 +148,8 @@ def draw_row(
     position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
     groups = [name.startswith("layer ") for name in rows]
-    return _drawn(
-        Strips("row", list(rows), kept, axis, groups, tokens, position, label), scale, vmax, title, size, ax, fig
-    )
+    strips = Strips("row", list(rows), kept, axis, groups, tokens, position, label)
+    return _drawn(strips, scale, vmax, title, size, ax, fig)
 
 
 def row_of(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
@@ -236,15 +230,13 @@ def draw_comparison(
         raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
     position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     rows = {name: one_example(row, len(tokens)) for name, row in scores.items()}
-    given = None
+    given, agrees = None, dict.fromkeys(rows, 0.0)
     if truth is not None:
         one_example(truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth, len(tokens))
         given = truth.detach().reshape(-1).double().cpu()
+        agrees = {name: float(overlap(row, given).nan_to_num(nan=0.0)) for name, row in rows.items()}
     family = {name: (families or {}).get(name, "") for name in rows}
     order = list(dict.fromkeys(family.values()))
-    agrees = {
-        name: 0.0 if given is None else float(overlap(row, given).nan_to_num(nan=0.0)) for name, row in rows.items()
-    }
     ordered = sorted(rows, key=lambda name: (order.index(family[name]), -agrees[name]))
     lines = [axis.columns(rows[name]) for name in ordered]
     names = [", ".join(filter(None, [name, (scopes or {}).get(name)])) for name in ordered]
@@ -268,15 +260,7 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
     return float(kendall_tau(one, truth)) if int((sizes > sizes.max() / 100).sum()) >= 4 else float("nan")
 
 
-def _drawn(
-    strips: Strips,
-    scale: str | None,
-    vmax: float | None,
-    title: str | None,
-    page: tuple[float, float],
-    ax: Any,
-    fig: Any,
-) -> Any:
+def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any, fig: Any) -> Any:
     """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
     given = axes.given_axes(ax, fig)
     if scale not in (None, "shared", "row", "root"):
@@ -294,7 +278,7 @@ def _drawn(
         if title:
             axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
-    left = _EDGE + max(axes.text_width(shortened(one, _LONGEST_NAME), axes.FONT_SIZE) for one in strips.names) + 0.08
+    left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
     right = 0.12 + sum(strips.widths)
     limits = page if fig is None else axes.size_of(fig)
     height = ROW * rows
@@ -307,10 +291,7 @@ def _drawn(
     across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
-        offsets = axes.level_offsets(
-            strips.axis.shown, axes.used_levels(cell, axes.FONT_SIZE), axes.FONT_SIZE, strips.marked
-        )
-        below = offsets[-1] / 72 + 0.05
+        below = axes.labels_room(strips.axis.shown, cell, strips.marked) + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
         below += 0.1 + bar_room(name, length)
@@ -333,9 +314,8 @@ def _drawn(
         bar = axes.add_axes(figure, (left + across + right, above, BAR, length), size)
         add_colorbar(bar, colors, name, length, size[1] - above)
     if title:
-        axes.write_heading(
-            figure, title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=axes.FONT_SIZE + 2
-        )
+        place = {"x": left / size[0], "y": 1 - 0.05 / size[1], "ha": "left"}
+        axes.write_heading(figure, title, **place, fontsize=axes.FONT_SIZE + 2)
     return figure
 
 
@@ -350,9 +330,8 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: f
         panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, **look))
     panel.set(xlim=(-0.5, count - 0.5), ylim=(bottom - 0.5, -0.5))
     panel.spines[:].set_visible(False)
-    axes.write_plain_labels(
-        panel.yaxis, tops, [shortened(one, _LONGEST_NAME) for one in strips.names], fontsize=axes.FONT_SIZE
-    )
+    names = [shortened(one, _LONGEST_NAME) for one in strips.names]
+    axes.write_plain_labels(panel.yaxis, tops, names, fontsize=axes.FONT_SIZE)
     panel.tick_params(axis="y", length=0)
     axes.write_labels(panel.xaxis, axis.shown, cell, axes.FONT_SIZE, strips.marked, axis.dimmed)
     if strips.longest + 0.05 <= cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, largest_font, set_label, text_width
+from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, in_lines, largest_font, set_label, text_width
 
 _NAMES: Final = ("shared", "panel", "root")
 BAR: Final = 0.11  # the width of a colour bar in inches
@@ -100,7 +100,8 @@ def make_scale(
     most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
     ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
-    norms = {end: _norm(end, signed, scale) for end in ends}
+    kind = partial(FuncNorm, (_root, _square)) if scale == "root" else Normalize
+    norms = {end: kind(-end if signed else 0.0, end) for end in ends}
     return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
 
 
@@ -116,34 +117,23 @@ def _are_shares(scores: Tensor) -> bool:
 
 def bar_room(label: str, width: float) -> float:
     """The height in inches of a horizontal colour bar with its numbers and its label, in lines of this width."""
-    return BAR + 0.18 + FONT_SIZE * LINE * (_in_lines(label, width).count("\n") + 1)
-
-
-def _in_lines(label: str, width: float) -> str:
-    letters = len(label) * width / max(text_width(label, FONT_SIZE), width)
-    return "\n".join(wrap(label, max(12, int(letters)))) or label
+    return BAR + 0.18 + FONT_SIZE * LINE * (in_lines(label, width).count("\n") + 1)
 
 
 def add_colorbar(
     place: Axes, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
 ) -> None:
-    """Draw the colour bar of a scale into axes of its own.
+    """Draw the colour bar of a scale into axes of this length in inches.
 
-    Args:
-        place: The axes.
-        scale: The scale.
-        label: The label. If it is longer than the bar, it ends at the upper end of the bar.
-        length: The length of the bar in inches.
-        room: From the upper end of the bar to the lower end of the figure in inches. A label that is longer has a
-            smaller font.
-        flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
+    The label of a flat bar has lines as long as the bar. Otherwise, a label that is longer than `room`, from the upper
+    end of the bar to the lower end of the figure, has a smaller font.
     """
-    extend = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
-    look: Any = {"extend": extend, "orientation": "horizontal" if flat else "vertical"}
-    bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
+    extend: Any = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
+    orientation: Any = "horizontal" if flat else "vertical"
+    bar = place.figure.colorbar(scale.mappable(), cax=place, extend=extend, orientation=orientation)
     set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
-        bar.set_label(_in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
+        bar.set_label(in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
     else:
         font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
         bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
@@ -163,11 +153,6 @@ def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
     ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
-
-
-def _norm(end: float, signed: bool, scale: str) -> Normalize:
-    low = -end if signed else 0.0
-    return FuncNorm((_root, _square), low, end) if scale == "root" else Normalize(low, end)
 
 
 def _round(value: float) -> float:

@@ -95,7 +95,8 @@ def draw_audio(
         top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
         figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
         panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
-    _draw_sound(panel, sound, values, times, colors, place, label, length)
+    _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
+    axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     for (start, end), name in zip(times, names or (), strict=False):
         look: Any = {"ha": "center", "va": "bottom", "fontsize": axes.FONT_SIZE}
         axes.set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, shortened(name), **look))
@@ -104,28 +105,16 @@ def draw_audio(
     called = list(names or [""] * len(values))
     most = largest(values, lambda i: f"{called[i]} {times[i][0]:.2f} to {times[i][1]:.2f} s".strip())
     sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
-
-    def table() -> list[tuple[Any, ...]]:
-        lines = zip(times, called, values.tolist(), strict=True)
-        return [(i, start, stop, name, value) for i, ((start, stop), name, value) in enumerate(lines)]
-
-    set_content(panel, Content(sentence, ("place", "start", "end", "name", label), table))
+    rows = [(i, *times[i], called[i], value) for i, value in enumerate(values.tolist())]
+    set_content(panel, Content(sentence, ("place", "start", "end", "name", label), lambda: rows))
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
-def _draw_sound(
-    panel: Axes,
-    sound: Tensor,
-    values: Tensor,
-    times: list[tuple[float, float]],
-    colors: Scale,
-    place: int | None,
-    label: str,
-    length: float,
-) -> None:
+def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colors: Scale, place: int | None) -> None:
+    """Draw a sound of this length in seconds above bars, each with its start and end and its score."""
     shades = colors.mappable().get_cmap()
     norm, end = colors.norms[0], colors.end(0)
-    for (start, stop), value in zip(times, values.tolist(), strict=True):
+    for (start, stop), value in bars:
         shade = shades(float(norm(value)))
         height = max(-1.0, min(1.0, value / end))
         panel.bar(start, height, stop - start, align="edge", color=shade, edgecolor="0.5", linewidth=0.3)
@@ -140,13 +129,11 @@ def _draw_sound(
         panel.fill_between(seconds, blocks.amin(1).numpy(), blocks.amax(1).numpy(), color=_SOUND, linewidth=0.2)
     bottom = -1.05 if colors.signed else 0.0
     if place is not None:
-        start, stop = times[place]
-        panel.fill_between([start, stop], bottom, _MIDDLE + 0.5, facecolor="none", edgecolor=axes.MARK, linewidth=1.2)
+        panel.fill_between(bars[place][0], bottom, _MIDDLE + 0.5, facecolor="none", edgecolor=axes.MARK, linewidth=1.2)
     panel.axhline(0, color="0.4", linewidth=0.6)
     panel.set(xlim=(0, length), ylim=(bottom, _MIDDLE + 0.52))
     ticks = [-1.0, 0.0, 1.0] if colors.signed else [0.0, 0.5, 1.0]
     panel.set_yticks([*ticks, _MIDDLE], [*(f"{tick * end:.2g}" for tick in ticks), "sound"], fontsize=axes.FONT_SIZE)
-    axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     panel.set_xlabel("seconds", fontsize=axes.FONT_SIZE)
     panel.tick_params(labelsize=axes.FONT_SIZE, length=2)
     panel.spines[["top", "right"]].set_visible(False)
@@ -261,11 +248,8 @@ def _image_content(name: str, patches: Tensor, label: str) -> Content:
     down, across = patches.shape
     most = largest(patches, lambda i: f"row {i // across} column {i % across}", form=".2g")
     sentence = f"{name}, scores of {down} by {across} patches: the largest are {most}."
-
-    def table() -> list[tuple[Any, ...]]:
-        return [(name, i, j, value) for i, line in enumerate(patches.tolist()) for j, value in enumerate(line)]
-
-    return Content(sentence, ("panel", "row", "column", label), table)
+    rows = [(name, i, j, value) for i, line in enumerate(patches.tolist()) for j, value in enumerate(line)]
+    return Content(sentence, ("panel", "row", "column", label), lambda: rows)
 
 
 def image_grid(row: Tensor, image: Any, *, grid: tuple[int, int] | None = None) -> tuple[Array, Array]:
