@@ -63,11 +63,6 @@ def agreement(saved: Callable[..., str]) -> str:
     return saved(*load_model())
 
 
-def change_config(folder: str, **changes: Any) -> None:
-    path = Path(folder, "config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def change_weights(folder: str, change: Callable[[Weights], Weights]) -> None:
     path = f"{folder}/model.safetensors"
     save_file(change(load_file(path)), path, {"format": "pt"})
@@ -84,8 +79,8 @@ def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict
 # Weights
 
 
-def without_a_layer(weights: Weights) -> Weights:
-    return {name: one for name, one in weights.items() if ".layer.2." not in name}
+def without(part: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: one for name, one in weights.items() if part not in name}
 
 
 def with_other_names(weights: Weights) -> Weights:
@@ -93,47 +88,54 @@ def with_other_names(weights: Weights) -> Weights:
 
 
 def with_a_smaller_layer(weights: Weights) -> Weights:
-    return {
-        name: one[:-1].contiguous() if name.endswith("2.output.dense.bias") else one for name, one in weights.items()
-    }
+    small = "2.output.dense.bias"
+    return {name: one[:-1].contiguous() if name.endswith(small) else one for name, one in weights.items()}
 
 
-def without_the_head(weights: Weights) -> Weights:
-    return {name: one for name, one in weights.items() if "cls.predictions.transform" not in name}
+SMALLER = "do not fit: the checkpoint holds bert.encoder.layer.2.output.dense.bias"
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (without_a_layer, r"BertForMaskedLM needs bert.encoder.layer.2.attention.output.LayerNorm.bias, "),
+        (without(".layer.2."), r"BertForMaskedLM needs bert.encoder.layer.2.attention.output.LayerNorm.bias, "),
         (with_other_names, "It holds others that the model does not use: bert.encoder.layer.0.attention.self.qry.bias"),
-        (without_the_head, "needs cls.predictions.transform.LayerNorm.bias, "),
-        (
-            with_a_smaller_layer,
-            "do not fit: the checkpoint holds bert.encoder.layer.2.output.dense.bias"
-            + ("" if BEFORE_5 else " (127,) for (128,)"),
-        ),
-        (lambda weights: {}, " others, which the checkpoint lacks. They would be random numbers."),
+        (without("cls.predictions.transform"), "needs cls.predictions.transform.LayerNorm.bias, "),
+        (with_a_smaller_layer, SMALLER if BEFORE_5 else f"{SMALLER} (127,) for (128,)"),
+        (without(""), " others, which the checkpoint lacks. They would be random numbers."),
     ],
 )
-@pytest.mark.parametrize("command", ["explain", "study"])
 def test_missing_weights_are_refused(
-    command: str,
-    change: Callable[[Weights], Weights],
-    told: str,
-    agreement: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Weights], Weights], told: str, agreement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By a study as well, before anything is computed."""
     change_weights(agreement, change)
-    rest = [SENTENCE] if command == "explain" else ["--grammar", "2", "--quiet", "--folder", str(tmp_path / "out")]
-    assert told in refused(capsys, command, *rest, "--model", agreement)
+    for command in (["explain", SENTENCE], ["study", "--grammar", "2", "--quiet", "--folder", f"{agreement}/out"]):
+        assert told in refused(capsys, *command, "--model", agreement)
 
 
-def test_cut_file_of_weights_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(agreement) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    assert "one of its files is damaged or not complete" in refused(capsys, "explain", SENTENCE, "--model", agreement)
+MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForMaskedLM": "mine.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("model.safetensors", lambda data: data[:1000], "one of its files is damaged or not complete"),
+        ("tokenizer.json", lambda _: b"{}", "one of its files is damaged or not complete ('added_tokens')"),
+        (
+            "config.json",
+            lambda data: json.dumps(json.loads(data) | MINE).encode(),
+            "it needs Python code of its own, which this command does not run",
+        ),
+    ],
+)
+def test_damaged_files_and_code_are_told(
+    file: str, change: Callable[[bytes], bytes], told: str, agreement: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(agreement, "mine.py").write_text(f"import os; os.mkdir({agreement + '/trapped'!r})")
+    Path(agreement, file).write_bytes(change(Path(agreement, file).read_bytes()))
+    assert told in refused(capsys, "explain", SENTENCE, "--model", agreement)
+    assert not Path(agreement, "trapped").exists()
 
 
 def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,11 +145,8 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
         f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
     )
     assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
-
-
-def test_position_ids_may_be_stored(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     ids = {"bert.embeddings.position_ids": torch.arange(128)[None]}  # as transformers stored them before version 4.31
-    change_weights(agreement, lambda weights: weights | ids)
+    change_weights(agreement, lambda weights: without("lora")(weights) | ids)
     assert "cls.predictions.decoder.weight" not in load_file(f"{agreement}/model.safetensors")  # it is tied
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
 
@@ -161,7 +160,7 @@ def test_unused_pooler_may_be_missing(
     assert err == ""
     folder = saved(BertModel(model.config, add_pooling_layer=False), tokenizer)
     assert explained(capsys, "[MASK]", "--model", folder)[1] == ""
-    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "layer.1" not in name})
+    change_weights(folder, without("layer.1"))
     assert "needs encoder.layer.1." in refused(capsys, "explain", "[MASK]", "--model", folder)
 
 
@@ -173,9 +172,9 @@ def test_encoder_needs_no_decoder(saved: Callable[..., str], capsys: pytest.Capt
     assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
     config.is_encoder_decoder = True
     saved(T5Model(config), words)
-    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "decoder" not in name})
+    change_weights(folder, without("decoder"))
     assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
-    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "block.1" not in name})
+    change_weights(folder, without("block.1"))
     assert "needs encoder.block.1." in refused(capsys, "explain", "a b", "--model", folder)
 
 
@@ -201,26 +200,14 @@ def test_pickled_weights_are_not_read(
     assert not Path("trapped").exists()
 
 
-def test_code_of_a_model_is_not_run(
-    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = json.loads(Path(agreement, "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForMaskedLM": "mine.Model"}}
-    Path(agreement, "config.json").write_text(json.dumps(config))
-    Path(agreement, "mine.py").write_text("import os; os.mkdir('trapped')")
-    told = refused(capsys, "explain", SENTENCE, "--model", agreement)
-    assert "it needs Python code of its own, which this command does not run" in told
-    assert not Path("trapped").exists()
-
-
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 @pytest.mark.parametrize("name", ["someone/kernel", "flash_attention_2", "flex_attention", {"": "someone/kernel"}])
 def test_attention_of_a_config_is_not_followed(
     key: str, name: Any, agreement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A kernel of the hub would be fetched and run. Flash attention is not installed."""
-    change_config(agreement, **{key: name})
+    path = Path(agreement, "config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: name}))
     found, err = explained(capsys, SENTENCE, "--model", agreement)
     assert (found["scores"], err) == (pytest.approx(explained(capsys, SENTENCE)[0]["scores"], abs=1e-6), "")
 
@@ -244,12 +231,6 @@ def test_model_without_tokenizer_is_refused(
     assert "comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the same folder" in told
 
 
-def test_damaged_tokenizer_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (Path(agreement) / "tokenizer.json").write_text("{}")
-    told = refused(capsys, "explain", "a hat", "--model", agreement)
-    assert "one of its files is damaged or not complete ('added_tokens')" in told
-
-
 def test_larger_tokenizer_is_refused(
     saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,15 +243,14 @@ def test_larger_tokenizer_is_refused(
 
 
 @pytest.mark.parametrize("name", ["no/such-model", "nosuchmodel"])
-@pytest.mark.parametrize("command", ["explain", "study"])
-def test_unreachable_hub_is_told(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out"
-    rest = [SENTENCE] if command == "explain" else ["--grammar", "2", "--folder", str(output)]
-    models = [name] if command == "explain" else ["agreement", name]
-    told = refused(capsys, command, *rest, "--model", *models)
-    assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
-    assert all(own in told for own in EMBEDDED)
-    assert not output.exists()  # it was told before anything was computed
+def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a study as well, before anything is computed."""
+    study = ["study", "--grammar", "2", "--folder", str(tmp_path / "out"), "--model", "agreement", name]
+    for command in (["explain", SENTENCE, "--model", name], study):
+        told = refused(capsys, *command)
+        assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
+        assert all(own in told for own in EMBEDDED)
+    assert not (tmp_path / "out").exists()
 
 
 def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

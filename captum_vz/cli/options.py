@@ -24,11 +24,7 @@ EXTRA_METHODS: Final = (
 )
 METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
 COMPARED_METHODS: Final = (
-    "value-zeroing",
-    "value-zeroing-rollout",
-    "value-zeroing-effect",
-    "attention-rollout",
-    "alti",
+    *("value-zeroing", "value-zeroing-rollout", "value-zeroing-effect", "attention-rollout", "alti"),
 )
 #: Commands that have left, and where they went.
 GONE: Final = {
@@ -39,13 +35,11 @@ GONE: Final = {
 
 def positive(word: str) -> int:
     """A number of the command line that is at least 1."""
-    try:
-        number = int(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from error
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    if not re.fullmatch(r"\s*[+-]?\d+\s*", word):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number")
+    if int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{int(word)} is less than 1")
+    return int(word)
 
 
 def method_name(word: str) -> str:
@@ -86,9 +80,8 @@ def path(help: str, metavar: str = "FILE", **more: Any) -> dict[str, Any]:
 
 def count(help: str, default: int | None = None, **more: Any) -> dict[str, Any]:
     """A number that is at least 1."""
-    return option(
-        help + ("" if default is None else f" (default: {default})"), "N", type=positive, default=default, **more
-    )
+    told = help if default is None else f"{help} (default: {default})"
+    return option(told, "N", type=positive, default=default, **more)
 
 
 def model(default: str) -> dict[str, Any]:
@@ -134,21 +127,13 @@ TARGET: Options = {
 
 @dataclass(frozen=True)
 class Command:
-    """A row of the table. The function of its name in `captum_vz.cli.MODULE` runs it.
+    """A row of the table. The function of its name in `captum_vz.cli.MODULE` runs it."""
 
-    Attributes:
-        module: The file, which is imported when the command is chosen.
-        help: One line for the list of commands.
-        description: What it does.
-        examples: Command lines, without the name of the program.
-        options: The arguments of `add_argument`, for each option.
-    """
-
-    module: str
-    help: str
+    module: str  # which is imported when the command is chosen
+    help: str  # one line for the list of commands
     description: str
-    examples: tuple[str, ...]
-    options: Options
+    examples: tuple[str, ...]  # without the name of the program
+    options: Options  # the arguments of `add_argument`
 
 
 COMMANDS: Final = {

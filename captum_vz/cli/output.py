@@ -22,11 +22,7 @@ from captum_vz.visualization.tokens import printable
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show the current task on stderr while the block runs. Nothing is shown outside a terminal.
-
-    Yields:
-        A function that changes the text.
-    """
+    """Show the current task on stderr of a terminal while the block runs. Yields a function that changes the text."""
 
     def say(text: str) -> None:
         if is_terminal(sys.stderr):

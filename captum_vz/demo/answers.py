@@ -81,8 +81,7 @@ class Answers:
 
     def explain(self, *wanted: Any, **more: Any) -> Answer:
         """The last answer of :meth:`steps`."""
-        *_, last = self.steps(*wanted, **more)
-        return last
+        return [*self.steps(*wanted, **more)][-1]
 
     def steps(self, *wanted: Any, **more: Any) -> Iterator[Answer]:
         """The answer without pictures and files, which take longer, then the whole answer; see `_explain`."""
@@ -231,9 +230,10 @@ class Files:
     """The files of one answer, in an empty folder. They say where their numbers come from."""
 
     def __init__(self, folder: Path, explained: Any, model: str, method: str, text: str) -> None:
-        self.folder = folder
+        self.folder, package = folder, f"captum_vz {__version__}"
         weights, kind = _fingerprint(explained), type(explained).__name__
-        self.origin = {"model": model, "model class": kind, "weights": weights, "method": method, "text": text}
+        self.origin = {"package": package, "model": model, "model class": kind, "weights": weights}
+        self.origin |= {"method": method, "text": text}
 
     @property
     def about(self) -> dict[str, str]:
@@ -247,14 +247,13 @@ class Files:
 
     def save_page(self, view: View) -> None:
         """The view as a page, with a table that says where the numbers come from."""
-        rows = [["package", f"captum_vz {__version__}"], *map(list, self.origin.items())]
-        origin = html_table("Where the numbers come from", ["field", "value"], rows)
+        origin = html_table("Where the numbers come from", ["field", "value"], [*map(list, self.origin.items())])
         (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
         """The path of a figure as PNG, which is also written as SVG. `method` is the one that it shows; None: all."""
-        fields: dict[str, Any] = self.origin | ({} if method is None else {"method": method})
-        add_provenance(figure, name=fields.pop("model"), **fields)
+        fields = self.origin if method is None else self.origin | {"method": method}
+        add_provenance(figure, **fields | {"model": None}, name=self.origin["model"])
         for ending in ("png", "svg"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # characters that the font does not have
@@ -263,8 +262,7 @@ class Files:
 
     def save_json(self, record: Mapping[str, Any], name: str) -> None:
         """Numbers as JSON, with where they come from."""
-        provenance = {"package": f"captum_vz {__version__}", **self.origin}
-        (self.folder / f"{name}.json").write_text(json.dumps({**record, "provenance": provenance}), "utf-8")
+        (self.folder / f"{name}.json").write_text(json.dumps({**record, "provenance": self.origin}), "utf-8")
 
 
 def _table(found: Explanation, is_text: bool) -> str:

@@ -95,13 +95,9 @@ def without_marks(tokens: Sequence[str]) -> list[str]:
 
 
 def words_of(tokens: Sequence[str], words: Any = None, name: str = "words") -> list[int]:
-    r"""The number of each token's word, from 0 in the order of the text.
+    r"""The number of each token's word, from 0 in the order of the text, by the marks of the vocabulary.
 
-    Args:
-        tokens: The tokens.
-        words: The numbers that a user gives. Neighbours with the same number are one word, and None marks a token that
-            is a word by itself. None: words are found by the marks of WordPiece, byte-level BPE and SentencePiece.
-        name: The name of the argument, for errors.
+    Or by `words`, the numbers of a user: neighbours with the same number are one word, None is a word by itself.
 
     >>> words_of(["a", "\u0120w", "ug", ",", "\u0120x"]), words_of(["a", "b", "c"], [None, 0, 0])
     ([0, 1, 1, 2, 3], [0, 1, 1])
@@ -223,28 +219,22 @@ def _readable(tokenizer: Any, index: int, text: str) -> str:
 def one_example(scores: Any, *sides: int, heads: bool = False, place: str = "") -> Tensor:
     """Scores of one example on the CPU, without a batch dimension.
 
-    Args:
-        scores: The scores.
-        sides: The number of tokens of a row of scores, or of output tokens and of source tokens of a map.
-        heads: Whether a map has heads.
-        place: Where the scores are, for errors, such as "layer 3: ".
+    The sides are the number of tokens of a row, or of output tokens and source tokens of a map. `place` begins errors.
     """
     inner = "heads, out, in" if heads else "out, in"
     kind = "scores (tokens,) or (1, tokens)" if len(sides) == 1 else f"a map ({inner}) or (1, {inner})"
+    expected = f"{place}Expected {kind}"
     if not isinstance(scores, Tensor):
-        raise ArgumentError(f"{place}Expected {kind}, got {type(scores).__name__}.")
+        raise ArgumentError(f"{expected}, got {type(scores).__name__}.")
     dimensions, given = len(sides) + heads, tuple(scores.shape)
     example = scores[0] if len(given) == dimensions + 1 and given[0] == 1 else scores
     if len(given) == dimensions + 1 and given[0] != 1:
         more = ", or heads=True for maps of heads" if len(sides) == 2 and not (heads or place) else ""
-        raise ArgumentError(
-            f"{place}Expected {kind}, got a batch {given}: pass one example of it, such as scores[0]{more}."
-        )
+        raise ArgumentError(f"{expected}, got a batch {given}: pass one example of it, such as scores[0]{more}.")
     if example.dim() != dimensions or example.shape[-len(sides) :] != sides:
-        tokens = f"the {sides[0]} tokens"
-        if len(set(sides)) > 1:
-            tokens = f"{sides[0]} output tokens and {sides[1]} source tokens"
-        raise ArgumentError(f"{place}Expected {kind} for {tokens}, got {given}.")
+        several = len(set(sides)) > 1
+        tokens = f"{sides[0]} output tokens and {sides[1]} source tokens" if several else f"the {sides[0]} tokens"
+        raise ArgumentError(f"{expected} for {tokens}, got {given}.")
     if not example.isfinite().all():
         raise ArgumentError(f"{place}Expected finite scores, got NaN or infinity, which cannot be drawn.")
     return example.detach().cpu()

@@ -4,17 +4,17 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
 from captum_vz import demo
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
-from captum_vz.study.comparison import truth_of
+from captum_vz.study.comparison import blanked_out
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
@@ -28,19 +28,23 @@ def answers() -> Iterator[Answers]:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("text", "model", "message"),
-    [
+NAME = "value-zeroing"
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+
+
+def test_limits_are_told(answers: Answers) -> None:
+    for text, model, message in (
         ("", "agreement", "The text is empty"),
         ("hat " * 60, "agreement", "this page takes at most 40"),
         ("h" * 5000, "agreement", "this page takes at most 640"),
         ("a hat", "/etc", "is not offered here"),
-    ],
-)
-def test_limits_are_told(text: str, model: str, message: str, answers: Answers) -> None:
-    told, *_ = answers.explain(text, model, ["value-zeroing"], "", -1)
-    assert 'role="alert"' in told
-    assert message in told
+    ):
+        told, *_ = answers.explain(text, model, [NAME], "", -1)
+        assert 'role="alert"' in told
+        assert message in told
+    with closing(Answers(Limits(("causal",), False, 128))) as larger:
+        told, *_ = larger.generate("the hat " * 60, "causal", NAME, 32, [])
+    assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
 
 def test_files_say_where_numbers_come_from(answers: Answers) -> None:
@@ -91,61 +95,27 @@ def test_method_that_refuses_is_left_out() -> None:
         assert 'role="alert"' in told
 
 
-def test_generated_text_must_fit() -> None:
-    with closing(Answers(Limits(("causal",), False, 128))) as larger:
-        told, *_ = larger.generate("the hat " * 60, "causal", "value-zeroing", 32, [])
-    assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
-
-
 def test_view_comes_before_pictures(answers: Answers) -> None:
-    first, last = answers.steps("a hat [MASK]", "agreement", ["value-zeroing"], "", -1)
-    assert first[:2] == last[:2]
+    """A second text has a view of its own."""
+    first, last = answers.steps("a hat [MASK]", "agreement", [NAME], "", -1, other="some hats [MASK]")
+    assert first[:2] == last[:2] and first.view.count("<iframe") == 2
     assert (first.layers, first.methods, first.files) == (None, None, None)
     assert Path(last[2]).is_file()
+    assert 'role="alert"' in answers.explain("a hat [MASK]", "agreement", [NAME], "", -1, other="a " * 60).told
 
 
-def test_truth_is_a_switch(answers: Answers) -> None:
-    asked = "the pictures of some hat [MASK] scaring marcus.", "agreement", ["value-zeroing"], "", -1, "", "are"
-    plain, blanked = (answers.explain(*asked, truth=truth) for truth in (False, True))
-    assert "blanking out" not in plain[3]
-    assert "blanking out" in blanked[3]
-    loaded = subject_of("agreement")
-    shares = truth_of(asked[0], loaded, None, "are").shares.tolist()
-    row = blanked[3].split("2 pictures")[1].split("</td>")[0]
-    assert row.endswith(f">{shares[2]:.3f}")
-    assert "nan" not in blanked[3]  # tokens that are not blanked out
-
-
-def test_truth_has_the_foil_of_the_command(answers: Answers) -> None:
-    """What is blanked out is compared with the form of the other number, unless something else is asked for."""
-    asked = "the pictures of some hat [MASK] scaring marcus.", "agreement", ["value-zeroing"], "", -1
-    chosen, named, other = (answers.explain(*asked, truth=True, foil=foil) for foil in ("", "is", "were"))
-    assert chosen[3] == named[3] != other[3]
-    assert "Why are and not is, its likeliest form of the other number?" in chosen[0]
-    assert "likeliest form" not in named[0] and "lead of are over were" in other[0]
-
-
-def test_two_texts_have_two_views(answers: Answers) -> None:
-    _, view, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="some hats [MASK]")
-    assert view.count("<iframe") == 2
-    told, *_ = answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", -1, other="a " * 60)
-    assert 'role="alert"' in told
-
-
-def test_folder_of_a_model(tmp_path: Path) -> None:
-    """Where the limits allow it, any folder is a model."""
-    _, tokenizer = load_model()
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **size)).eval()
-    for one in (model, tokenizer):
-        one.save_pretrained(tmp_path)
-    asked = "a hat [MASK]", str(tmp_path), ["value-zeroing"], "", -1
-    with closing(Answers(Limits(("agreement",), False, 40))) as found:
-        assert "is not offered here" in found.explain(*asked).told
-    with closing(Answers(Limits(("agreement",), True, 40))) as found:
-        *_, files = found.explain(*asked)
-        kept = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
-    assert kept["provenance"]["weights"] == weights_fingerprint(model)
+def test_truth_is_that_of_the_command(answers: Answers) -> None:
+    """The foil is the form of the other number, unless something else is asked for."""
+    ask = partial(answers.explain, SENTENCE, "agreement", [NAME], "", -1)
+    assert "blanking out" not in ask().shares
+    chosen, named, other = (ask(truth=True, foil=foil) for foil in ("", "is", "were"))
+    assert chosen.shares == named.shares != other.shares
+    assert "Why are and not is, its likeliest form of the other number?" in chosen.told
+    assert "likeliest form" not in named.told and "are rather than were" in other.told
+    expected = blanked_out(SENTENCE, subject_of("agreement"), None, "are", "is").shares.tolist()
+    row = chosen.shares.split("2 pictures")[1].split("</td>")[0]
+    assert row.endswith(f">{expected[2]:.3f}")
+    assert "nan" not in chosen.shares  # tokens that are not blanked out
 
 
 @pytest.mark.slow

@@ -120,14 +120,6 @@ def test_names_stand_at_the_middle(count: int) -> None:
     assert not any(bar.overlaps(box) for box in [*boxes[:-1], *labels])
 
 
-def test_bar_stands_in_the_empty_cell() -> None:
-    """Five panels leave one cell of two rows of three empty. The figure is no wider than its panels."""
-    figure = draw_maps([torch.eye(11)] * 5, sentence(11))
-    bar, last, right = (figure.axes[place].get_window_extent() for place in (-1, 4, 2))
-    assert bar.x0 > last.x1 and bar.x1 < right.x1
-    assert figure.bbox.width - right.x1 < 0.2 * figure.dpi
-
-
 # Labels in any script, and where there is little room for them
 
 

@@ -40,13 +40,11 @@ KEY: Final = "captum_vz"  # of the provenance in PNG files
 _FIELDS: Final = {
     "png": ("Title", "Description", "Software", KEY),
     "svg": ("Title", "Description", "Creator", "Source", "Date"),
-    "svgz": ("Title", "Description", "Creator", "Source", "Date"),
     "pdf": ("Title", "Subject", "Creator", "Keywords", "CreationDate"),
 }
 _MOST_SENTENCES: Final = 12
-_CONTENT: Final = "captum_vz_content"  # the attribute of axes
-_HEADING: Final = "captum_vz_heading"  # the attribute of figures
-_PROVENANCE: Final = "captum_vz_provenance"  # the attribute of figures
+#: The names of attributes: of axes, and of figures.
+_CONTENT, _HEADING, _PROVENANCE = "captum_vz_content", "captum_vz_heading", "captum_vz_provenance"
 
 
 @dataclass(frozen=True)
@@ -104,21 +102,17 @@ def _provenance_of(figure: Any) -> dict[str, str]:
 def alt_text_of(figure: Any) -> str:
     """A figure in words: its title and what each panel shows. Empty if no picture of this package is in it."""
     sentences = [one.sentence for one in _contents_of(figure)]
-    if not sentences:
-        return ""
     if len(sentences) > _MOST_SENTENCES:
         more = f"{len(sentences) - _MOST_SENTENCES} more panels follow."
         sentences = [*sentences[: _MOST_SENTENCES - 1], more, sentences[-1]]
-    heading = _heading_of(figure)
-    # Files take neither NUL nor half of a pair of surrogates.
-    return printable(" ".join([*([f"{heading.rstrip('.')}."] if heading else []), *sentences]))
+    if sentences and (heading := _heading_of(figure)):
+        sentences.insert(0, f"{heading.rstrip('.')}.")
+    return printable(" ".join(sentences))  # files take neither NUL nor half of a pair of surrogates
 
 
 def _metadata_for(figure: Any, file_format: str) -> dict[str, Any]:
     """The metadata of a file, as matplotlib takes it for the format. Without dates, equal numbers give equal files."""
-    names = _FIELDS.get(file_format.lower())
-    if names is None:
-        return {}
+    names = _FIELDS.get(file_format.lower().removesuffix("z"), ())  # svgz is svg
     origin, title = _provenance_of(figure), printable(_heading_of(figure)) or "captum_vz"
     return dict(zip(names, (title, alt_text_of(figure), origin["package"], json.dumps(origin), None), strict=False))
 
@@ -293,11 +287,10 @@ def add_provenance(
     """
     fields = _provenance_of(figure)
     if model is not None:
+        kind = type(model).__name__
         if not isinstance(model, nn.Module):
-            raise ArgumentError(
-                f"model is of type {type(model).__name__}: pass a module of torch, and its name by name=."
-            )
-        fields |= {"model class": type(model).__name__, "weights": weights_fingerprint(model)}
+            raise ArgumentError(f"model is of type {kind}: pass a module of torch, and its name by name=.")
+        fields |= {"model class": kind, "weights": weights_fingerprint(model)}
     if command is not None and not isinstance(command, str):
         command = shlex.join(command)
     given = {"model": name, "method": method, "text": text, "command": command} | more

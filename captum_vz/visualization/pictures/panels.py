@@ -119,8 +119,9 @@ class Panels:
             return [(title, i, rows[i], j, columns[j], one) for i, line in lines for j, one in enumerate(line)]
 
         kind = "difference of two maps" if self.is_difference else "map"
-        is_square = self.rows is self.columns
-        size = f"{len(rows)} tokens" if is_square else f"{len(rows)} output tokens by {len(columns)} source tokens"
+        size = f"{len(rows)} tokens"
+        if self.rows is not self.columns:
+            size = f"{len(rows)} output tokens by {len(columns)} source tokens"
         if self.marked is not None:
             most = largest(scores[self.marked], columns.__getitem__)
             found = f"the row of {rows[self.marked]} has its largest scores at {most}."
@@ -173,14 +174,18 @@ def prepare_panels(
     return _difference(found, _merged(minus[0], other, other, heads), other.labels)
 
 
+def by_title(given: Any, needed: str) -> Mapping[str, Any]:
+    """Maps or rows by their titles. `needed` is the error, if there are none."""
+    found = given if isinstance(given, Mapping) else {f"layer {index}": one for index, one in enumerate(given)}
+    if not found:
+        raise ArgumentError(f"{needed}, got none.")
+    return found
+
+
 def _merged(maps: Any, rows: Axis, columns: Axis, heads: bool) -> dict[str, Tensor]:
     """Titles and maps `(rows, columns)`."""
-    if not isinstance(maps, Mapping):
-        maps = {f"layer {index}": scores for index, scores in enumerate(maps)}
-    if not maps:
-        raise ArgumentError("draw_maps needs at least one map, got none.")
     found: dict[str, Tensor] = {}
-    for title, scores in maps.items():
+    for title, scores in by_title(maps, "draw_maps needs at least one map").items():
         one = one_example(scores, len(rows.member), len(columns.member), heads=heads)
         found |= {f"{title}, head {head}": each for head, each in enumerate(one)} if heads else {title: one}
     return {title: rows.rows(columns.columns(one)) for title, one in found.items()}
@@ -190,13 +195,9 @@ def _difference(found: Panels, others: dict[str, Tensor], other: list[str]) -> P
     """The first maps minus the others, of tokens that are aligned by what the two texts share."""
     if found.scores.keys() != others.keys():
         raise ArgumentError(f"minus has the maps {list(others)}: pass the same as maps, {list(found.scores)}.")
-    labels: list[str] = []
-    first, second = list[int](), list[int]()  # the label of each row
-    for left, right in _aligned(found.rows.labels, other):
-        names = dict.fromkeys((" ".join(left), " ".join(right)))
-        first += [len(labels)] * len(left)
-        second += [len(labels)] * len(right)
-        labels.append(_PAIR.join(names))
+    passages = _aligned(found.rows.labels, other)
+    labels = [_PAIR.join(dict.fromkeys(map(" ".join, pair))) for pair in passages]
+    first, second = ([place for place, pair in enumerate(passages) for _ in pair[side]] for side in (0, 1))
     marked = None if found.marked is None else first[found.marked]
     axis = Axis(labels, torch.tensor(first), sorted({first[i] for i in found.rows.dimmed}))
     minus = Axis(labels, torch.tensor(second), [])

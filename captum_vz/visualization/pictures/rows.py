@@ -17,7 +17,7 @@ from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, make_axis
+from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
@@ -141,10 +141,7 @@ def draw_row(
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['layer 0', 'layer 1']
     """
-    if not isinstance(rows, Mapping):
-        rows = {f"layer {index}": scores for index, scores in enumerate(rows)}
-    if not rows:
-        raise ArgumentError("draw_row needs the scores of at least one layer, got none.")
+    rows = by_title(rows, "draw_row needs the scores of at least one layer")
     position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
     groups = [name.startswith("layer ") for name in rows]
@@ -226,8 +223,7 @@ def draw_comparison(
     >>> [text.get_text() for text in figure.axes[0].texts if "." in text.get_text()][:2]
     ['0.44', '0.24']
     """
-    if not scores:
-        raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
+    scores = by_title(scores, "draw_comparison needs the scores of at least one method")
     position, axis = position_of(token, tokens), make_axis(tokens, words, dim, drop)
     rows = {name: one_example(row, len(tokens)) for name, row in scores.items()}
     given, agrees = None, dict.fromkeys(rows, 0.0)

@@ -18,6 +18,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
+from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
 from captum_vz.visualization.tokens import position_of, shortened
@@ -196,10 +197,7 @@ def draw_image(
     >>> [panel.get_title() for panel in figure.axes[:4]]
     ['image', 'layer 0', 'layer 1', 'layer 2']
     """
-    if not isinstance(rows, Mapping):
-        rows = {f"layer {index}": scores for index, scores in enumerate(rows)}
-    if not rows:
-        raise ArgumentError("draw_image needs the scores of at least one layer, got none.")
+    rows = by_title(rows, "draw_image needs the scores of at least one layer")
     first = next(iter(rows.values()))
     tokens = [""] * (first.shape[-1] if isinstance(first, Tensor) and first.dim() else 0)
     position = position_of(token, tokens)
