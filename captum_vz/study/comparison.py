@@ -174,7 +174,7 @@ def truth_of(
             "by blanking out. Leave the truth out: value-zeroing-effect shows how far the label's logit falls."
         )
     special = [number for number in tokenizer.all_special_ids if number not in content_specials(tokenizer).values()]
-    removal, filler = removal_of(model, tokenizer)
+    removal, filler = removal_of(tokenizer)
 
     def predicted(of: PreparedText, forms: list[int] | None = None) -> Prediction:
         ids, mask = of.inputs["input_ids"], of.inputs.get("attention_mask")

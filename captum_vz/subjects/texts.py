@@ -134,7 +134,8 @@ def find_token(
 def content_specials(tokenizer: Any) -> dict[str, int]:
     """The ids of the tokenizer's special tokens that stand for words: "unk" and "mask".
 
-    The unknown token of some decoders, such as GPT-2, also begins or ends each text. It is left out.
+    The unknown token of some decoders also begins or ends each text (GPT-2), or the tokenizer never writes it, so that
+    it is free to end documents (SmolLM2). It is left out.
 
     >>> from captum_vz.testbed import load_model
     >>> content_specials(load_model()[1])
@@ -142,6 +143,9 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     """
     ends = [_special(tokenizer, name)[0] for name in (*ENDS, "pad")]
     numbers = {name: _special(tokenizer, name)[0] for name in ("unk", "mask")}
+    own = getattr(tokenizer, "unk_token", None)
+    if getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "unk_token", own) != own:
+        del numbers["unk"]
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 

@@ -37,11 +37,10 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.result import Explanation
-from captum_vz.result.explanation import family_of
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, Example, compare, value_patching
 from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import text_subject_of
-from captum_vz.subjects.texts import prepare_text
+from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
 from tests.explaining.models import explanation
@@ -352,11 +351,11 @@ def blanked_by_hand(model: Any, ids: torch.Tensor, token: int, answers: list[int
 @pytest.mark.parametrize("foil", [None, "is"])
 @pytest.mark.parametrize("name", ["agreement", "causal"])
 def test_truth_equals_a_loop(name: Any, foil: str | None) -> None:
-    """A masked model is given its unknown token. A causal one the mean vector, because GPT-2's ends documents."""
+    """An unknown token that ends documents, such as GPT-2's, is not put in: the mean of all word vectors is."""
     model, tokenizer = load_model(name)
     causal = name == "causal"
     if causal:
-        tokenizer.unk_token = tokenizer.sep_token
+        tokenizer.unk_token, tokenizer.mask_token = tokenizer.sep_token, None
     text = "the pictures of some hat" if causal else SENTENCE
     found = truth_of(text, text_subject_of(model, tokenizer), foil=foil)
     prepared = prepare_text(model, tokenizer, text)
@@ -370,6 +369,14 @@ def test_truth_equals_a_loop(name: Any, foil: str | None) -> None:
     assert found.how == f"blanking out ({'the mean word vector' if causal else '[UNK]'} in its place)"
     word = tokenizer.decode(answers[:1])
     assert found.answer == (f"lead of {word} over is" if foil else f"log-probability of {word}")
+
+
+def test_unknown_token_that_is_never_written() -> None:
+    """SmolLM2's tokenizer of bytes knows each text, and its unknown token ends documents."""
+    _, tokenizer = load_model("causal")
+    assert content_specials(tokenizer).keys() == {"unk", "mask"}
+    tokenizer.add_special_tokens({"unk_token": "<|endoftext|>"})
+    assert content_specials(tokenizer).keys() == {"mask"}
 
 
 def test_methods_agree_with_the_truth(shipped: Shipped) -> None:
@@ -474,13 +481,12 @@ def test_methods_have_no_order_without_a_truth(table: Explanation) -> None:
 
 
 def test_families_of_methods() -> None:
-    assert {family_of(name) for name in METHODS} == {
-        "a layer",
-        "joins layers",
-        "explains the output",
-        "without a model",
-    }
-    assert (family_of("value-zeroing"), family_of("globenc"), family_of("x")) == ("a layer", "joins layers", "")
+    """A name of the user is of no family."""
+    known = {"value-zeroing": "a layer", "globenc": "joins layers", "saliency": "explains the output"}
+    known |= {"random": "without a model"}
+    parts = explanation(["a"], 0, dict.fromkeys(known, torch.ones(1))).parts
+    assert {name: part.family for name, part in parts.items()} == known
+    assert replace(parts["random"], name="x").family == ""
 
 
 @pytest.mark.parametrize("target", ["are", None])

@@ -16,7 +16,6 @@ from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
 from captum_vz.metrics.prediction import Removal
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches, pad
-from captum_vz.subjects.heads import predicts_next
 from captum_vz.subjects.texts import content_specials
 
 with needs_extra("captum_vz.study", "study"):
@@ -228,7 +227,7 @@ class EvaluationBatch:
         """
 
         def made() -> Prediction:
-            filler, _ = removal_of(self.model, self.tokenizer, removal)
+            filler, _ = removal_of(self.tokenizer, removal)
             return Prediction(self.model, self.once("sentences", self._sentences), filler)
 
         return self.once(("prediction", removal), made).among(over)
@@ -255,23 +254,21 @@ class EvaluationBatch:
         return self.kept[key]
 
 
-def removal_of(model: Any, tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
+def removal_of(tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
     """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
+        tokenizer: The tokenizer.
         removal: "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without
-            one, its mask. A model that predicts the next token has the mean word vector instead, because its unknown
-            token ends documents (GPT-2, SmolLM2) or was never trained (LLaMA). So has a model without both tokens.
+            one, its mask. An unknown token that ends documents, such as that of GPT-2 and SmolLM2, is none. Without
+            both, the mean word vector.
     """
     known = content_specials(tokenizer)
-    if removal == BLANK:
-        removal = "mean" if predicts_next(model) else next(iter(known), "mean")
     if removal == "delete":
         return "delete", "nothing"
-    if removal == "mean":
+    if removal == BLANK and not known:
         return "mean", "the mean word vector"
+    removal = next(iter(known)) if removal == BLANK else removal
     if removal not in known:
         raise ArgumentError(f"removal is {removal!r}, and the tokenizer has no such token: pass 'blank' or 'delete'.")
     return known[removal], str(getattr(tokenizer, f"{removal}_token"))

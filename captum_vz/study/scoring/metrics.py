@@ -281,8 +281,8 @@ def register_metric(
 def metric_named(name: str) -> Metric:
     """The metric of a name: a key of :data:`~captum_vz.study.METRICS`, and after it words that say how it measures.
 
-    Metrics that remove tokens put an unknown token in their place or, for models that predict the next token, the mean
-    word vector. `:mask` puts a mask there, `:delete` nothing.
+    Metrics that remove tokens put an unknown token in their place or, where this ends documents, the mean word vector.
+    `:mask` puts a mask there, `:delete` nothing.
     `blank_out` takes two further words. With `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the
     two forms. With `:size`, only the sizes of the effects count.
 
