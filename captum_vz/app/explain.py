@@ -14,11 +14,23 @@ from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
-from captum_vz.app.wish import DECIDING, DECISION, EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
+from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation import attribute_generation
-from captum_vz.methods import METHODS, Method, Question, as_method, check_layer, name_of, rollout_of, shares
+from captum_vz.methods import (
+    DECIDING,
+    DECISION,
+    MAPS,
+    METHODS,
+    Method,
+    Question,
+    as_method,
+    check_layer,
+    name_of,
+    rollout_of,
+    shares,
+)
 from captum_vz.methods.decision import DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError

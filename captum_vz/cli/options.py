@@ -100,11 +100,11 @@ def model(default: str) -> dict[str, Any]:
     )
 
 
-def layer(more: str = "", default: int | None = None, deciding: bool = True) -> dict[str, Any]:
+def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
     """The option `--layer`."""
-    word = ", or deciding: where the token reads what the decision rests on" if deciding else ""
-    told = f"index from 0; negative counts from the end{word}{more} (default: the last)"
-    return option(told, "N", type=layer_number if deciding else int, default=default)
+    word = "or deciding: where the token reads what the decision rests on"
+    told = f"index from 0; negative counts from the end, {word}{more} (default: the last)"
+    return option(told, "N", type=layer_number, default=default)
 
 
 def layer_number(text: str) -> int | str:
@@ -245,9 +245,11 @@ COMMANDS: Final = {
             "--max-new-tokens": count("the most new tokens", 8),
             "--sample": option("sample with this seed (default: the likeliest tokens)", "SEED", type=int),
             "--method": method(
-                "value-zeroing-rollout; value-zeroing of the cross-attention for a model with an encoder"
+                "value-zeroing-rollout; with an encoder value-zeroing, of the cross-attention; with 12 layers or more "
+                "decision, and value-zeroing in the layer that decides"
             ),
-            "--layer": layer(deciding=False),
+            "--foil": option("the word that might have been generated: why not this one?"),
+            "--layer": layer(),
             "--step": option("print all prompt tokens for one new token, from 0", "N", type=int),
             "--mask": option(
                 "kinds of prompt tokens to hide: stop, punctuation, special, or a list such as the,of",

@@ -18,8 +18,9 @@ from captum_vz._start import is_terminal, room, tell
 from captum_vz.cli.output import check_files, check_text, name_files, page_origin, save_page, save_picture, working
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation.attribute import default_method
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.methods import COMPARED_METHODS, DECIDING, DEFAULT_METHODS, METHODS, check_layer
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS, TokenText
 from captum_vz.study.comparison import blanked_out, choose_foil
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 STRONGEST, AGREES = 3, "agrees"  # tokens in a line, the head of a column
 WIDEST: Final = 80  # columns of a line of several tokens
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
-ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods of generated text
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def _check_use(options: argparse.Namespace) -> None:
     """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
-    used = options.truth or options.layer == "deciding" or any(method.explains_output for method in chosen)
+    used = options.truth or options.layer == DECIDING or any(method.explains_output for method in chosen)
     if named and chosen and not used:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
@@ -193,15 +193,14 @@ def generate(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
-        name = options.method or (CROSS if has_encoder else ROLLOUT)
-        method, layer = METHODS[name], None
+        name, layer = options.method or default_method(subject.model, options.layer), options.layer
         layers = captum_vz.find_layers(subject.model, "decoder" if has_encoder else None)
-        if method.layered:
+        if layer != DECIDING and METHODS[name].layered:
             depth = replace(subject, layers=layers).depth
-            layer = -1 if options.layer is None else options.layer
+            layer = -1 if layer is None else layer
             check_layer(layer, depth)
             layer %= depth
-        elif options.layer is not None:
+        elif layer not in (None, DECIDING):
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
         for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
@@ -212,13 +211,15 @@ def generate(options: argparse.Namespace) -> None:
         found: GenerationAttribution = attribute_generation(
             subject,
             options.text,
-            name,
+            name if isinstance(layer, int) else options.method,
             most,
-            layer=None if options.json or options.html else layer,
+            layer=None if layer != DECIDING and (options.json or options.html) else layer,
+            foil=options.foil,
             do_sample=options.sample is not None,
             seed=options.sample,
         )
-    place = min(layer or 0, len(found.layers) - 1)  # 0, if one layer is computed
+    name, method = found.method, found.first.method
+    place = min(layer if isinstance(layer, int) else 0, len(found.layers) - 1)  # 0, if one layer is computed
     # The first tokens of a decoder are no source.
     mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
     steps = len(found.generated.ids)
@@ -228,7 +229,7 @@ def generate(options: argparse.Namespace) -> None:
         save_picture(found.plot(place, mask=mask), options, subject.model, name)
     if options.html is not None:
         view = found.view(place, mask=mask, title=f"{options.text} … {found.text}")
-        told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(layer or 0)]))})."
+        told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(place)]))})."
         save_page(replace(view, subtitle=told, about=page_origin(options, subject.model)).html(), options.html)
     if options.json:
         about: dict[str, Any] = {"model": options.model, "method": name, "residual": method.residual}

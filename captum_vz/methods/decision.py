@@ -81,12 +81,14 @@ def _support(amounts: Tensor, question: Question, features: Tensor | None) -> Te
     A feature has its amount at its first token.
     """
     mask, rows = question.inputs.get("attention_mask"), range(len(amounts))
-    padded = isinstance(mask, Tensor) and mask.shape == amounts.shape
+    firsts = [0] * len(amounts)
+    if isinstance(mask, Tensor) and mask.shape == amounts.shape:
+        firsts = mask.int().argmax(-1).tolist()
     places = torch.arange(amounts.shape[1]).expand(len(amounts), -1)
     if features is not None:
         same = (features[:, None] == features[:, :, None]).cpu()
         places = same.int().argmax(-1).expand(len(amounts), -1)  # the first token of each one's feature
-    apart = places[rows, mask.int().argmax(-1).tolist() if padded else 0], places[rows, question.places]
+    apart = places[rows, firsts], places[rows, question.places]
     idle = (places == apart[0][:, None]) | (places == apart[1][:, None])
     idle |= places != torch.arange(amounts.shape[1])
     return amounts.clamp_min(0).masked_fill(idle, 0)

@@ -95,6 +95,13 @@ METHODS: Final[dict[str, Method]] = {
     "position": BaselineMethod("position", vz.PositionAttribution),
 }
 
+#: The method of maps, and what says on which tokens a decision rests.
+MAPS, DECISION = "value-zeroing", "decision"
+#: What a user passes as `layer` for the layer in which the token reads what the decision rests on.
+DECIDING: Final = "deciding"
+#: Models of next words with as many layers are asked by default on what a word rests, and where that is read.
+DEEP: Final = 12
+
 #: The methods of a study by default: without those that take gradients, gates or flows, and without second forms.
 DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.extra)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
-from captum_vz.methods import METHODS
+from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 TRUTH: Final = "blank-out"
 #: What a model predicts, with probabilities.
 Predictions = list[tuple[str, float]]
-
-
-def family_of(name: str) -> str:
-    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
-    method = METHODS.get(name)
-    if method is None:
-        return ""
-    if method.joins:
-        return "joins layers"
-    if method.explains_output:
-        return "explains the output"
-    return "a layer" if method.maps is not None else "without a model"
 
 
 @dataclass
@@ -174,14 +162,18 @@ class Explanation:
     def plot(self, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
-        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree.
+        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of deep
+        models of next words what the word rests on, and the rows of all layers.
 
         Args:
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
+        if self.by_rows:
+            return self._plot_layers(**options)
         part, title = self.first, self.first.method.title
-        look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
+        families = {name: one.family for name, one in self.parts.items()}
+        look: dict[str, Any] = {"scopes": self.scopes, "families": families}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
         shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
         if self.is_table or not (self.is_signed or self.maps or len(rows) > 1):
@@ -204,6 +196,15 @@ class Explanation:
         heading = ", ".join(filter(None, [title, part.scope]))
         return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
 
+    def _plot_layers(self, **options: Any) -> Figure:
+        """The first row of each method, then of a method with layers its row in each layer."""
+        rows = dict[str, Tensor]()
+        for part in self.parts.values():
+            of_layers = shares_of(part.scores[0]) if part.layer is not None else []
+            rows |= {part.title: part.rows[0].scores, **{f"layer {i}": one for i, one in enumerate(of_layers)}}
+        look = {"title": f"What {self.rows[0].name} rests on, and where it is read", "scale": "shared", **options}
+        return draw_comparison({name: one.cpu() for name, one in rows.items()}, self.tokens, self.token, **look)
+
     def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
         """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
 
@@ -213,13 +214,14 @@ class Explanation:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
         """
-        part, special, apart = self.first, self.special or None, self._first_apart
+        part = next((one for one in self.parts.values() if one.layer is not None), self.first)
+        special, apart = self.special or None, self._first_apart
         if apart and special is not None:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
         look: dict[str, Any]
         told: dict[str, Any] = {"title": title or part.method.title, "about": about}
-        told["subtitle"] = " ".join(filter(None, [self.prediction, apart]))
+        told["subtitle"] = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
         if not maps:
@@ -242,6 +244,12 @@ class Explanation:
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
         return f"The model predicts {self._predicted}." if self.predictions else ""
+
+    def _rests_on(self) -> str:
+        """The tokens on which the decision rests most, in a sentence."""
+        best = self.scores.argsort(descending=True, stable=True)[:2].tolist()
+        told = ", ".join(f"{self.tokens[i]} {self.scores[i]:.2f}" for i in best if self.scores[i] >= 0.1)
+        return f"{self.rows[0].name} rests on {told}."
 
     @property
     def _predicted(self) -> str:

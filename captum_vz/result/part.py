@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.methods import Method, residual_text, rollout_of
+from captum_vz.methods import METHODS, Method, residual_text, rollout_of
 from captum_vz.methods import shares as shares_of
 from captum_vz.methods.method import INSIDE
 from captum_vz.visualization import terminal_text
@@ -90,6 +90,15 @@ class Part:
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
         return self.method.scope(self.layer or 0)
+
+    @property
+    def family(self) -> str:
+        """The kind of the method, for pictures that keep kinds together; empty for a method of the user."""
+        if self.name not in METHODS:
+            return ""
+        if self.method.joins or self.method.explains_output:
+            return "joins layers" if self.method.joins else "explains the output"
+        return "a layer" if self.method.maps is not None else "without a model"
 
     @property
     def title(self) -> str:
