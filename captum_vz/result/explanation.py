@@ -219,7 +219,6 @@ class Explanation:
         if apart and special is not None:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
-        look: dict[str, Any]
         told: dict[str, Any] = {"title": title or part.method.title, "about": about}
         told["subtitle"] = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
         cut = bool(self.windows)
@@ -232,7 +231,7 @@ class Explanation:
             names, place = list(part.named_rows()), self.rows[0].token
             if place is not None and len(names) == 1:
                 names, told["offset"] = [self.tokens[place]], place
-            look = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
+            look: dict[str, Any] = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
             return replace(view(rows, names, **look, **told), leaves_out=bool(apart))
         # Who asks for joined maps sees them first. All others see a layer.
         layer = len(maps.get(part.name, [])) - 1 if part.layer is None else part.layer
@@ -262,8 +261,7 @@ class Explanation:
             found += [f"the model predicts: {self._predicted}"] if self.predictions else []
             found += filter(None, [self.first.size()])
         found += [*self.told, *filter(None, [self._first_apart])]
-        for part in self.parts.values():
-            found += part.remarks(self.tokens[0])
+        found += [told for part in self.parts.values() for told in part.remarks(self.tokens[0])]
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):

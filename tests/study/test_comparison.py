@@ -36,8 +36,7 @@ from captum_vz import (
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
-from captum_vz.result import Explanation
-from captum_vz.result.explanation import family_of
+from captum_vz.result import Explanation, Part
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, compare
 from captum_vz.study.comparison import blanked_out
 from captum_vz.subjects import text_subject_of
@@ -100,7 +99,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
         torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    further = {"value-zeroing-shapley", "value-zeroing-integrated", "attn-lrp"}  # tested with their classes
+    further = {"value-zeroing-shapley", "value-zeroing-integrated", "attn-lrp", "decision"}  # tested with their classes
     assert set(names) - set(expected) == {"saliency", "integrated-gradients", "integrated-gradients-l2", *further}
     for column in table.shares.values():
         assert column.min() >= 0
@@ -410,13 +409,10 @@ def test_methods_have_no_order_without_a_truth(table: Explanation) -> None:
 
 
 def test_families_of_methods() -> None:
-    assert {family_of(name) for name in METHODS} == {
-        "a layer",
-        "joins layers",
-        "explains the output",
-        "without a model",
-    }
-    assert (family_of("value-zeroing"), family_of("globenc"), family_of("x")) == ("a layer", "joins layers", "")
+    methods = {**METHODS, "x": METHODS["alti"]}
+    families = {name: Part(name, one, [], torch.empty(0), (), None).family for name, one in methods.items()}
+    assert set(families.values()) == {"a layer", "joins layers", "explains the output", "without a model", ""}
+    assert (families["value-zeroing"], families["globenc"], families["x"]) == ("a layer", "joins layers", "")
 
 
 def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
