@@ -32,7 +32,8 @@ class ALTI(Rollout):
         p: The order of the norm, 1 (the paper's) or 2.
         include: See :class:`~captum_vz.LayerALTI`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
+            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
+            more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 

@@ -34,7 +34,8 @@ class AttentionRollout(Rollout):
         reduce_heads: How to combine the heads into one map, "mean" or "max".
         attention: Must be "self".
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
+            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
+            more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 

@@ -43,7 +43,8 @@ class GlobEnc(Rollout):
             False is the paper's choice. The norms of each example in a layer are then divided by the largest norm, to
             prevent overflow. Compare such scores within one example only, because their scale has no meaning.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
+            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
+            more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 

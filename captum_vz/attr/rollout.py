@@ -35,7 +35,8 @@ class Rollout(MapAggregation):
             with the residual). 0.5, "renormalize" or "add" for maps of the attention alone (weights, norms of the
             attention's vectors). For maps of Value Zeroing see :class:`~captum_vz.ValueZeroingRollout`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
+            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
+            more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 

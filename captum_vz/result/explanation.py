@@ -265,8 +265,7 @@ class Explanation:
             found += [f"the model predicts: {self._predicted}"] if self.predictions else []
             found += filter(None, [self.first.size()])
         found += [*self.told, *filter(None, [self._first_apart])]
-        for part in self.parts.values():
-            found += part.remarks(self.tokens[0])
+        found += [told for part in self.parts.values() for told in part.remarks(self.tokens[0])]
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):

@@ -139,8 +139,8 @@ class Part:
 
     def ends_in_first(self, layer: int | None = None) -> bool:
         """Whether joined maps put nearly all of each row on the first token. None: the layer that is shown."""
-        layer = (self.layer if self.layer is not None else -1) if layer is None else layer
-        return self.method.joins and self._ends_in_first(self.scores[:, layer])
+        rows = torch.stack([row.scores for row in self.rows]) if layer is None else self.scores[:, layer]
+        return self.method.joins and self._ends_in_first(rows)
 
     def _ends_in_first(self, rows: Tensor) -> bool:
         """The same, of rows `(rows, tokens)` of joined maps."""

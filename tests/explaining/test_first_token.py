@@ -102,6 +102,7 @@ def test_rollout_of_generated_text_says_nothing(deep: tuple[Any, Any]) -> None:
     assert "says nothing here: nearly all is on [CLS]" in found.printed().split("\n")[-1]
     assert "says nothing" in found.printed(step=0)
     assert "says nothing" not in found.printed(layer=0)
+    assert "says nothing" in str(attribute_generation(deep, TEXT, ROLLOUT, max_new_tokens=2, layer=23).remarks())
     maps = LLMTokenMaps(ValueZeroingRollout(deep[0]), deep[1])
     with pytest.warns(UserWarning, match="first column. Choose layer 'deciding'"):
         maps.attribute(TextTokenInput(TEXT, deep[1]), gen_args={"max_new_tokens": 2})

@@ -85,7 +85,7 @@ def kept() -> set[str]:
     """The names of globals of this package, and of context variables, that hold tensors."""
     places: dict[str, Any] = {variable.name: value for variable, value in copy_context().items()}
     for name, module in sys.modules.items():
-        if name.startswith("captum_vz"):
+        if name.partition(".")[0] == "captum_vz":  # not the modules of users' files
             places |= {f"{name}.{key}": value for key, value in vars(module).items()}
     return {name for name, value in places.items() if holds_tensor(value)}
 

@@ -100,7 +100,7 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
         torch.testing.assert_close(table.shares[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    further = {"value-zeroing-shapley", "value-zeroing-integrated", "attn-lrp"}  # tested with their classes
+    further = {"value-zeroing-shapley", "value-zeroing-integrated", "attn-lrp", "decision"}  # tested with their classes
     assert set(names) - set(expected) == {"saliency", "integrated-gradients", "integrated-gradients-l2", *further}
     for column in table.shares.values():
         assert column.min() >= 0
