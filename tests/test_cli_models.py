@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from captum_vz.cli import main
-from captum_vz.testbed import EMBEDDED, load_model
+from captum_vz.testbed import load_model
+from captum_vz.testbed.models import NAMES
 from tests.command import refused
 from tests.reference.case import BEFORE_5
 from tests.test_cli import byte_level_tokenizer
@@ -249,7 +250,7 @@ def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: pytest.Captu
     for command in (["explain", SENTENCE, "--model", name], study):
         told = refused(capsys, *command)
         assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
-        assert all(own in told for own in EMBEDDED)
+        assert all(own in told for own in NAMES)
     assert not (tmp_path / "out").exists()
 
 

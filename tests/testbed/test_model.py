@@ -13,8 +13,9 @@ from train_causal import causal_records, prefers_good_next
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from captum_vz import find_layers
-from captum_vz.testbed import EMBEDDED, agreement_sentences, held_out, load_model, mask_target, prefers_good
+from captum_vz.testbed import agreement_sentences, held_out, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed.models import EMBEDDED
 from captum_vz.text import form_ids
 from tests.testbed.conftest import CAUSAL_PARADIGMS, KINDS, Embedded, trained_sentences
 
@@ -88,7 +89,7 @@ def test_folder_without_model(tmp_path: Path) -> None:
     for wrong, meant in ((tmp_path, ""), (str(tmp_path), ""), ("agrement", r" \(did you mean agreement\?\)")):
         with pytest.raises(
             FileNotFoundError,
-            match=rf"model\.safetensors is missing{meant}: pass 'agreement', 'six-layers', 'pre-norm', 'causal' or a",
+            match=rf"model\.safetensors is missing{meant}: pass 'agreement', .*, 'smollm2' or a",
         ):
             load_model(wrong)
 
