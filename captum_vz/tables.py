@@ -10,6 +10,8 @@ from html import escape
 from itertools import zip_longest
 from typing import Any, Final
 
+from torch import Tensor
+
 from captum_vz._start import room
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.axes import MARK
@@ -169,3 +171,8 @@ def _cell(value: Any) -> str:
 
 def _text(value: Any) -> str:
     return escape("\n".join(map(printable, str(value).split("\n"))))
+
+
+def numbers_of(column: Tensor) -> list[float | None]:
+    """The numbers of a column, None for NaN."""
+    return [one if one == one else None for one in column.tolist()]

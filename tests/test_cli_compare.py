@@ -64,14 +64,14 @@ def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rises_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without some token a probability rises, so that "falls" alone would be false."""
+    """Without some token the lead rises, so that "falls" alone would be false."""
     text = "the pictures of some hat [MASK] small."
     asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
     assert main([*asked, "--json"]) == 0
     falls = [fall for fall in json.loads(capsys.readouterr().out)["falls"] if fall is not None]
     assert max(falls, key=abs) < 0 < max(falls)
     assert main(asked) == 0
-    said = "the probability of are rather than were changes most (+ it falls, - it rises) without: "
+    said = "the lead of are over were changes most (+ it falls, - it rises) without: "
     assert said in capsys.readouterr().out
 
 
@@ -117,7 +117,7 @@ def test_output_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """By hand: how much the share of "are" among both forms falls, if a token becomes unknown."""
+    """By hand: how much the difference of both logits falls, if a token becomes unknown."""
     found = json.loads(compared(capsys, "--truth", "--json", "--foil", "is"))
     model, tokenizer = load_model()
     ids = tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
@@ -125,19 +125,31 @@ def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> 
     without = ids.repeat(ids.shape[1], 1)
     without.fill_diagonal_(tokenizer.unk_token_id)
     with torch.no_grad():
-        clean, blanked = (model(one).logits[:, MASK, forms].double().softmax(-1)[:, 0] for one in (ids, without))
+        clean, blanked = (-model(one).logits[:, MASK, forms].double().diff()[:, 0] for one in (ids, without))
     kept = [place not in (0, MASK, ids.shape[1] - 1) for place in range(ids.shape[1])]
     falls = [fall if keep else None for fall, keep in zip((clean - blanked).tolist(), kept, strict=True)]
-    assert found["answer"] == "are rather than is"
+    assert found["answer"] == "lead of are over is"
     assert [fall is None for fall in found["falls"]] == [fall is None for fall in falls]
-    assert [fall for fall in found["falls"] if fall] == pytest.approx([fall for fall in falls if fall], abs=1e-5)
+    assert [fall for fall in found["falls"] if fall] == pytest.approx([fall for fall in falls if fall], abs=1e-4)
     expected = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True)
     assert found["agreement"] == pytest.approx(expected.agreement)
     largest = max(fall for fall in falls if fall)
-    assert f"falls most without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
+    assert f"it rises) without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
     rows = compared(capsys, "--truth", "--foil", "is", "--full").splitlines()
     (fall,) = (row.split()[2] for row in rows if row.split()[:2] == ["2", "pictures"])
     assert fall == f"{largest:.3f}*"
+
+
+def test_patch_is_another_truth(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = compared(capsys, "--patch", "pictures", "picture")
+    assert (
+        "patching (values with picture for pictures): the lead of are over was falls most without: pictures" in printed
+    )
+    found = json.loads(compared(capsys, "--patch", "pictures", "picture", "--json"))
+    expected = compare("agreement", SENTENCE, CHOSEN, patch=("pictures", "picture"))
+    assert found["agreement"] == pytest.approx(expected.agreement)
+    assert main(["compare", SENTENCE, "--patch", "pictures", "xylophones"]) == 2
+    assert "Pass a word of as many tokens" in capsys.readouterr().err
 
 
 def test_methods_are_sorted_by_agreement(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_page_of_methods_has_one_view(capsys: pytest.CaptureFixture[str]) -> Non
     found = page_of(capsys, "compare", SENTENCE, "--methods", "value-zeroing", "attention", "--truth")
     assert found.tags.count("iframe") == 1
     assert found.tags.count("table") == 2  # that of the view, for readers without scripts, and that of the methods
-    assert "the probability of are rather than is falls most without: pictures" in found.text
+    assert "the lead of are over is changes most (+ it falls, - it rises) without: pictures" in found.text
     assert "agrees with blank-out: value-zeroing 0." in found.text
 
 

@@ -14,11 +14,24 @@ from captum_vz import ValueZeroing, find_layers
 from captum_vz._names import known_name
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
-from captum_vz.app.wish import DECIDING, EFFECT, EFFECT_OF_LAYER, MAPS, Target, Wish
+from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation import attribute_generation
-from captum_vz.methods import METHODS, Method, Question, as_method, check_layer, name_of, rollout_of, shares
+from captum_vz.methods import (
+    DECIDING,
+    DECISION,
+    MAPS,
+    METHODS,
+    Method,
+    Question,
+    as_method,
+    check_layer,
+    name_of,
+    rollout_of,
+    shares,
+)
+from captum_vz.methods.decision import DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
 from captum_vz.result import Explanation, Maps, Part, Row, TokenText
@@ -26,8 +39,6 @@ from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import encode, find_token
 
-#: What says on which tokens a decision rests. Alone, the effect misses more in SmolLM2, and AttnLRP in Gemma 3.
-RESTS_ON = (EFFECT, "attn-lrp")
 #: A tagger's effects are small if their sizes sum to less than this part of the logit. Then what decides is told.
 SMALL = 0.5
 #: What says so: the first of these that has rules for the model.
@@ -83,7 +94,8 @@ def explain(
             :func:`~captum_vz.study.as_method`. None: see the table.
         target: What is explained: a label, by its name, else by its number; a word of the vocabulary; a part of
             `text_pair`, or an answer of multiple choice. None: what the model predicts.
-        foil: The label or word whose logit is subtracted ("why target rather than foil?").
+        foil: The label or word whose logit is subtracted ("why target rather than foil?"). A next word of several
+            tokens is asked about by its first token, here and as `target`.
         token: The token that is explained, by its position, or as it or its word is written. None: see the table; for
             classes, the token that the head reads, `[CLS]` or the last one. "*" for labels of tokens: every word, also
             those whose label is "O".
@@ -122,6 +134,13 @@ def explain(
     subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
+    if wish.asks_decision(subject):
+        both = {name: METHODS[name] for name in (DECISION, MAPS)}
+        try:
+            return replace(explained_by(subject, text, text_pair, replace(wish, layer=DECIDING), both), by_rows=True)
+        except RefusedError:  # so do the methods below, or they need less
+            if layer is not None:
+                raise
     asked = wish.default_method(subject.task) if method is None else method
     if isinstance(asked, str):
         asked = known_name("method", asked, METHODS)
@@ -181,7 +200,7 @@ def explained_by(
         several = "No method can explain this model: " if len(methods) > 1 else ""
         raise RefusedError(f"{several}{next(iter(refused.values()))}")
     found = Explanation(parts=parts, task=subject.task, predictions=predictions, refused=refused, **run.about)
-    found.told += run.told
+    found.told += [*read.told, *run.told]
     if subject.task == heads.TOKENS and wish.method is None and len(parts) == 1:
         found.told += _what_decides(run, found, wish)
     return found
@@ -196,7 +215,7 @@ class _Run:
         self.about = read.about()
         self.is_whole = len(read.pieces) == 1
         self.told = list[str]()
-        self._rests_on: dict[tuple[str, Target], Tensor | None] = {}
+        self._known = dict[tuple[Any, ...], Tensor]()
 
     def part(self, name: str, method: Method, wanted: int | str | None, targets: Sequence[Target]) -> Part:
         """What one method computes for some targets, at a layer, or in the one that decides; None: the last one."""
@@ -235,8 +254,11 @@ class _Run:
         if self.read.by_words:
             scores = scores[..., self.read.firsts]
         rows = [self._shown(method, row) for row in rows]
-        make = partial(self._maps, method, layer if method.layered else -1)
-        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make)
+        if isinstance(method, DecisionMethod):
+            contrast = "" if any(target.foil is not None for target in targets) else ", against all others"
+            self.told.append(f"{name}: by {method.used(self.asked[0][0])}{contrast}")
+        make, causal = partial(self._maps, method, layer if method.layered else -1), self.subject.task == heads.CAUSAL
+        return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make, causal)
 
     def _check_decision(self, targets: Sequence[Target]) -> None:
         """Refuse an input in pieces, and a model that decides nothing."""
@@ -248,49 +270,33 @@ class _Run:
             )
 
     def _deciding_layer(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
-        """The layer whose rows agree best with the tokens that the decision rests on. A sentence in `told` names it.
-
-        The agreement is the mean over the methods of `RESTS_ON`, and over the targets.
-        """
+        """The layer whose rows agree best with what the decision rests on. A sentence in `told` names it."""
         firsts = self.read.firsts if self.read.by_words else list(range(raw[0].shape[-1]))
-        found, used = list[Tensor](), list[str]()
-        for measure in RESTS_ON:
-            for target, rows in zip(targets, raw, strict=True):
-                relevance = self._relevance(measure, target)
-                if relevance is None:
-                    continue
-                place = self.read.text.words[target.token] if self.read.by_words else target.token
-                found.append(deciding_layer(shares(rows[:, firsts]), relevance[firsts], place)[1].double())
-                used.append(measure)
+        found = list[Tensor]()
+        for target, rows in zip(targets, raw, strict=True):
+            place = self.read.text.words[target.token] if self.read.by_words else target.token
+            rests_on = self._scores(METHODS[DECISION], 0, target, None)[0]
+            found.append(deciding_layer(shares(rows[:, firsts]), rests_on[firsts], place)[1].double())
         products = torch.stack(found).mean(0)
         first, *rest = products.argsort(descending=True, stable=True).tolist()
         near = ", ".join(f"layer {layer} {products[layer]:.2f}" for layer in rest[:2])
         self.told.append(
-            f"{name}: layer {first} reads most of what the decision rests on ({', '.join(dict.fromkeys(used))}), "
+            f"{name}: layer {first} reads most of what the decision rests on, "
             f"{products[first]:.2f} of it{f'; then {near}' if near else ''}"
         )
         return int(first)
 
-    def _relevance(self, measure: str, target: Target) -> Tensor | None:
-        """How much a decision rests on each token, by one of `RESTS_ON`. None: AttnLRP has no rule for an operation."""
-        key = measure, target
-        if key not in self._rests_on:
-            try:
-                self._rests_on[key] = self._scores(METHODS[measure], 0, target, None)[0]
-            except RefusedError:
-                if measure == EFFECT:
-                    raise
-                self._rests_on[key] = None
-        return self._rests_on[key]
-
     def _scores(self, method: Method, number: int, target: Target, layer: int | None) -> Tensor:
         """The scores `(layers, tokens)` from one piece. A label of the whole text is read at the piece's last token."""
+        if (key := (method, number, target, layer)) in self._known:
+            return self._known[key]
         piece, (question, features) = self.pieces[number], self.asked[number]
         missing = piece.places is not None and target.token not in piece.places
         place = len(piece.places or ()) - 1 if missing else piece.local(target.token)
         asked = replace(question, token=place, **target.asked(place))
         scores = method.scores(self.subject, asked, features, layer=layer)
-        return scores if self.is_whole else piece.spread(scores, len(self.read.names))
+        self._known[key] = scores if self.is_whole else piece.spread(scores, len(self.read.names))
+        return self._known[key]
 
     def _check_sources(self, count: int) -> None:
         """Refuse a model that adds tokens. Of an image or a sound, only now the number of sources is known."""

@@ -71,6 +71,7 @@ class Input:
         second: Whether each token is of the second text.
         by_words: Whether the tokens of a word are explained together.
         given: What the model predicts and what is explained, if they do not follow from the output.
+        told: Sentences about how the target and the foil are read.
     """
 
     subject: Subject
@@ -82,6 +83,7 @@ class Input:
     second: Sequence[bool] = ()
     by_words: bool = False
     given: tuple[Predictions, Target] | None = None
+    told: dict[str, None] = field(default_factory=dict)
 
     @cached_property
     def numbers(self) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Final
 
@@ -148,7 +147,8 @@ def _words(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     if heads.predicts_next(model) or read.text.ids[read.token] == tokenizer.mask_token_id:
         likeliest = logits.softmax(-1).topk(3)
         predictions = list(zip(map(word, likeliest.indices.tolist()), likeliest.values.tolist(), strict=True))
-    numbers = wish.numbers(partial(heads.class_number, model, tokenizer))
+    numbers, told = heads.class_numbers(model, tokenizer, wish.target, wish.foil)
+    read.told.update(dict.fromkeys(told))
     return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), word)
 
 

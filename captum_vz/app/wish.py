@@ -10,19 +10,17 @@ from typing import Any, Final
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.methods import Method
-from captum_vz.subjects import heads
+from captum_vz.methods import DECIDING, DEEP, MAPS, Method
+from captum_vz.subjects import Subject, heads
 
-#: The methods that explain a model, unless the user chooses others.
-MAPS, EFFECT, EFFECT_OF_LAYER = "value-zeroing", "value-zeroing-effect", "value-zeroing-effect-layer"
+#: The methods that explain a label, and the part of a layer in it.
+EFFECT, EFFECT_OF_LAYER = "value-zeroing-effect", "value-zeroing-effect-layer"
 #: Tasks whose rows explain the state of a token, unless the user chooses a method, a target or a foil.
 BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
 OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD = "*"
-#: What a user passes as `layer` for the layer in which the token reads what the decision rests on.
-DECIDING: Final = "deciding"
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,11 @@ class Wish:
                     f"{repr(DECIDING) if number else 'a string'} or None.",
                     name,
                 )
+
+    def asks_decision(self, subject: Subject) -> bool:
+        """Whether the answer is what a next word rests on: the last of many layers mostly shows the first token."""
+        is_open = self.method is None and self.window is None and self.layer in (None, DECIDING)
+        return is_open and subject.task == heads.CAUSAL and subject.depth >= DEEP
 
     def default_method(self, task: str) -> str:
         """The name of the method that explains a model of this task, unless the user chooses one."""

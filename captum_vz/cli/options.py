@@ -63,7 +63,7 @@ Options = dict[str, dict[str, Any]]
 MANY: Final = f"all except {', '.join(EXTRA_METHODS)}"
 
 
-def option(help: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
+def option(help: str, metavar: str | tuple[str, ...] | None = None, **more: Any) -> dict[str, Any]:
     """The arguments of `add_argument`."""
     return {"help": help, **({"metavar": metavar} if metavar else {}), **more}
 
@@ -93,11 +93,11 @@ def model(default: str) -> dict[str, Any]:
     )
 
 
-def layer(more: str = "", default: int | None = None, deciding: bool = True) -> dict[str, Any]:
+def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
     """The option `--layer`."""
-    word = ", or deciding: where the token reads what the decision rests on" if deciding else ""
-    told = f"index from 0; negative counts from the end{word}{more} (default: the last)"
-    return option(told, "N", type=layer_number if deciding else int, default=default)
+    word = "or deciding: where the token reads what the decision rests on"
+    told = f"index from 0; negative counts from the end, {word}{more} (default: the last)"
+    return option(told, "N", type=layer_number, default=default)
 
 
 def layer_number(text: str) -> int | str:
@@ -187,6 +187,7 @@ COMMANDS: Final = {
             'compare "the pictures of some hat [MASK] scaring marcus."',
             'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
             'compare "the pictures of some hat" --model causal --target are --foil is --output methods.png',
+            'compare "the pictures of some hat [MASK] scaring marcus." --patch pictures picture',
             'compare "some hat [MASK] small." --layer 0 --html methods.html --json',
             'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
         ),
@@ -206,8 +207,14 @@ COMMANDS: Final = {
             "--layer": layer(default=-1),
             **TARGET,
             "--truth": flag(
-                "also blank out each token, show how much the target's probability falls, and how far each method "
-                "agrees with this, from 0 to 1; needs the extra study"
+                "also blank out each token, and show how the target's log-probability, or its lead over the foil, "
+                "falls, and how far each method agrees with this, from 0 to 1; needs the extra study"
+            ),
+            "--patch": option(
+                "another truth, by value patching: a word of the text, and a word of as many tokens, in whose text the "
+                "values of each token are read",
+                ("WORD", "OTHER"),
+                nargs=2,
             ),
             "--full": flag("print the shares of all tokens, one column for each method"),
             **outputs("tokens and scores", "the table"),
@@ -230,9 +237,11 @@ COMMANDS: Final = {
             "--max-new-tokens": count("the most new tokens", 8),
             "--sample": option("sample with this seed (default: the likeliest tokens)", "SEED", type=int),
             "--method": method(
-                "value-zeroing-rollout; value-zeroing of the cross-attention for a model with an encoder"
+                "value-zeroing-rollout; with an encoder value-zeroing, of the cross-attention; with 12 layers or more "
+                "decision, and value-zeroing in the layer that decides"
             ),
-            "--layer": layer(deciding=False),
+            "--foil": option("the word that might have been generated: why not this one?"),
+            "--layer": layer(),
             "--step": option("print all prompt tokens for one new token, from 0", "N", type=int),
             "--mask": option(
                 "kinds of prompt tokens to hide: stop, punctuation, special, or a list such as the,of",

@@ -18,11 +18,12 @@ from captum_vz._start import is_terminal, room, tell
 from captum_vz.cli.output import check_files, check_text, name_files, page_origin, save_page, save_picture, working
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation.attribute import default_method
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.methods import COMPARED_METHODS, DECIDING, DEFAULT_METHODS, METHODS, check_layer
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS, TokenText
-from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 STRONGEST, AGREES = 3, "agrees"  # tokens in a line, the head of a column
 WIDEST: Final = 80  # columns of a line of several tokens
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
-ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods of generated text
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -63,8 +63,9 @@ def explain(options: argparse.Namespace) -> None:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
-    if len(found.maps) > 1 and options.html is None:
-        print(f"all {len(found.maps)} layers: --html FILE")
+    count = max(len(part.layers) for part in found.parts.values())
+    if count > 1 and options.html is None:
+        print(f"all {count} layers: --html FILE")
     name_files(options.output, options.html)
 
 
@@ -78,12 +79,13 @@ def compare(options: argparse.Namespace) -> None:
     lines, truth, done = list[str](), None, list[str]()
     with working(f"loading {options.model}") as say:
         subject = text_subject_of(options.model)
-        if options.truth:  # first, because it may refuse the model
-            say("blanking out each token")
-            if options.foil is None and options.target is None:
+        if options.truth or options.patch:  # first, because it may refuse the model
+            say("patching each token" if options.patch else "blanking out each token")
+            if options.foil is None and options.target is None and not options.patch:
                 options.foil, told = choose_foil(options.text, subject, options.token)
                 lines += [renamed(told, options.names)] if told else []
-            truth = blanked_out(options.text, subject, options.token, options.target, options.foil)
+            truth = truth_of(options.text, subject, options.token, options.target, options.foil, options.patch)
+            options.foil = truth.foil
 
         def advance(name: str) -> None:
             done.append(name)
@@ -93,7 +95,7 @@ def compare(options: argparse.Namespace) -> None:
         asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
         found = compared(subject, options.text, methods, **asked, advance=advance)
         if truth is not None:
-            found = replace(found, truth=truth.shares, falls=truth.falls)
+            found = with_truth(found, truth)
             best = sorted(found.agreement.items(), key=lambda one: -one[1] if one[1] == one[1] else 1.0)
             found.parts = {name: found.parts[name] for name, _ in best}
             lines.insert(0, _strongest(found, truth))
@@ -123,7 +125,8 @@ def _check_use(options: argparse.Namespace) -> None:
     """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
-    used = options.truth or options.layer == "deciding" or any(method.explains_output for method in chosen)
+    used = options.truth or options.patch or options.layer == DECIDING
+    used = used or any(method.explains_output for method in chosen)
     if named and chosen and not used:
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
 
@@ -136,7 +139,8 @@ def _print(found: Explanation) -> None:
     cell = max(LEAST, width // count - 2)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
-    for name, column in found.shares.items():
+    for name, part in found.parts.items():
+        column = part.shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
         rows.append([name, *agrees.get(name, []), *strong])
@@ -160,13 +164,13 @@ def _strong(token: str, share: float, words: int, cell: int) -> str:
 
 
 def _strongest(found: Explanation, truth: Truth) -> str:
-    """The tokens without which the probability changes most."""
+    """The tokens without which the answer's log-probability or lead changes most."""
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
     named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
     how = "falls most" if all(falls[i] > -0.005 for i in order) else "changes most (+ it falls, - it rises)"
     changes = f"{how} without: {named}" if named else "changes without no token"
-    return f"blanking out: the probability of {truth.answer} {changes}"
+    return f"{truth.how}: the {truth.answer} {changes}"
 
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
@@ -174,7 +178,7 @@ def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lin
     token, columns = found.tokens[found.token or 0], found.columns()
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
     rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
-    falls = "" if found.falls is None else " Fall: of the answer's probability, if the token is blanked out."
+    falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
     view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])
@@ -191,15 +195,14 @@ def generate(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
-        name = options.method or (CROSS if has_encoder else ROLLOUT)
-        method, layer = METHODS[name], None
+        name, layer = options.method or default_method(subject.model, options.layer), options.layer
         layers = captum_vz.find_layers(subject.model, "decoder" if has_encoder else None)
-        if method.layered:
+        if layer != DECIDING and METHODS[name].layered:
             depth = replace(subject, layers=layers).depth
-            layer = -1 if options.layer is None else options.layer
+            layer = -1 if layer is None else layer
             check_layer(layer, depth)
             layer %= depth
-        elif options.layer is not None:
+        elif layer not in (None, DECIDING):
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
         for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
@@ -210,13 +213,15 @@ def generate(options: argparse.Namespace) -> None:
         found: GenerationAttribution = attribute_generation(
             subject,
             options.text,
-            name,
+            name if isinstance(layer, int) else options.method,
             most,
-            layer=None if options.json or options.html else layer,
+            layer=None if layer != DECIDING and (options.json or options.html) else layer,
+            foil=options.foil,
             do_sample=options.sample is not None,
             seed=options.sample,
         )
-    place = min(layer or 0, len(found.layers) - 1)  # 0, if one layer is computed
+    name, method = found.method, found.first.method
+    place = min(layer if isinstance(layer, int) else 0, len(found.layers) - 1)  # 0, if one layer is computed
     # The first tokens of a decoder are no source.
     mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
     steps = len(found.generated.ids)
@@ -226,7 +231,7 @@ def generate(options: argparse.Namespace) -> None:
         save_picture(found.plot(place, mask=mask), options, subject.model, name)
     if options.html is not None:
         view = found.view(place, mask=mask, title=f"{options.text} … {found.text}")
-        told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(layer or 0)]))})."
+        told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(place)]))})."
         save_page(replace(view, subtitle=told, about=page_origin(options, subject.model)).html(), options.html)
     if options.json:
         about: dict[str, Any] = {"model": options.model, "method": name, "residual": method.residual}

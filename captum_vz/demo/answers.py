@@ -23,7 +23,7 @@ from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, residual_text
 from captum_vz.result import Explanation
-from captum_vz.study.comparison import blanked_out, choose_foil
+from captum_vz.study.comparison import choose_foil, truth_of
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.heads import CHOICE, OF_IMAGES
 from captum_vz.subjects.signals import read_input
@@ -141,9 +141,9 @@ class Answers:
         where = "" if first.token is None else f", position {first.token}"
         told = [f"Explained: {first.name}{where}.", *(f"Without {name}: {one}" for name, one in found.refused.items())]
         if truth:
-            blanked = blanked_out(text, subject, wish.token, wish.target, wish.foil)
+            blanked = truth_of(text, subject, wish.token, wish.target, wish.foil)
             found.truth = blanked.shares
-            told.append(f"Blanking out: each token's share of what changes the probability of {blanked.answer}.")
+            told.append(f"Blanking out: each token's share of what changes the {blanked.answer}.")
             told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
         told += [f"{_sentence(line)}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)

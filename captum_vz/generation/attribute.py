@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ from torch import Tensor
 from captum_vz._engine import find_layers
 from captum_vz._names import known_name
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.functional import deciding_layer
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, longest_alike
-from captum_vz.methods import METHODS, Method, Question, as_method, name_of
-from captum_vz.result.words import TokenText
+from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, foils_of, longest_alike
+from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, METHODS, Method, Question, as_method, name_of, shares
+from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, parts_of
 
+ROLLOUT: Final = "value-zeroing-rollout"
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
 
@@ -27,14 +30,15 @@ MAX_NEW_TOKENS = 25
 def attribute_generation(
     model: Any,
     prompt: Any,
-    method: Any = "value-zeroing-rollout",
+    method: Any = None,
     max_new_tokens: int | None = None,
     *,
     tokenizer: Any = None,
     generated: Any = None,
     prompt_length: int | Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
-    layer: int | None = None,
+    layer: int | Literal["deciding"] | None = None,
+    foil: int | str | Sequence[int | str | None] | None = None,
     seed: int | None = None,
     method_options: dict[str, Any] | None = None,
     **generate_kwargs: Any,
@@ -60,7 +64,9 @@ def attribute_generation(
             class of this package, or of Captum that explains inputs, a `functools.partial` of one, a function of
             (model, layers) that returns a method, the method itself, or a function of a batch. In a model with an
             encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
-            encoder. Methods whose sources are not the tokens of the prompt are then refused, such as rollouts.
+            encoder. Methods whose sources are not the tokens of the prompt are then refused, such as rollouts. None:
+            "value-zeroing-rollout", with an encoder "value-zeroing". Of a model of twelve layers or more "decision",
+            with Value Zeroing in the layer that decides, because a product of many maps ends in its first column.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
         tokenizer: The tokenizer of a model that is passed alone. Captum's `TokenizerLike` is enough. None: prompts are
             ids, and tokens are shown by their ids.
@@ -70,6 +76,11 @@ def attribute_generation(
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.
         layer: The only layer that is computed, from 0: a method that explains each layer by runs of its own, such as
             "value-zeroing-effect-layer", takes less time. Methods without layers ignore it. None: all layers.
+            "deciding": the first method of the result is "decision", and `method`, which has a map of each layer, has
+            for each token the row of the layer that decides, see :func:`~captum_vz.functional.deciding_layer`.
+        foil: Why the generated token rather than this one? A word is compared with the generated text: its first token
+            that differs is the foil of this token, and the others have none. A list has an entry for each new token: a
+            word, of which the first token counts, an id, or None.
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
         generate_kwargs: Further arguments for `model.generate`, such as `do_sample`, `num_beams` (the chosen text is
@@ -100,23 +111,84 @@ def attribute_generation(
         known_name("method", method, METHODS)
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
-    made = as_method(method).of(subject)
+    shown = default_method(model, layer) if method is None else method
+    if shown == DECISION and method is None:
+        shown, layer = MAPS, DECIDING
+    made = as_method(shown).of(subject)
     made = replace(made, options={**made.options, **(method_options or {})})
+    asked = {name_of(shown): made}
+    if layer == DECIDING:
+        check_deciding(name_of(shown), made, both)
+        asked, layer = {DECISION: METHODS[DECISION], **asked}, None
     if layer is not None and layer < 0:
         raise ArgumentError(f"layer is {layer}: pass the number of a layer, from 0.", "layer")
-    layer = layer if made.layered else None
+    if foil is not None and not any(one.explains_output for one in asked.values()):
+        raise ArgumentError(
+            f"foil is {foil!r}, but {name_of(shown)} explains the state of a token: leave it out, or choose a method "
+            f"that explains the output, such as {DECISION}.",
+            "foil",
+        )
     generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
-    found = []
-    for text in texts:
-        ask = partial(_scores, made, subject, text, layer=layer)
-        scores = ask()
-        layers = made.layer_names(scores.shape[2]) if layer is None else (made.scope(layer),)
-        tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
-        written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
-        again = partial(_joint, made, text, ask) if made.takes_features else None
-        found.append(GenerationAttribution.of(name_of(method), made, scores, layers, *tokens, written, layer, again))
+    found = [_explained(text, asked, subject, foil, layer) for text in texts]
     return found if several else found[0]
+
+
+def default_method(model: Any, layer: Any) -> str:
+    """The name of the method of generated text, unless the user chooses one; `layer` is what they chose."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return MAPS
+    if layer == DECIDING or (layer is None and len(find_layers(model)) >= DEEP):
+        return DECISION
+    return ROLLOUT
+
+
+def check_deciding(name: str, method: Method, has_encoder: bool) -> None:
+    """Refuse a method without a map of each layer, and a model whose decision does not rest on one text alone."""
+    if has_encoder or method.maps is None or method.joins or method.explains_output:
+        raise ArgumentError(
+            f"layer is {DECIDING!r}, which needs a causal model and a method with a map of each layer, but the method "
+            f"is {name}: pass method={MAPS!r}, or the number of a layer.",
+            "layer",
+        )
+
+
+def _explained(
+    text: FinishedText, asked: dict[str, Method], subject: Subject, foil: Any, layer: int | None
+) -> GenerationAttribution:
+    """The result of one text: of one method, or of what each token rests on and of the maps of layers."""
+    tokenizer, parts = subject.tokenizer, list[tuple[str, Method, Tensor, tuple[str, ...]]]()
+    foils, remarks = foils_of(tokenizer, text, foil)
+    for name, method in asked.items():
+        one = layer if method.layered else None
+        ask = partial(_scores, method, subject, text, foils if method.explains_output else None, layer=one)
+        scores = ask()
+        layers = method.layer_names(scores.shape[2]) if one is None else (method.scope(one),)
+        parts.append((name, method, scores, layers))
+    (name, method, scores, layers), *beside = parts
+    tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
+    written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
+    again = partial(_joint, method, text, ask) if method.takes_features else None
+    shown = layer if method.layered else None
+    found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, shown, again)
+    found.told += remarks
+    for part in beside:
+        _add_deciding(found, *part)
+    return found
+
+
+def _add_deciding(
+    found: GenerationAttribution, name: str, method: Method, scores: Tensor, layers: tuple[str, ...]
+) -> None:
+    """Add a method with the rows of the layers that decide, from its scores `(n, m + n, layers)`."""
+    raw, rows, given = scores.permute(0, 2, 1), list[Row](), len(found.prompt.ids)
+    for step, (of_layers, rests_on) in enumerate(zip(raw, found.all_scores[..., 0], strict=True)):
+        seen = given + step
+        decides = rests_on[:seen].any()
+        layer = deciding_layer(shares(of_layers[:, :seen]), rests_on[:seen])[0] if decides else None
+        found.deciding.append(layer)
+        rows.append(Row(found.rows[step].name, None, of_layers[-1 if layer is None else layer]))
+    found.parts[name] = Part(name, method, rows, raw, layers, None)
 
 
 def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], member: list[int]) -> Tensor:
@@ -141,7 +213,13 @@ def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], 
 
 
 def _scores(
-    method: Method, subject: Subject, text: FinishedText, features: Tensor | None = None, *, layer: int | None = None
+    method: Method,
+    subject: Subject,
+    text: FinishedText,
+    foils: Sequence[int | None] | None,
+    features: Tensor | None = None,
+    *,
+    layer: int | None = None,
 ) -> Tensor:
     """The scores of all given and generated tokens for each generated token, `(n, m + n, layers)`.
 
@@ -158,7 +236,10 @@ def _scores(
         grows=True,
         row_by_row=longest > longest_alike(subject.model),
     )
-    found = method.scores(subject, question, None if features is None else features.to(device), layer=layer)
+    features = None if features is None else features.to(device)
+    found = torch.cat(
+        [method.scores(subject, one, features, layer=layer) for one in _by_foil(question, foils or [None] * steps)], 1
+    )
     of_encoder = text.start and found.shape[-1] == len(text.prompt.ids)
     wanted = found.shape[-1] if of_encoder else given + steps - 1
     if found.shape[-1] != wanted:
@@ -174,3 +255,16 @@ def _scores(
             "finished text differs from the passes of its generation. Pass a causal model."
         )
     return scores
+
+
+def _by_foil(question: Question, foils: Sequence[int | None]) -> Iterator[Question]:
+    """The question about the steps in turn, in groups that all have a foil, or that all have none."""
+    start = 0
+    assert not callable(question.target) and question.target is not None  # indices of the generated tokens
+    for has_foil, group in groupby(foils, lambda one: one is not None):
+        numbers = list(group)
+        places = question.places[start : start + len(numbers)]
+        target = question.target[start : start + len(numbers)]
+        foil = [(place, one) for place, one in zip(places, numbers, strict=True) if one is not None]
+        yield replace(question, token=places, target=target, foil=foil if has_foil else None)
+        start += len(numbers)

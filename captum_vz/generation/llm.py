@@ -18,6 +18,7 @@ torch.Size([3, 6])
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import count
@@ -145,6 +146,8 @@ class LLMTokenMaps(Attribution):
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")
         index = found.layer_index(layer)
+        for remark in found.first.remarks(found.tokens[0], index):
+            warnings.warn(remark, stacklevel=3)
         columns += [None] * (len(found.prompt.ids) - len(columns))  # a decoder's start
         groups = [-1 - place if column is None else column for place, column in enumerate(columns)]
         order = list(dict.fromkeys(groups))

@@ -19,7 +19,7 @@ from torch import Tensor
 from captum_vz._files import write_file, written
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
-from captum_vz.generation.drawing import draw_steps
+from captum_vz.generation.forms import draw_steps, inseq_form
 from captum_vz.methods import Method
 from captum_vz.result import Explanation, Part, Row, TokenText
 from captum_vz.tables import text_table
@@ -57,11 +57,15 @@ class GenerationAttribution(Explanation):
         prompt: The prompt tokens.
         generated: The generated tokens.
         text: The generated text.
+        deciding: For each generated token the layer of the second method that decides, with `layer="deciding"`; None:
+            no token supports it but the first one and the one before it. Empty: there is one method.
     """
 
     prompt: TokenText = field(kw_only=True)
     generated: TokenText = field(kw_only=True)
     text: str = field(kw_only=True)
+    deciding: list[int | None] = field(default_factory=list, kw_only=True)
+    by_rows: bool = True
     _again: Callable[[list[int]], Tensor] | None = field(default=None, compare=False, kw_only=True)
 
     @classmethod
@@ -219,17 +223,29 @@ class GenerationAttribution(Explanation):
         index, kept, labels = self.layer_index(layer), self._kept(mask), self.prompt.labels
         scores, steps = self.scores[..., index], self.generated.labels
         title, rows, form = self._title(index), [], "+.2f" if self.is_signed else ".2f"
+        remarks = [*self.told, *self.first.remarks(self.tokens[0], index)]
         if step is not None:
             look: dict[str, Any] = {"full": None if self.is_signed else 1, "signed": self.is_signed}
             lines = terminal_text(labels, scores[step], color=color, columns=columns, **look).split("\n")
             told = f"{title}: how much {steps[step]} (step {step % len(steps)}) draws on each prompt token"
-            return "\n".join([told, *(lines[place] for place in kept)])
+            return "\n".join([told, *(lines[place] for place in kept), *remarks])
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
-            rows.append([place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)])
-        told = "the prompt tokens that each new token draws on most"
-        return f"{title}: {told}\n{text_table([''] * 4, rows, right=[0])}"
+            cells = [place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)]
+            rows.append([*cells, *self._read(place, kept)])
+        told = f"the prompt tokens that each new token {'rests' if self.deciding else 'draws'} on most"
+        told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""
+        return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *remarks])
+
+    def _read(self, step: int, kept: list[int]) -> list[str]:
+        """The layer that decides a token, and the token on which its row lies most."""
+        if not self.deciding:
+            return []
+        (_, part), layer = self.parts.items(), self.deciding[step]
+        row = part[1].rows[step].scores
+        best = max([*kept, *range(len(self.prompt.ids), len(row))], key=lambda i: float(row[i]))
+        return ["" if layer is None else f"layer {layer}: {self.tokens[best]} {row[best]:.2f}"]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
@@ -345,28 +361,7 @@ class GenerationAttribution(Explanation):
         Args:
             layer: The layer; negative counts from the end.
         """
-        try:
-            from inseq.data.attribution import CoarseFeatureAttributionSequenceOutput, FeatureAttributionOutput
-            from inseq.utils.typing import TokenWithId
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("to_inseq needs inseq: pip install inseq.") from error
-        index, given, steps = self.layer_index(layer), len(self.prompt.ids), len(self.generated.ids)
-        seen = torch.ones(steps, given + steps).tril(given - 1).bool()
-        scores = self.all_scores[..., index].masked_fill(~seen, float("nan")).T.float()
-        tokens = [TokenWithId(*one) for one in zip(self.tokens, (*self.prompt.ids, *self.generated.ids), strict=True)]
-        name, start, stop = self.prompt.sections[-1] if self.prompt.sections else ("", 0, 0)
-        source = start if (name, stop) == ("decoder", given) else 0
-        sequence = CoarseFeatureAttributionSequenceOutput(
-            source=tokens[:source] if source else tokens[:given],
-            target=tokens[source:],
-            source_attributions=scores[:source] if source else None,
-            target_attributions=scores[source:],
-            step_scores={},
-            sequence_scores={},
-            attr_pos_start=given - source,
-        )
-        about = {"attribution_method": self.method, "layer": self.layers[index], "generated_texts": [self.text]}
-        return FeatureAttributionOutput([sequence], info=about)
+        return inseq_form(self, self.layer_index(layer))
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""

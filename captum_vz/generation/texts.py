@@ -174,6 +174,37 @@ def _generated(
     return new
 
 
+def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | None], list[str]]:
+    """The foil of each generated token, and what a user has to know. A word differs in one token, the others have none.
+
+    A word begins with a space if the generated text does.
+    """
+    steps, last = len(text.generated), text.conditions[-1]
+    if foil is None or isinstance(foil, int):
+        return [foil, *[None] * (steps - 1)], []
+    before, both = tokenizer.decode([last]), tokenizer.decode([last, text.generated[0]])
+    space = " " * both.removeprefix(before).startswith(" ")
+
+    def ids_of(word: str) -> Ids:
+        return _longer(tokenizer, text.prompt, space + word.strip())
+
+    if isinstance(foil, str):
+        ids = ids_of(foil)
+        pairs = enumerate(zip(ids, text.generated, strict=False))
+        part = next((place for place, (one, other) in pairs if one != other), None)
+        if part is None:
+            raise ArgumentError(
+                f"foil is {foil!r}, which is what is generated: pass another word, or generated= with a longer text.",
+                "foil",
+            )
+        token = tokenizer.decode([ids[part]])
+        told = f"foil {foil} is asked about by its token {token!r}, at step {part}"
+        return [ids[part] if place == part else None for place in range(steps)], [told] * (len(ids) > 1)
+    if len(foil) != steps:
+        raise ArgumentError(f"foil has {len(foil)} entries for {steps} new tokens: pass one for each, or None.", "foil")
+    return [ids_of(one)[0] if isinstance(one, str) else one for one in foil], []
+
+
 def longest_alike(model: Any) -> float:
     """Up to which length rotary positions do not depend on it (dynamic NTK, LongRoPE)."""
     limits: list[float] = []

@@ -14,7 +14,11 @@ from captum_vz.methods.given import Batch, as_method, given_methods, load_plugin
 from captum_vz.methods.method import Method, Question, check_layer, checked_shares, residual_text, shares
 from captum_vz.methods.registry import (
     COMPARED_METHODS,
+    DECIDING,
+    DECISION,
+    DEEP,
     DEFAULT_METHODS,
+    MAPS,
     METHODS,
     check_methods,
     joined_first,
@@ -23,7 +27,11 @@ from captum_vz.methods.registry import (
 
 __all__ = [
     "COMPARED_METHODS",
+    "DECIDING",
+    "DECISION",
+    "DEEP",
     "DEFAULT_METHODS",
+    "MAPS",
     "METHODS",
     "Batch",
     "Method",

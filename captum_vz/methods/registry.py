@@ -10,6 +10,7 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyVa
 
 import captum_vz as vz
 from captum_vz._names import chosen_names
+from captum_vz.methods.decision import DecisionMethod
 from captum_vz.methods.kinds import (
     BaselineMethod,
     EffectMethod,
@@ -32,6 +33,8 @@ def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> vz.Rollout:
 _encoder_norm: Final = partial(vz.LayerAttentionNorm, include="encoder")
 # With 64 probes the relative standard deviation of a score is at most about half of sqrt(2 / 64), or 0.09.
 _hidden: Final = partial(vz.HiddenTokenAttribution, probes=64)
+_effect: Final = EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect)
+_relevance: Final = RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True)
 _integrated: Final[dict[str, Any]] = {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256}
 
 #: All methods by their names. To add a method, add one row.
@@ -59,7 +62,7 @@ METHODS: Final[dict[str, Method]] = {
     "globenc-layer": LayerMethod("GlobEnc, a layer", _encoder_norm),
     "alti": JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
     "alti-layer": LayerMethod("ALTI, a layer", vz.LayerALTI),
-    "value-zeroing-effect": EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect),
+    "value-zeroing-effect": _effect,
     "value-zeroing-effect-layer": LayerEffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect),
     "value-zeroing-shapley": GateMethod(
         "Value Zeroing, Shapley",
@@ -85,11 +88,19 @@ METHODS: Final[dict[str, Method]] = {
         "integrated gradients, norm", IntegratedGradients, "l2", extra=True, options=_integrated
     ),
     "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
-    "attn-lrp": RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True),
+    "attn-lrp": _relevance,
+    "decision": DecisionMethod("decision", _effect, _relevance, extra=True),
     "alti-logit": LogitMethod("ALTI-Logit", vz.ALTILogit, extra=True),
     "random": BaselineMethod("random", vz.RandomAttribution),
     "position": BaselineMethod("position", vz.PositionAttribution),
 }
+
+#: The method of maps, and what says on which tokens a decision rests.
+MAPS, DECISION = "value-zeroing", "decision"
+#: What a user passes as `layer` for the layer in which the token reads what the decision rests on.
+DECIDING: Final = "deciding"
+#: Models of next words with as many layers are asked by default on what a word rests, and where that is read.
+DEEP: Final = 12
 
 #: The methods of a study by default: without those that take gradients, gates or flows, and without second forms.
 DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.extra)

@@ -59,12 +59,14 @@ class Bounds(NamedTuple):
     exact: Tensor
 
 
-def blank_out(prediction: Prediction) -> Tensor:
-    r"""How much the probability of the right form falls when one token is removed, for each content token.
+def blank_out(prediction: Prediction, answer: Tensor | None = None) -> Tensor:
+    r"""How much the right form's lead falls when one token is removed, for each content token.
 
-    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
+    .. math:: b_j = \ell(y, x) - \ell(y, x \setminus x_j)
 
-    (`Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, `Mohebbi et al. 2023
+    The lead of one of two forms is the difference of their log-probabilities. Without forms it is the log-probability
+    of y. The papers have probabilities, which hide what a sure model loses. The order of the tokens is the same (`Abnar
+    & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, `Mohebbi et al. 2023
     <https://aclanthology.org/2023.eacl-main.245>`_). A method is faithful if its scores rank the tokens in the same
     order: `summarize(spearman(scores, blank_out(prediction), prediction.content))`. For methods whose scores have no
     sign, take `blank_out(prediction).abs()`.
@@ -72,17 +74,19 @@ def blank_out(prediction: Prediction) -> Tensor:
     Args:
         prediction: Model, sentences and the way of removal. The right form y is the first one. Without forms, y is the
             model's prediction.
+        answer: The ids of other answers y, `(batch,)`.
 
     Returns:
         `(batch, tokens)` in float64, the shape of the ids; 0 for tokens that are not content. The model runs once for
         each token, in batches.
     """
-    answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]
+    if answer is None:
+        answer = prediction.best() if prediction.forms is None else prediction.forms[:, 0]
     examples, tokens = prediction.content.nonzero().unbind(1)
     removed = torch.arange(prediction.ids.shape[1]) == tokens[:, None]
-    whole = prediction.probability(answer)
+    whole = prediction.lead(answer)
     effects = torch.zeros(prediction.content.shape, dtype=torch.float64)
-    effects[examples, tokens] = whole[examples] - prediction.probability(answer, examples, removed)
+    effects[examples, tokens] = whole[examples] - prediction.lead(answer, examples, removed)
     return effects
 
 

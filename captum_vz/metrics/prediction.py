@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +15,8 @@ from captum_vz._engine import HALF, keeps_examples_apart
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.metrics._rows import describe, flags
 
-# The token id in the place of a removed token, or "delete": the tokens after it move up.
-Removal = int | Literal["delete"]
+# The token id in the place of a removed token; "mean": the mean of all word vectors; "delete": later tokens move up.
+Removal = int | Literal["mean", "delete"]
 
 # By how much a probability may differ between a sentence alone and in a batch, and that in half precision.
 ROUNDING, IN_HALF = 1e-3, 0.05
@@ -112,7 +112,8 @@ class Prediction:
             tokens, vocabulary)`, or an object with such `logits`, as transformers' models do.
         sentences: The sentences, with the position of the answer, and the forms among which the model chooses.
         removal: The id of the token in the place of removed ones (`tokenizer.unk_token_id`,
-            `tokenizer.mask_token_id`), or "delete".
+            `tokenizer.mask_token_id`), or "mean": the mean of all word vectors, for models of transformers, which take
+            `inputs_embeds`; or "delete". The unknown token of many causal models ends documents: pass "mean" for them.
         over: What the probabilities sum to 1 over: the "forms", or the "vocabulary".
         batch_size: The number of sentences in a batch. If the sentences of a batch affect each other (an early exit,
             experts of limited capacity), pass 1. Otherwise this is refused: a few sentences of each call are also run
@@ -144,9 +145,9 @@ class Prediction:
             raise RefusedError("The model is in train mode: call model.eval() first.")
         if over not in ("forms", "vocabulary"):
             raise ArgumentError(f"over is {over!r}: pass 'forms' or 'vocabulary'.")
-        if removal != "delete" and (not isinstance(removal, int) or removal < 0):
+        if removal not in ("mean", "delete") and (not isinstance(removal, int) or removal < 0):
             raise ArgumentError(
-                f"removal is {removal!r}: pass the id of the token in the place of removed ones, or 'delete'. A "
+                f"removal is {removal!r}: pass the id of the token in the place of removed ones, 'mean' or 'delete'. A "
                 "tokenizer whose unk_token_id or mask_token_id is None has no such token."
             )
         if batch_size < 1:
@@ -156,7 +157,7 @@ class Prediction:
         self.removal = removal
         self.over = "vocabulary" if self.forms is None else over
         self.batch_size = batch_size
-        # Over the forms and over the vocabulary, for each answer, sentence and set of removed tokens.
+        # Log-odds among the forms and log-probability, for each answer, sentence and set of removed tokens.
         self._known: dict[bytes, tuple[float, float]] = {}
         self._best: list[Tensor] = []  # at most one entry, shared with copies
 
@@ -191,6 +192,18 @@ class Prediction:
         Returns:
             `(n,)` in float64, on the CPU.
         """
+        found = self.lead(answer, examples, removed)
+        return found.exp() if self.over == "vocabulary" else found.sigmoid()
+
+    def lead(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:
+        r"""The logarithm of the probability of an answer, among forms that of its odds.
+
+        .. math:: \log p(y \mid x) \quad\text{or}\quad
+            \log \frac{p(y \mid x)}{1 - p(y \mid x)} = o_y - \log \textstyle\sum_{y' \in Y \setminus y} \exp(o_{y'})
+
+        Of two forms, the log-odds are the difference of their log-probabilities. Unlike a probability, both are as
+        steep where the model is sure. The arguments are those of :meth:`probability`.
+        """
         examples = torch.arange(len(self.ids)) if examples is None else examples
         removed = torch.zeros_like(self.content)[examples] if removed is None else removed
         if (removed & ~self.content[examples]).any():
@@ -204,40 +217,38 @@ class Prediction:
         missing = {key: place for place, key in enumerate(keys) if key not in self._known}
         if missing:
             asked = rows[list(missing.values())]
-            self._known |= dict(zip(missing, self._checked(answer, asked).tolist(), strict=True))
+            found, dtype = self._logs(answer, asked, self.batch_size)
+            self._check(found, answer, asked, IN_HALF if dtype in HALF else ROUNDING)
+            self._known |= dict(zip(missing, found.tolist(), strict=True))
         column = int(self.over == "vocabulary")
         return torch.tensor([self._known[key][column] for key in keys], dtype=torch.float64)
 
-    def _checked(self, answer: Tensor, asked: Tensor) -> Tensor:
-        """The probabilities `(n, 2)`, with a few sentences run alone as well if the model needs it."""
-        found, _ = self._probability(answer, asked, self.batch_size)
-        if self.batch_size > 1 and len(asked) > 1 and not keeps_examples_apart(self.model):
-            order = found[:, 0].argsort()
-            checked = order[[0, len(order) // 2, -1]].unique()
-            alone, dtype = self._probability(answer, asked[checked], 1)
-            if not ((alone - found[checked]).abs() <= (IN_HALF if dtype in HALF else ROUNDING)).all():
-                raise RefusedError(
-                    f"The model gives the probabilities {alone[:, 0].tolist()} for sentences alone, and "
-                    f"{found[checked, 0].tolist()} in batches of up to {self.batch_size}. So the sentences of a batch "
-                    "affect each other. Pass batch_size=1."
-                )
-        return found
+    def _check(self, found: Tensor, answer: Tensor, asked: Tensor, rounding: float) -> None:
+        """Run a few sentences alone as well, if those of a batch may affect each other."""
+        if self.batch_size == 1 or len(asked) == 1 or keeps_examples_apart(self.model):
+            return
+        order = found[:, 0].argsort()
+        checked = order[[0, len(order) // 2, -1]].unique()
+        alone, together = self._logs(answer, asked[checked], 1)[0][:, 0].sigmoid(), found[checked, 0].sigmoid()
+        if not ((alone - together).abs() <= rounding).all():
+            raise RefusedError(
+                f"The model gives the probabilities {alone.tolist()} for sentences alone, and {together.tolist()} in "
+                f"batches of up to {self.batch_size}. So the sentences of a batch affect each other. Pass batch_size=1."
+            )
 
-    def _probability(self, answer: Tensor, asked: Tensor, batch_size: int) -> tuple[Tensor, torch.dtype]:
-        """The probabilities for rows of an answer, an example and its removed tokens."""
-        found = []
-        for chunk, at_target in self._logits(asked[:, 1], asked[:, 2:].bool(), batch_size):
-            found.append(self.shares(answer, chunk, at_target))
-            dtype = at_target.dtype
-        return torch.cat(found), dtype
+    def _logs(self, answer: Tensor, asked: Tensor, batch_size: int) -> tuple[Tensor, torch.dtype]:
+        """What :meth:`logs` returns for rows of an answer, an example and its removed tokens; the logits' type."""
+        runs = list(self._logits(asked[:, 1], asked[:, 2:].bool(), batch_size))
+        return torch.cat([self.logs(answer, *run) for run in runs]), runs[0][1].dtype
 
-    def shares(self, answer: Tensor, examples: Tensor, logits: Tensor) -> Tensor:
-        """The probabilities of the answers over the forms and over the vocabulary, `(n, 2)`, from logits."""
-        logits = logits.double()
-        own = logits.gather(1, answer.to(logits.device)[examples, None])[:, 0]
-        whole = logits.logsumexp(-1)
-        among = whole if self.forms is None else logits.gather(1, self.forms[examples]).logsumexp(-1)
-        return torch.stack([(own - among).exp(), (own - whole).exp()], dim=1).cpu()
+    def logs(self, answer: Tensor, examples: Tensor, logits: Tensor) -> Tensor:
+        """The log-odds of the answers among the forms, and their log-probabilities, `(n, 2)`, from logits."""
+        logits, chosen = logits.double(), answer.to(logits.device)[examples, None]
+        own = logits.gather(1, chosen)[:, 0]
+        every = torch.arange(logits.shape[1], device=logits.device)[None]
+        forms = every.expand(len(logits), -1) if self.forms is None else self.forms[examples]
+        rivals = logits.gather(1, forms).masked_fill(forms == chosen, -torch.inf).logsumexp(-1)
+        return torch.stack([own - rivals, own - logits.logsumexp(-1)], dim=1).cpu()
 
     @torch.no_grad()
     def _logits(
@@ -245,24 +256,50 @@ class Prediction:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each chunk its examples and their logits at the target, `(chunk, vocabulary)`."""
         device, size = self.ids.device, batch_size or self.batch_size
-        most = 0 if self.forms is None else int(self.forms.max())
         for chunk, out in zip(examples.to(device).split(size), removed.to(device).split(size), strict=True):
             ids, mask, target = _without(self.ids[chunk], self.mask[chunk], self.target[chunk], out, self.removal)
-            output = self.model(input_ids=ids, attention_mask=mask)
-            logits = getattr(output, "logits", output)
-            if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape):
-                raise RefusedError(
-                    f"The model's output is {describe(logits)} for ids {tuple(ids.shape)}: expected logits (batch, "
-                    "tokens, vocabulary), or an output that has them as `logits`."
-                )
-            if most >= logits.shape[2]:
-                raise ArgumentError(
-                    f"forms has the id {most}, but the model's vocabulary has the entries 0 to {logits.shape[2] - 1}."
-                )
-            at_target = logits[torch.arange(len(ids), device=device), target]
-            if at_target.isnan().any():
-                raise RefusedError("The model gave NaN for a logit at the target.")
-            yield chunk, at_target
+            inputs = {"input_ids": ids}
+            if self.removal == "mean":
+                gone = out[:, : ids.shape[1], None]
+                inputs = {"inputs_embeds": torch.where(gone, self._mean, word_vectors(self.model, ids))}
+            yield chunk, self.at_target(inputs, mask, target)
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """The mean of all word vectors, as the model's first layer is given them, `(d,)`."""
+        size = self.model.get_input_embeddings().num_embeddings if hasattr(self.model, "get_input_embeddings") else 1
+        every = torch.arange(size, device=self.ids.device).split(8192)  # few at a time: vocabularies are large
+        sums = [word_vectors(self.model, some).double().sum(0) for some in every]
+        return torch.stack(sums).sum(0).div(size).to(word_vectors(self.model, every[0]))
+
+    def at_target(self, inputs: Mapping[str, Tensor], mask: Tensor, target: Tensor) -> Tensor:
+        """The logits of the model at the targets, `(n, vocabulary)`, for ids or word vectors and their mask."""
+        output = self.model(**inputs, attention_mask=mask)
+        logits = getattr(output, "logits", output)
+        if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == mask.shape):
+            raise RefusedError(
+                f"The model's output is {describe(logits)} for ids {tuple(mask.shape)}: expected logits (batch, "
+                "tokens, vocabulary), or an output that has them as `logits`."
+            )
+        most = 0 if self.forms is None else int(self.forms.max())
+        if most >= logits.shape[2]:
+            raise ArgumentError(
+                f"forms has the id {most}, but the model's vocabulary has the entries 0 to {logits.shape[2] - 1}."
+            )
+        found = logits[torch.arange(len(mask), device=logits.device), target]
+        if found.isnan().any():
+            raise RefusedError("The model gave NaN for a logit at the target.")
+        return found
+
+
+def word_vectors(model: Any, ids: Tensor) -> Tensor:
+    """The word vectors of tokens, as the model's first layer is given them."""
+    embeddings = getattr(model, "get_input_embeddings", None)
+    if embeddings is None:
+        kind = type(model).__name__
+        raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
+    vectors: Tensor = embeddings()(ids).detach()
+    return vectors
 
 
 def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:
@@ -287,7 +324,7 @@ def _without(
         order = gone.int().argsort(dim=-1, stable=True)  # removed tokens become padding, the others keep their order
         target = target - (gone.cumsum(-1).gather(1, target[:, None]))[:, 0]
         ids, mask = ids.gather(1, order), (mask * ~gone).gather(1, order)
-    else:
+    elif removal != "mean":
         ids = ids.masked_fill(gone, removal)
     length = int(mask.any(0).nonzero().max()) + 1
     return ids[:, :length], mask[:, :length], target

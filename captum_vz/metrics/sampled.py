@@ -23,7 +23,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_of_ids, without_order
-from captum_vz.metrics.prediction import Prediction
+from captum_vz.metrics.prediction import Prediction, word_vectors
 
 # Where the sentence without its content is as good as the whole, nothing can be divided by.
 _SAME = 1e-6
@@ -140,11 +140,7 @@ def _soft(prediction: Prediction, scores: Tensor, samples: int, seed: int, kept:
     largest = values.masked_fill(~keep, 0).amax(-1, keepdim=True)
     shares = (values / largest).nan_to_num(nan=0.0).masked_fill(~keep, 1)
     chance = (shares if kept else 1 - shares).masked_fill(~keep, 1)
-    embeddings = getattr(prediction.model, "get_input_embeddings", None)
-    if embeddings is None:
-        kind = type(prediction.model).__name__
-        raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
-    vectors = embeddings()(prediction.ids).detach()
+    vectors = word_vectors(prediction.model, prediction.ids)
     drawn = torch.stack([_mask(one, samples, vectors.shape[-1], seed) for one in chance], dim=1).to(vectors)
     answer, whole = prediction.best(), prediction.probability(prediction.best())
     without = torch.stack([_probability(prediction, answer, vectors * mask) for mask in drawn])
@@ -165,7 +161,8 @@ def _probability(prediction: Prediction, answer: Tensor, vectors: Tensor) -> Ten
     """The probability of the answers for sentences of these word vectors, `(batch,)`."""
     found = []
     for examples in torch.arange(len(vectors)).split(prediction.batch_size):
-        output = prediction.model(inputs_embeds=vectors[examples], attention_mask=prediction.mask[examples])
-        logits = getattr(output, "logits", output)[torch.arange(len(examples)), prediction.target[examples]]
-        found.append(prediction.shares(answer, examples, logits))
-    return torch.cat(found)[:, int(prediction.over == "vocabulary")]
+        inputs = {"inputs_embeds": vectors[examples]}
+        logits = prediction.at_target(inputs, prediction.mask[examples], prediction.target[examples])
+        found.append(prediction.logs(answer, examples, logits))
+    logs = torch.cat(found)
+    return logs[:, 1].exp() if prediction.over == "vocabulary" else logs[:, 0].sigmoid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,31 +15,20 @@ from torch import Tensor
 
 from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
-from captum_vz.methods import METHODS
+from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
-from captum_vz.tables import html_table, markdown_table, text_table
-from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
+from captum_vz.tables import html_table, markdown_table, numbers_of, text_table
+from captum_vz.visualization import View, draw_comparison, draw_maps, view
 from captum_vz.visualization.pictures.rows import clear_tau
+from captum_vz.visualization.tokens import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The name of the column of the truth.
+#: The name of the truth by blanking out.
 TRUTH: Final = "blank-out"
 #: What a model predicts, with probabilities.
 Predictions = list[tuple[str, float]]
-
-
-def family_of(name: str) -> str:
-    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
-    method = METHODS.get(name)
-    if method is None:
-        return ""
-    if method.joins:
-        return "joins layers"
-    if method.explains_output:
-        return "explains the output"
-    return "a layer" if method.maps is not None else "without a model"
 
 
 @dataclass
@@ -58,10 +47,13 @@ class Explanation:
         raw_tokens: The tokens as the vocabulary writes them.
         windows: The tokens `(start, stop)` that were read together, if the text was cut. No row looks outside.
         refused: The methods that were left out, with the reason.
-        truth: What blanking out each token does to the prediction, `(tokens,)` in float64: without sign, summing to 1,
-            NaN for tokens that are not blanked out. None: it was not asked for.
-        falls: How much the probability of the answer falls without each token, `(tokens,)`, negative if it rises.
+        truth: What blanking out or patching each token does to the prediction, `(tokens,)` in float64: without sign,
+            summing to 1, NaN for tokens that are not blanked out. None: it was not asked for.
+        falls: How much the answer's log-probability, or its lead over the foil, falls without each token, `(tokens,)`,
+            negative if it rises.
+        truth_name: The name of the truth: "blank-out" or "patching".
         told: Sentences about the scores, which are printed below them.
+        by_rows: Whether the rows of several methods are printed one after the other, and not as a table of shares.
     """
 
     tokens: list[str]
@@ -75,7 +67,9 @@ class Explanation:
     refused: dict[str, str] = field(default_factory=dict)
     truth: Tensor | None = None
     falls: Tensor | None = None
+    truth_name: str = TRUTH
     told: list[str] = field(default_factory=list)
+    by_rows: bool = False
 
     @property
     def first(self) -> Part:
@@ -85,7 +79,7 @@ class Explanation:
     @property
     def is_table(self) -> bool:
         """Whether it is shown as a table of shares: there are several methods, or a truth."""
-        return len(self.parts) > 1 or self.truth is not None
+        return (len(self.parts) > 1 and not self.by_rows) or self.truth is not None
 
     @property
     def method(self) -> str:
@@ -171,30 +165,49 @@ class Explanation:
     def plot(self, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
-        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree.
+        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of deep
+        models of next words what the word rests on, and the rows of all layers.
 
         Args:
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
+        if self.by_rows:
+            return self._plot_layers(**options)
         part, title = self.first, self.first.method.title
-        look: dict[str, Any] = {"scopes": self.scopes, "families": {name: family_of(name) for name in self.parts}}
+        families = {name: one.family for name, one in self.parts.items()}
+        look: dict[str, Any] = {"scopes": self.scopes, "families": families}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
-        if self.is_table:
-            return draw_comparison(self.shares, self.tokens, self.token, **(look | {"truth": self.truth} | options))
+        if self.is_table or not (self.is_signed or self.maps or len(rows) > 1):
+            if self._first_apart:
+                first = f"{quoted(self.tokens[0])} is left out where it is white"
+                look["title"] = f"What {quoted(self.tokens[self.token or 0])} draws on. {first}"
+            shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
+            marked = self.token if self.is_table else self.token or 0
+            look |= {"truth": self.truth, "truth_name": self.truth_name.replace(TRUTH, "blanking out"), **options}
+            return draw_comparison(shown, self.tokens, marked, **look)
         if self.is_signed:
             look = {"scale": "shared", "title": f"{title} on the output", **options}
             return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
         if self.maps:
             # Rows sum to 1, so pictures of any two texts have the same scale.
-            heading, label = f"{title}: the maps of the layers, and their rollout", "share of the row (rows sum to 1)"
-            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading, **options}
-            return draw_maps(part.named_maps(bool(self.windows)), self.tokens, self.token, **look)
-        if len(rows) > 1:
-            heading = ", ".join(filter(None, [title, part.scope]))
-            return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
-        only = {part.name: self.scores.double().cpu()}
-        return draw_comparison(only, self.tokens, self.token or 0, **(look | options))
+            drawn, label = part.named_maps(bool(self.windows)), "share of the row (rows sum to 1)"
+            heading = f"{title}: the maps of the layers" + ", and their rollout" * (len(drawn) > len(self.maps))
+            look = {"scale": "root", "vmax": 1.0, "label": label, "title": heading}
+            if part.apart is not None:
+                look |= {"dim": [0], "title": f"{heading}, {quoted(self.tokens[0])} pale"}
+            return draw_maps(drawn, self.tokens, self.token, **(look | options))
+        heading = ", ".join(filter(None, [title, part.scope]))
+        return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
+
+    def _plot_layers(self, **options: Any) -> Figure:
+        """The first row of each method, then of a method with layers its row in each layer."""
+        rows = dict[str, Tensor]()
+        for part in self.parts.values():
+            of_layers = shares_of(part.scores[0]) if part.layer is not None else []
+            rows |= {part.title: part.rows[0].scores, **{f"layer {i}": one for i, one in enumerate(of_layers)}}
+        look = {"title": f"What {self.rows[0].name} rests on, and where it is read", "scale": "shared", **options}
+        return draw_comparison({name: one.cpu() for name, one in rows.items()}, self.tokens, self.token, **look)
 
     def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
         """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
@@ -205,8 +218,13 @@ class Explanation:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
         """
-        part, special = self.first, self.special or None
-        told: dict[str, Any] = {"title": title or part.method.title, "subtitle": self.prediction, "about": about}
+        part = next((one for one in self.parts.values() if one.layer is not None), self.first)
+        special, apart = self.special or None, self._first_apart
+        if apart and special is not None:
+            special = [True, *special[1:]]
+            apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
+        below = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
+        told = dict[str, Any](title=title or part.method.title, about=about, subtitle=below)
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
         if not maps:
@@ -217,19 +235,24 @@ class Explanation:
             names, place = list(part.named_rows()), self.rows[0].token
             if place is not None and len(names) == 1:
                 names, told["offset"] = [self.tokens[place]], place
-            return view(
-                rows, names, columns=self.tokens, column_words=self.words, special=self.special, token=0, **told
-            )
+            look: dict[str, Any] = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
+            return replace(view(rows, names, **look, **told), leaves_out=bool(apart))
         # Who asks for joined maps sees them first. All others see a layer.
-        layer = len(self.maps) if part.layer is None and self.rollout is not None else -1
-        layer = layer if part.layer is None else part.layer
+        layer = len(maps.get(part.name, [])) - 1 if part.layer is None else part.layer
         shown = layer if len({len(one) for one in maps.values()}) == 1 and not cut else 0
-        return view(maps, self.tokens, words=self.words or None, special=special, token=self.token, layer=shown, **told)
+        look = {"words": self.words or None, "special": special, "token": self.token, "layer": shown}
+        return replace(view(maps, self.tokens, **look, **told), leaves_out=bool(apart))
 
     @property
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
         return f"The model predicts {self._predicted}." if self.predictions else ""
+
+    def _rests_on(self) -> str:
+        """The tokens on which the decision rests most, in a sentence."""
+        best = self.scores.argsort(descending=True, stable=True)[:2].tolist()
+        told = ", ".join(f"{self.tokens[i]} {self.scores[i]:.2f}" for i in best if self.scores[i] >= 0.1)
+        return f"{self.rows[0].name} rests on {told}."
 
     @property
     def _predicted(self) -> str:
@@ -241,19 +264,35 @@ class Explanation:
         if not self.is_table:
             found += [f"the model predicts: {self._predicted}"] if self.predictions else []
             found += filter(None, [self.first.size()])
-        found += self.told
+        found += [*self.told, *filter(None, [self._first_apart])]
+        for part in self.parts.values():
+            found += part.remarks(self.tokens[0])
         if self.windows:
             found.append(f"read in {len(self.windows)} windows that overlap: no row looks outside its window")
         for what, numbers in (("agrees", self.agreement), ("Kendall's tau", self.kendall)):
             known = ", ".join(f"{name} {one:.2f}" for name, one in numbers.items() if one == one)
-            found += [f"{what} with {TRUTH}: {known}"] if known else []
+            found += [f"{what} with {self.truth_name}: {known}"] if known else []
         return found + [f"without {name}: {reason}" for name, reason in self.refused.items()]
+
+    @property
+    def _first_apart(self) -> str:
+        """A sentence about the first token, if it is set apart for a method; else an empty one."""
+        several = len(self.parts) > 1
+        apart = [f"{one.apart:.0%}" + f" of {name}" * several for name, one in self.parts.items() if one.apart]
+        taken = f"takes {', '.join(apart)}: shares of the others are without it".replace("%", " %")
+        return f"{self.tokens[0]}, the first token, {taken}" if apart else ""
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
-        given = {"fall": self.falls, TRUTH: self.truth}
+        given = {"fall": self.falls, self.truth_name: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
         return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
+
+    def _shown_columns(self) -> dict[str, Tensor]:
+        """The columns of a table that is read: without the first token where it is set apart."""
+        names = self.parts if len(self.parts) > 1 else self.first.named_rows()
+        shown = zip(names, self.parts.values(), strict=False)
+        return self.columns() | {name: one.shown for name, one in shown if one.apart is not None}
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
@@ -266,7 +305,7 @@ class Explanation:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
-        columns = [["" if one is None else one for one in _known(column)] for column in self.columns().values()]
+        columns = [["" if one is None else one for one in numbers_of(column)] for column in self.columns().values()]
         rows = zip(self.tokens, self._explained, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
@@ -278,14 +317,19 @@ class Explanation:
         """The numbers, as lists."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
+        apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}
+        found |= {"without_first": apart} if apart else {}
         if self.is_table:
             scores = {name: column.tolist() for name, column in self.shares.items()}
             found |= {"token": token, "scores": scores, "refused": self.refused, "scopes": self.scopes}
             if self.truth is None:
                 return found
             numbers = {"agreement": self.agreement, "kendall": self.kendall}
-            known = {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
-            return found | {"truth": _known(self.truth)} | known
+            found |= {name: {k: x if x == x else None for k, x in of.items()} for name, of in numbers.items()}
+            return found | {"truth": numbers_of(self.truth)}
+        others = list(self.parts.values())[1:]
+        if others:
+            found["beside"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
         return found | {
             "method": self.method,
             "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
@@ -318,13 +362,8 @@ class Explanation:
             heads = [name.replace("-", "\n") for name in self.columns()]
             lines = [text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))]
         else:
-            signed = self.is_signed
-            look: dict[str, Any] = {"full": None if signed else 1, "signed": signed, "columns": columns, "color": color}
-            lines = [
-                f"{self.first.title}: {self.first.heading(row)}\n"
-                + terminal_text(self.tokens, row.scores, row.token, **look)
-                for row in self.rows
-            ]
+            each = self.parts.values()
+            lines = [line for part in each for line in part.lines(self.tokens, columns=columns, color=color)]
         return "\n".join([*lines, *self.remarks()])
 
     def __str__(self) -> str:
@@ -337,7 +376,7 @@ class Explanation:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
         if not self.is_table:
             return lines + str(self.view()._repr_html_())
-        columns = [column.tolist() for column in self.columns().values()]
+        columns = [column.tolist() for column in self._shown_columns().values()]
         rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
         return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
 
@@ -347,7 +386,7 @@ class Explanation:
 
     def _lines(self, marks: bool) -> list[list[str]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = list(map(_known, self.columns().values()))
+        columns = list(map(numbers_of, self._shown_columns().values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
@@ -359,8 +398,3 @@ class Explanation:
                 token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
             lines.append([token, *cells])
         return lines
-
-
-def _known(column: Tensor) -> list[float | None]:
-    """The numbers of a column, None for NaN."""
-    return [one if one == one else None for one in column.tolist()]

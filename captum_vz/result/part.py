@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from captum_vz.methods import Method, residual_text, rollout_of
+from captum_vz.methods import METHODS, Method, residual_text, rollout_of
 from captum_vz.methods import shares as shares_of
 from captum_vz.methods.method import INSIDE
+from captum_vz.visualization import terminal_text
+
+#: The first token is set apart if it takes a QUARTER of the row that is shown, and HALF of it in a TENTH of the layers.
+QUARTER, HALF, TENTH = 0.25, 0.5, 0.1
+#: Joined maps end in the first token if it takes this part of a row.
+NEARLY_ALL = 0.95
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Part:
         layers: The names of these layers.
         layer: The layer that is shown, from 0; of joined maps, the last of the layers; None: all layers.
         make_maps: Computes the maps, when they are first needed.
+        is_causal: Whether the model predicts next words, so that all tokens can draw on the first one.
     """
 
     name: str
@@ -70,6 +79,7 @@ class Part:
     layers: tuple[str, ...]
     layer: int | None
     make_maps: Callable[[], Maps] = Maps
+    is_causal: bool = False
 
     @cached_property
     def maps(self) -> Maps:
@@ -80,6 +90,15 @@ class Part:
     def scope(self) -> str:
         """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
         return self.method.scope(self.layer or 0)
+
+    @property
+    def family(self) -> str:
+        """The kind of the method, for pictures that keep kinds together; empty for a method of the user."""
+        if self.name not in METHODS:
+            return ""
+        if self.method.joins or self.method.explains_output:
+            return "joins layers" if self.method.joins else "explains the output"
+        return "a layer" if self.method.maps is not None else "without a model"
 
     @property
     def title(self) -> str:
@@ -97,6 +116,46 @@ class Part:
         """The sizes of the first row as shares of their sum, `(tokens,)` in float64."""
         return shares_of(self.rows[0].scores.double().cpu())
 
+    @property
+    def apart(self) -> float | None:
+        """The share of the first token in the first row, if this token is set apart; None: it is not.
+
+        Layers of large causal models put rows on the first token, whatever it is (an attention sink). It is set apart
+        in rows without signs if it takes a quarter of the row that is shown, and half of it in a tenth of the layers.
+        """
+        row, of_layers = self.shares, shares_of(self.scores[0].double().cpu())[:, 0]
+        if not self.is_causal or self.method.is_signed or len(row) < 3 or self.rows[0].token == 0:
+            return None
+        is_sink = QUARTER < row[0] < 1 and (of_layers > HALF).double().mean() >= TENTH
+        return float(row[0]) if is_sink and not self.ends_in_first() else None
+
+    @property
+    def shown(self) -> Tensor:
+        """The shares that are shown. If the first token is apart, it has NaN, and the others sum to 1."""
+        if self.apart is None:
+            return self.shares
+        others = self.shares.index_fill(0, torch.tensor(0), float("nan"))
+        return others / others.nansum()
+
+    def ends_in_first(self, layer: int | None = None) -> bool:
+        """Whether joined maps put nearly all of each row on the first token. None: the layer that is shown."""
+        layer = (self.layer if self.layer is not None else -1) if layer is None else layer
+        return self.method.joins and self._ends_in_first(self.scores[:, layer])
+
+    def _ends_in_first(self, rows: Tensor) -> bool:
+        """The same, of rows `(rows, tokens)` of joined maps."""
+        shares = shares_of(rows.double())
+        return self.rows[0].token != 0 and shares.shape[1] > 2 and bool((shares[:, 0] > NEARLY_ALL).all())
+
+    def remarks(self, first: str, layer: int | None = None) -> list[str]:
+        """What a reader should know about the row, in a sentence. `first` is the first token as a person reads it."""
+        if not self.ends_in_first(layer):
+            return []
+        return [
+            f"{self.name} says nothing here: nearly all is on {first}, the first token, because a product of many "
+            "lower-triangular maps ends in its first column. Choose layer 'deciding', or the method 'decision'"
+        ]
+
     def named_rows(self) -> dict[str, Tensor]:
         """The rows by names that differ. A word that occurs twice has its position before it."""
         names, found = [row.name for row in self.rows], {}
@@ -109,17 +168,34 @@ class Part:
         return found
 
     def named_maps(self, is_cut: bool, distances: bool = False) -> dict[str, Tensor]:
-        """The maps, or the distances in their place, by the names of their layers, and the rollout by its name."""
+        """The maps, or the distances in their place, by the names of their layers, and the rollout by its name.
+
+        A rollout whose row is on the first token says nothing, and is left out.
+        """
         maps = (self.maps.distances if distances else []) or self.maps.layers
         found = {self.scope: maps[0]} if is_cut else {f"layer {index}": one for index, one in enumerate(maps)}
-        name = ", ".join(filter(None, ["rollout", residual_text(self.residual)]))
-        return found if self.maps.rollout is None else found | {name: self.maps.rollout}
+        name, rollout = ", ".join(filter(None, ["rollout", residual_text(self.residual)])), self.maps.rollout
+        token = self.rows[0].token
+        if rollout is None or self._ends_in_first(rollout[[-1 if token is None else token]]):
+            return found
+        return found | {name: rollout}
 
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""
         if self.method.is_signed:
             return f"how much each token supports {row.name}"
+        if self.method.explains_output:
+            return f"how much {row.name} rests on each token"
         return f"how much {row.name} draws on each token"
+
+    def lines(self, tokens: Sequence[str], **look: Any) -> list[str]:
+        """The rows with bars, without the first token if it is set apart; see `terminal_text` for the look."""
+        found, is_apart, signed = list[str](), self.apart is not None, self.method.is_signed
+        for row in self.rows:
+            scores = self.shown.nan_to_num(nan=0.0) if is_apart else row.scores
+            text = terminal_text(tokens, scores, row.token, full=None if signed else 1, signed=signed, **look)
+            found += [f"{self.title}: {self.heading(row)}", *text.split("\n")[is_apart:]]
+        return found
 
     def size(self) -> str:
         """How large all scores of each row are together, in a sentence; empty for shares."""

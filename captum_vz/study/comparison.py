@@ -1,7 +1,8 @@
-"""Several methods on one text, and what blanking out its tokens does."""
+"""Several methods on one text, and what blanking out or patching its tokens does."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
@@ -15,8 +16,8 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
 from captum_vz.subjects import Subject, check_order, text_subject_of
-from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_number, reads_whole_text
-from captum_vz.subjects.texts import content_specials, prepare_text
+from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_numbers, reads_whole_text
+from captum_vz.subjects.texts import PreparedText, content_specials, prepare_text
 from captum_vz.testbed import EMBEDDED
 from captum_vz.testbed.grammar import other_number
 
@@ -36,6 +37,7 @@ def compare(
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
+    patch: tuple[str, str] | None = None,
     advance: Callable[[str], object] | None = None,
 ) -> Explanation:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
@@ -62,9 +64,13 @@ def compare(
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             Logits of words, and labels of tokens, are read there. None: the mask or, without a mask, the last token
             that is no special token; for labels of the whole text the token that the head reads, such as `[CLS]`.
-        truth: Whether to add what blanking out each token does to the prediction at `token`, and how far each method
-            agrees with it. It needs the extra `study`, and one forward pass for each token. Without a `foil` it also
-            counts which of two words fits better that are both right: pass one that differs in what you ask.
+        truth: Whether to add how far the answer's log-probability falls if a token is blanked out, and how far each
+            method agrees with this. With a `foil`: the difference of the two log-probabilities. It needs the extra
+            `study`, and one forward pass for each token. Without a `foil` it also counts which of two words fits better
+            that are both right: pass one that differs in what you ask.
+        patch: A word of the text, and a word of as many tokens: another truth. Each token has its values in all layers
+            from the text with the other word, see :func:`~captum_vz.study.value_patching`, and the truth is what the
+            lead of the answer over the foil loses. Without a `foil`, it is what the model predicts for the other text.
         advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
@@ -86,93 +92,149 @@ def compare(
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
     subject = text_subject_of(model, tokenizer)
-    if subject.task not in (ANSWER, SENTENCE):
-        _numbers(subject.model, subject.tokenizer, target, foil)  # also if no method explains the output
+    told = list[str]()
+    if subject.task not in (ANSWER, SENTENCE):  # also if no method explains the output
+        told = _numbers(subject.model, subject.tokenizer, target, foil)[1]
     subject = subject if layers is None else replace(subject, layers=layers)
     if subject.task == TOKENS and token is None:  # a table has one row
         token = prepare_text(subject.model, subject.tokenizer, text).token
-    wish = Wish(target=target, foil=foil, token=token, layer=layer)
+    taken = truth_of(text, subject, token, target, foil, patch) if truth or patch else None
+    wish = Wish(target=target, foil=taken.foil if taken else foil, token=token, layer=layer)
     chosen = {name: method.of(subject) for name, method in given.items()}
     found = explained_by(subject, text, text_pair, wish, chosen, several is not None, advance)
-    if truth:
-        blanked = blanked_out(text, subject, token, target, foil)
-        found.truth, found.falls = blanked.shares, blanked.falls
-    return found
+    found.told += [one for one in told if one not in found.told]
+    return with_truth(found, taken) if taken else found
 
 
-def _numbers(model: Any, tokenizer: Any, target: Any, foil: Any) -> list[list[int] | None]:
-    """The numbers of the target's label or word, and of the foil's, each in a list; None where there is none."""
-    wanted = {"target": target, "foil": foil}
-    found = [None if one is None else [class_number(model, tokenizer, one, name)] for name, one in wanted.items()]
-    if found[0] is not None and found[0] == found[1]:
+def with_truth(found: Explanation, truth: Truth) -> Explanation:
+    """The result with a truth."""
+    return replace(found, truth=truth.shares, falls=truth.falls, truth_name=truth.name)
+
+
+def _numbers(
+    model: Any, tokenizer: Any, target: int | str | None, foil: int | str | None
+) -> tuple[tuple[int | None, int | None], list[str]]:
+    """The numbers of the target's label or word, and of the foil's, which differ; and remarks about them."""
+    numbers, told = class_numbers(model, tokenizer, target, foil)
+    if target is not None and numbers[0] == numbers[1]:
         raise ArgumentError(f"foil is {foil!r}, which is the target: pass another foil.", "foil")
-    return found
+    return numbers, told
 
 
 class Truth(NamedTuple):
-    """What blanking out each token of one text does to the model's prediction.
+    """What taking away each token of one text does to the model's prediction.
 
-    `answer` is the word whose probability is measured, such as "are", or "are rather than is". `falls` say how much
-    this probability falls without each token, `(tokens,)` in float64. They are negative if it rises, and NaN for the
-    explained token and for special tokens, which are not blanked out.
+    Attributes:
+        name: "blank-out" or "patching".
+        how: What was done, such as "blanking out ([UNK] in its place)".
+        answer: What is measured, such as "log-probability of are" or "lead of are over is".
+        falls: How much it falls, `(tokens,)` in float64. Negative where it rises, NaN where nothing was taken away.
+        shares: Their sizes as shares, `(tokens,)`, 0 if nothing changes. Of patching, only falls count.
+        foil: The foil that was given or, for patching, chosen.
     """
 
+    name: str
+    how: str
     answer: str
     falls: Tensor
-
-    @property
-    def shares(self) -> Tensor:
-        """The sizes of the falls as shares of their sum, `(tokens,)`. Zero if nothing changes."""
-        sizes = self.falls.abs()
-        return sizes / sizes.nansum() if sizes.nan_to_num().any() else sizes
+    shares: Tensor
+    foil: int | str | None
 
 
-def blanked_out(
+def truth_of(
     text: str | Mapping[str, Any],
     subject: Subject,
     token: int | str | None = None,
     target: int | str | None = None,
     foil: int | str | None = None,
+    patch: tuple[str, str] | None = None,
 ) -> Truth:
-    r"""How much the probability of the answer falls when a token is replaced; the arguments are those of `compare`.
+    r"""How much the log-probability of the answer falls when a token is replaced; the arguments are those of `compare`.
 
-    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
+    .. math:: b_j = \ell(x) - \ell(x \setminus x_j), \qquad \ell(x) = \log p(y \mid x) - \log p(y' \mid x)
 
-    Tokens are replaced by the tokenizer's unknown token. A tokenizer without one replaces them by its mask. Without a
-    mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used. With a
-    foil, the model chooses between the two answers only.
+    Without a foil y', the log-probability of y alone. :func:`captum_vz.study.scoring.removal_of` says what stands in
+    the place of a token. The explained token and special tokens are not replaced. With `patch`, each token has its
+    values in all layers from the other text instead, see :func:`~captum_vz.study.value_patching`.
 
     Raises:
-        RefusedError: The model returns no logits `(batch, tokens, vocabulary)` or `(batch, tokens, labels)`.
+        RefusedError: The model returns no logits `(batch, tokens, vocabulary)` or `(batch, tokens, labels)`. The texts
+            of `patch` have not as many tokens, or differ too little.
         ModuleNotFoundError: The extra `study` is not installed.
     """
-    from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
+    from captum_vz.metrics import MaskedSentences, Prediction, blank_out, content_tokens
     from captum_vz.study.scoring import removal_of
 
     model, tokenizer = subject.model, subject.tokenizer
-    target_ids, foil_ids = _numbers(model, tokenizer, target, foil)
+    wanted, other = _numbers(model, tokenizer, target, foil)[0]
     prepared = prepare_text(model, tokenizer, text, token)
     if reads_whole_text(model):
         raise UnsupportedLayerError(
             f"{type(model).__name__} has one label for the whole text: only words and labels of tokens are measured "
             "by blanking out. Leave the truth out: value-zeroing-effect shows how far the label's logit falls."
         )
-    ids, mask = prepared.inputs["input_ids"], prepared.inputs.get("attention_mask")
-    blanks = content_specials(tokenizer)
-    special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
-    content, removal = content_tokens(ids, special), removal_of(tokenizer, next(iter(blanks), "delete"))
+    special = [number for number in tokenizer.all_special_ids if number not in content_specials(tokenizer).values()]
+    removal, filler = removal_of(model, tokenizer)
 
-    def predicted(forms: list[int] | None) -> Prediction:
-        return Prediction(model, MaskedSentences(ids, mask, prepared.token, content, forms), removal)
+    def predicted(of: PreparedText, forms: list[int] | None = None) -> Prediction:
+        ids, mask = of.inputs["input_ids"], of.inputs.get("attention_mask")
+        return Prediction(model, MaskedSentences(ids, mask, of.token, content_tokens(ids, special), forms), removal)
 
-    answer = predicted(None).best() if target_ids is None else torch.tensor(target_ids)
-    forms = None if foil_ids is None else [*answer.tolist(), *foil_ids]
-    prediction = predicted(forms)
-    places = prediction.content[0].nonzero()[:, 0].cpu()
-    removed = torch.arange(ids.shape[1]) == places[:, None]
-    falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
-    falls[places] = prediction.probability(answer) - prediction.probability(answer, torch.zeros_like(places), removed)
-    return Truth(" rather than ".join(_names(subject, forms or answer.tolist())), falls)
+    answer = predicted(prepared).best() if wanted is None else torch.tensor([wanted])
+    if patch is not None:
+        changed = _with_other_word(text, prepared, subject, patch)
+        rival = int(predicted(changed).best()) if other is None else other
+        return _patched(prepared, changed, subject, patch, int(answer), rival)
+    numbers = [*answer.tolist(), *([] if other is None else [other])]
+    prediction = predicted(prepared, None if other is None else numbers)
+    falls = blank_out(prediction, answer)[0].masked_fill(~prediction.content[0], torch.nan)
+    sizes = falls.abs()
+    shares = sizes / sizes.nansum() if sizes.nan_to_num().any() else sizes
+    names = _names(subject, numbers)
+    measured = f"log-probability of {names[0]}" if other is None else f"lead of {names[0]} over {names[1]}"
+    return Truth("blank-out", f"blanking out ({filler} in its place)", measured, falls, shares, foil)
+
+
+def _with_other_word(
+    text: str | Mapping[str, Any], prepared: PreparedText, subject: Subject, patch: tuple[str, str]
+) -> PreparedText:
+    """The text with another word in the place of one of its words."""
+    word, other = patch
+    parts = re.split(rf"\b{re.escape(word)}\b", text) if isinstance(text, str) else []
+    if len(parts) != 2:
+        times = f"{len(parts) - 1} times in the text" if parts else "not in a text"
+        raise ArgumentError(
+            f"patch names {word!r}, which is {times}. Pass a text and a word that is there once.", "patch"
+        )
+    found = prepare_text(subject.model, subject.tokenizer, other.join(parts), prepared.token)
+    if len(found.tokens) != len(prepared.tokens):
+        raise ArgumentError(
+            f"the text has {len(prepared.tokens)} tokens, and {len(found.tokens)} with {other!r} for {word!r}. Pass a "
+            "word of as many tokens.",
+            "patch",
+        )
+    return found
+
+
+def _patched(
+    prepared: PreparedText, other: PreparedText, subject: Subject, patch: tuple[str, str], answer: int, foil: int
+) -> Truth:
+    """What is lost if a token has its values from the other text in all layers."""
+    from captum_vz.study.examples.patching import LEAST_DIFFERENCE, Pair
+
+    (word, new), (good, bad) = patch, _names(subject, [answer, foil])
+    if answer == foil:
+        raise ArgumentError(f"the model predicts {good} with {new} too. Pass a foil, or another word.", "patch")
+    pair = Pair(subject.model, subject.layers, (prepared.inputs, other.inputs), prepared.token, (answer, foil))
+    found = pair.values(together=True, first=-1)
+    if found.shares.isnan().any():
+        raise ArgumentError(
+            f"the lead of {good} over {bad} is {found.difference:.2f}, and {found.other:.2f} with {new}. Pass a word "
+            f"that takes away at least {LEAST_DIFFERENCE:g} of a lead that is as large.",
+            "patch",
+        )
+    how = f"patching (values with {new} for {word})"
+    return Truth("patching", how, f"lead of {good} over {bad}", found.falls[-1], found.shares[-1], foil)
 
 
 def _names(subject: Subject, numbers: Sequence[int]) -> list[str]:

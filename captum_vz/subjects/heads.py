@@ -99,30 +99,77 @@ def label_names(config: Any) -> dict[int, str]:
     return {number: name if counts[name] == 1 else f"{name} ({number})" for number, name in names.items()}
 
 
-def class_number(model: Any, tokenizer: Any, wanted: int | str, argument: str) -> int:
-    """The number of a label or, for a model of words, the id of a word. The errors begin with `argument`."""
-    if labels := class_labels(model):
-        return label_number(wanted, labels, argument)
-    if task_of(model) == ANSWER:
-        raise ArgumentError(
-            f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and ends: "
-            "leave it out, or use captum_vz.explain.",
-            argument,
-        )
-    if isinstance(wanted, int):
-        known = getattr(model.config.get_text_config(), "vocab_size", None)
-        if known is not None and not 0 <= wanted < known:
+def class_numbers(
+    model: Any, tokenizer: Any, target: int | str | None, foil: int | str | None
+) -> tuple[tuple[int | None, int | None], list[str]]:
+    """The numbers of the target's and the foil's label or, for a model of words, their ids, and remarks about them.
+
+    None where nothing is passed. Two words that begin with the same token are refused, see :func:`word_number`.
+    """
+    labels = class_labels(model)
+    numbers, remarks = list[int | None](), list[str]()
+    for argument, wanted in (("target", target), ("foil", foil)):
+        if wanted is not None and task_of(model) == ANSWER:
             raise ArgumentError(
-                f"{argument} is {wanted}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
+                f"{argument} names a label or a word, but {type(model).__name__} predicts where an answer begins and "
+                "ends: leave it out, or use captum_vz.explain.",
+                argument,
             )
-        return wanted
-    for written in (f" {wanted}", wanted):
-        ids: list[int] = tokenizer.encode(written, add_special_tokens=False)
-        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-            return ids[0]
-    raise ArgumentError(
-        f"{argument} is {wanted!r}, which is no single token of the tokenizer: pass another word.", argument
-    )
+        if wanted is None or labels:
+            numbers.append(None if wanted is None else label_number(wanted, labels, argument))
+        else:
+            number, remark = word_number(model, tokenizer, wanted, argument)
+            numbers.append(number)
+            remarks += [remark] if remark else []
+    if isinstance(target, str) and isinstance(foil, str) and numbers[0] == numbers[1] and not labels:
+        both = [_word_ids(model, tokenizer, word) for word in (target, foil)]
+        part = next((place for place, (one, other) in enumerate(zip(*both, strict=False)) if one != other), 0)
+        if part:
+            raise ArgumentError(
+                f"foil is {foil!r}, which begins with {tokenizer.decode(both[0][:part])!r}, as the target {target!r} "
+                "does. Write this beginning at the end of the text, and pass the tokens that follow it, "
+                f"target={both[0][part]} and foil={both[1][part]}.",
+                "foil",
+            )
+    return (numbers[0], numbers[1]), remarks
+
+
+def word_number(model: Any, tokenizer: Any, word: int | str, argument: str) -> tuple[int, str]:
+    """The id by which a word is asked about, and a remark if that is only its first token; else an empty one.
+
+    A word is looked up with a space before it, then as it is written. A next word of several tokens is asked about by
+    its first token. A mask holds one token, so a word of several tokens is refused there. An id stays as it is. The
+    errors and the remark begin with `argument`.
+
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model("causal")
+    >>> tokenizer.decode(word_number(model, tokenizer, "are", "foil")[0])
+    'are'
+    """
+    if isinstance(word, int):
+        known = getattr(model.config.get_text_config(), "vocab_size", None)
+        if known is not None and not 0 <= word < known:
+            raise ArgumentError(
+                f"{argument} is {word}, but the model knows the words 0 to {known - 1}: pass one of them.", argument
+            )
+        return word, ""
+    ids = _word_ids(model, tokenizer, word)
+    if not ids:
+        raise ArgumentError(
+            f"{argument} is {word!r}, which is no single token of the tokenizer: pass another word.", argument
+        )
+    first = tokenizer.decode(ids[:1])
+    return ids[0], f"{argument} {word.strip()} is asked about by its first token, {first!r}" if len(ids) > 1 else ""
+
+
+def _word_ids(model: Any, tokenizer: Any, word: str) -> list[int]:
+    """The tokens of a word: one, or of a next word several; none if there is no such word."""
+    written = [tokenizer.encode(one, add_special_tokens=False) for one in (f" {word}", word)]
+    single = [ids for ids in written if len(ids) == 1]
+    several = [] if task_of(model) == MASKED else [ids for ids in written if len(ids) > 1]
+    # Of " a", some tokenizers make a space and the word.
+    fit = (ids for ids in single + several if ids[0] != tokenizer.unk_token_id and tokenizer.decode(ids[:1]).strip())
+    return next(fit, [])
 
 
 def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:

@@ -132,7 +132,7 @@ def test_compare_takes_labels(
         assert "has one label for the whole text" in refused(capsys, *wrong, "--truth")
     else:
         assert main([*wrong, "--target", "THING", "--foil", "O", "--truth"]) == 0
-        assert "the probability of THING rather than O falls" in capsys.readouterr().out
+        assert "the lead of THING over O " in capsys.readouterr().out
 
 
 def test_compare_takes_answers() -> None:

@@ -1,11 +1,14 @@
-"""Tokens of bytes are shown as characters."""
+"""Tokens of bytes are shown as characters, and a word of several tokens is asked about by its first."""
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import captum_vz
+from captum_vz.errors import ArgumentError
 from captum_vz.study import compare
+from captum_vz.subjects.heads import word_number
 from captum_vz.visualization import readable_tokens
 
 
@@ -69,10 +72,30 @@ def test_what_is_no_part_keeps_its_name() -> None:
         assert readable_tokens(tokenizer, ids) == tokenizer.convert_ids_to_tokens(ids)
 
 
+def next_words(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
+    size = {"vocab_size": len(tokenizer), "n_embd": 16, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=None)).eval()
+
+
+def test_next_word_is_asked_by_first_token() -> None:
+    tokenizer = byte_tokenizer(("Ġ", "a"), ("Ġ", "o"), ("Ġo", "n"))
+    asked = {"text": "on", "tokenizer": tokenizer, "token": 1, "target": "on", "foil": "ab"}
+    model, numbers = next_words(tokenizer), tokenizer.convert_tokens_to_ids(["Ġon", "Ġa"])
+    found = captum_vz.explain(model, **asked)
+    assert found.told == ["foil ab is asked about by its first token, ' a'"]
+    by_numbers = captum_vz.explain(model, **asked | dict(zip(("target", "foil"), numbers, strict=True)))
+    torch.testing.assert_close(found.scores, by_numbers.scores)
+    told = compare((model, tokenizer), "on", ["value-zeroing-effect", "random"], "on", foil="ab", token=1).told
+    assert told == found.told
+    b, c = tokenizer.convert_tokens_to_ids(["b", "c"])
+    with pytest.raises(ArgumentError, match=f"begins with ' a', as the target 'abc' does.*target={b} and foil={c}."):
+        captum_vz.explain(model, **asked | {"target": "abc", "foil": "acc"})
+    assert word_number(model, tokenizer, "cab", "foil")[0] == c  # no token is a space and c
+
+
 def test_characters_in_tables_pictures_and_views() -> None:
     tokenizer = byte_tokenizer()
-    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
-    model = GPT2LMHeadModel(config).eval()
+    model = next_words(tokenizer)
     text = "éüñ"  # pictures write the numbers of letters that their fonts lack
     with pytest.warns(UserWarning, match="last token"):
         found = captum_vz.explain(model, text, tokenizer=tokenizer)

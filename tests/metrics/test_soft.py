@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import MaskedSentences, Prediction, soft_comprehensiveness, soft_sufficiency
+from captum_vz.metrics import MaskedSentences, Prediction, blank_out, soft_comprehensiveness, soft_sufficiency
 from tests.metrics.test_orders import sentences
 from tests.metrics.toy import BAD, GOOD, PAD, UNK, additive, sigmoid
 
@@ -70,6 +70,23 @@ def test_soft_metrics_equal_loop(measure: Any) -> None:
         ratio = sum(falls) / 3 / (chance(model, vectors) - chance(model, empty))
         expected = ratio if measure is soft_comprehensiveness else 1 - ratio
         assert found[b].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_mean_vector_replaces_tokens() -> None:
+    """One token after the other has the mean of all word vectors, the same in any batch."""
+    model, masked = Words().eval(), sentences()
+    effects = blank_out(Prediction(model, masked, "mean"))
+    mean = model.embedding.weight.data.mean(0)
+    for b, row in enumerate(masked.ids):
+        vectors = model.embedding.weight.data[row[row != PAD]]
+        for j in masked.content[b].nonzero()[:, 0].tolist():
+            edited = vectors.clone()
+            edited[j] = mean
+            fall = 3 * (vectors.square().sum() - edited.square().sum()).item() / len(vectors)
+            assert effects[b, j].item() == pytest.approx(fall, abs=1e-9)
+    torch.testing.assert_close(blank_out(Prediction(model, masked, "mean", batch_size=1)), effects)
+    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
+        blank_out(Prediction(additive, masked, "mean"))
 
 
 def test_rows_that_order_nothing_are_nan() -> None:

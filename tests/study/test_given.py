@@ -216,7 +216,7 @@ def largest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
 def test_metric_that_changes_its_rows_harms_no_other(shipped: Shipped, examples: list[Example]) -> None:
     def careless(batch: EvaluationBatch, rows: Tensor) -> Tensor:
         if batch.encoded:
-            batch.effects.zero_()
+            batch.effects_of().zero_()
             batch.inputs["input_ids"].zero_()
         for one in (batch.attended, batch.cues, batch.content):
             one.zero_()

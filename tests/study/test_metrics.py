@@ -28,12 +28,12 @@ FUNCTIONS: list[tuple[str, Any, Any]] = [
     ("soft_sufficiency", metrics.soft_sufficiency, None),
 ]
 VARIANTS = {
-    f"blank_out{how}{over}{size}": (how[1:] or "unk", over[1:] or "forms", bool(size))
+    f"blank_out{how}{over}{size}": (how[1:] or "blank", over[1:] or "forms", bool(size))
     for how in ("", ":mask", ":delete")
     for over in ("", ":vocabulary")
     for size in ("", ":size")
 }
-Chance = Callable[..., float]
+Lead = Callable[..., float]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def ten() -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def chance(precise: Shipped, ten: list[Example]) -> Chance:
-    """The probability of the right form, over the forms or the vocabulary, of a sentence edited by hand."""
+def lead(precise: Shipped, ten: list[Example]) -> Lead:
+    """The right form's log-probability, or its difference to the wrong one's, of a sentence edited by hand."""
     model, tokenizer = precise
     by_id = {example.id: example for example in ten}
 
@@ -70,23 +70,22 @@ def chance(precise: Shipped, ten: list[Example]) -> Chance:
             target -= sum(j < target for j in gone)
             ids = [token for j, token in enumerate(ids) if j not in gone]
         else:
-            number = tokenizer.unk_token_id if removal == "unk" else tokenizer.mask_token_id
+            number = tokenizer.unk_token_id if removal == "blank" else tokenizer.mask_token_id
             ids = [number if j in gone else token for j, token in enumerate(ids)]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, target].numpy()
         good, bad = (logits[tokenizer.convert_tokens_to_ids(form)] for form in (one.good, one.bad))
-        among = [good, bad] if over == "forms" else logits
-        return float(np.exp(good) / np.sum(np.exp(among)))
+        return float(good - (bad if over == "forms" else np.log(np.sum(np.exp(logits)))))
 
     return found
 
 
-def test_blank_out_in_all_ways_equals_loops(rows: list[dict[str, Any]], chance: Chance) -> None:
+def test_blank_out_in_all_ways_equals_loops(rows: list[dict[str, Any]], lead: Lead) -> None:
     for row in rows:
         content = row["content"]
         for name, (removal, over, by_size) in VARIANTS.items():
-            whole = chance(row["example"], frozenset(), removal, over)
-            effects = [whole - chance(row["example"], frozenset({j}), removal, over) for j in content]
+            whole = lead(row["example"], frozenset(), removal, over)
+            effects = [whole - lead(row["example"], frozenset({j}), removal, over) for j in content]
             effects = [abs(effect) for effect in effects] if by_size else effects
             expected = stats.spearmanr([row["scores"][j] for j in content], effects).statistic
             assert row[name] == pytest.approx(expected, abs=1e-9)

@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from captum_vz.visualization import draw_audio, draw_comparison, draw_image, draw_maps, draw_route, draw_row
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.axes import PAGE
+from captum_vz.visualization.tokens import LONGEST_LABEL
 
 COLUMN = (3.3, 4.0)  # of a paper, in inches
 
@@ -153,6 +154,9 @@ def test_missing_letter_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             draw_maps([torch.eye(2)], [token, "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(labels_of(draw_maps([torch.eye(2)], ["東" * 9, "b"]))[0]) == LONGEST_LABEL
     axes._written.cache_clear()
     axes.text_width.cache_clear()
 

@@ -101,7 +101,7 @@ def value_patching(
     >>> example.words[int(found.shares[-1].argmax()) - 1]
     'documentary'
     """
-    return Pair(model, tokenizer, example, layers).values(together)
+    return Pair.of_example(model, tokenizer, example, layers).values(together)
 
 
 def activation_patching(
@@ -118,32 +118,49 @@ def activation_patching(
         BadExampleError: See :func:`value_patching`.
         UnsupportedLayerError: A layer is not given states `(batch, tokens, d)`, or runs more than once.
     """
-    return Pair(model, tokenizer, example, layers).states(together)
+    return Pair.of_example(model, tokenizer, example, layers).states(together)
 
 
 class Pair:
-    """An example and its counterpart as inputs of a model. What is known of the clean passes serves all patches."""
+    """Two texts of equally many tokens as inputs of a model. What is known of the clean passes serves all patches.
+
+    The answers are two entries of the logits at `target`: d is the logit of the first minus that of the second.
+    """
 
     @torch.no_grad()
-    def __init__(self, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> None:
-        options: dict[str, Any] = {"needs_forms": True, "until_target": predicts_next(model)}
-        self.encoded, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
-        if (len(self.encoded.ids), self.encoded.target) != (len(other.ids), other.target):
-            raise BadExampleError(
-                f"the sentence has {len(self.encoded.ids)} tokens, and {len(other.ids)} with the other cue: patching "
-                "needs equally many"
-            )
-        self.model = model
-        self.inputs, self.other = (pad(tokenizer, [one], model.device) for one in (self.encoded, other))
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[nn.Module],
+        texts: tuple[dict[str, Tensor], dict[str, Tensor]],
+        target: int,
+        answers: tuple[int, int],
+    ) -> None:
+        self.model, self.layers, self.target, self.answers = model, list(layers), target, list(answers)
+        self.inputs, self.other = texts
+        self.tokens = self.inputs["input_ids"].shape[1]
         self._patched_layers = range(0)
-        self.layers = list(find_layers(model) if layers is None else layers)
-        self.clean, self.clean_other = (self._difference(model(**one).logits) for one in (self.inputs, self.other))
+        self.clean, self.clean_other = (self._difference(model(**one).logits) for one in texts)
+
+    @classmethod
+    def of_example(cls, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> Pair:
+        """An example and its counterpart."""
+        options: dict[str, Any] = {"needs_forms": True, "until_target": predicts_next(model)}
+        this, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
+        if (len(this.ids), this.target) != (len(other.ids), other.target):
+            raise BadExampleError(
+                f"the sentence has {len(this.ids)} tokens, and {len(other.ids)} with the other cue: patching needs "
+                "equally many"
+            )
+        assert this.forms is not None
+        texts = (pad(tokenizer, [this], model.device), pad(tokenizer, [other], model.device))
+        return cls(model, find_layers(model) if layers is None else layers, texts, this.target, this.forms)
 
     @torch.no_grad()
-    def values(self, together: bool) -> Patched:
-        """See :func:`value_patching`."""
-        alone, falls = 1 - torch.eye(len(self.encoded.ids), device=self.model.device), []
-        for last in range(len(self.layers)):
+    def values(self, together: bool, first: int = 0) -> Patched:
+        """See :func:`value_patching`; from row `first` on."""
+        alone, falls = 1 - torch.eye(self.tokens, device=self.model.device), []
+        for last in range(len(self.layers))[first:]:
             self._patched_layers = range(0 if together else last, last + 1)
             falls.append(self._difference(self._gated(alone, self.inputs)))
         return self._patched(falls)
@@ -167,7 +184,7 @@ class Pair:
             patched = place[0] in self._patched_layers
             return torch.where(zeroed[..., None], kept[place], values) if patched else values
 
-        zeros = torch.zeros(1, len(self.encoded.ids), device=self.model.device)
+        zeros = torch.zeros(1, self.tokens, device=self.model.device)
         ValueGates(self.model, self.layers, intervention=_Changed(read))(zeros, self.other)
         return ValueGates(self.model, self.layers, intervention=_Changed(other))
 
@@ -179,7 +196,7 @@ class Pair:
             for layer in self.layers:
                 stack.enter_context(_before(layer, kept.append))
             self.model(**self.other)
-        tokens, falls = len(self.encoded.ids), []
+        tokens, falls = self.tokens, list[Tensor]()
         copies = {name: x.expand(tokens, *x.shape[1:]) for name, x in self.inputs.items()}
         for layer, state in zip(self.layers, kept, strict=True):
             # In copy j of the text, the state of token j is the other text's.
@@ -190,8 +207,7 @@ class Pair:
 
     def _difference(self, logits: Tensor) -> Tensor:
         """The logit of the right form minus that of the wrong one, `(batch,)`."""
-        assert self.encoded.forms is not None
-        good, bad = logits[:, self.encoded.target, list(self.encoded.forms)].double().cpu().unbind(-1)
+        good, bad = logits[:, self.target, self.answers].double().cpu().unbind(-1)
         return good - bad
 
     def _patched(self, differences: Sequence[Tensor]) -> Patched:
@@ -259,7 +275,7 @@ def truth_rows(
     if rows not in (1, len(layers)):
         raise ArgumentError(f"the method has {rows} rows, and the model {len(layers)} layers: patching needs as many.")
     together = joins or rows < len(layers)
-    pair = once(("pair", example.id), lambda: Pair(model, tokenizer, example, layers))
+    pair = once(("pair", example.id), lambda: Pair.of_example(model, tokenizer, example, layers))
     found: Patched = once((patching.__name__, example.id, together), lambda: patching(pair, together))
     return found.shares[-rows:]
 

@@ -6,15 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError, RefusedError, needs_extra
 from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
+from captum_vz.metrics.prediction import Removal
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches, pad
+from captum_vz.subjects.heads import predicts_next
+from captum_vz.subjects.texts import content_specials
 
 with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
@@ -71,6 +74,8 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return any(isinstance(one, kinds) or _NO_MEMORY.search(str(one)) for one in seen)
 
 
+#: The removal that is right for a model, see :func:`removal_of`.
+BLANK: Final = "blank"
 #: What probabilities sum to 1 over.
 Over = Literal["forms", "vocabulary"]
 
@@ -90,8 +95,7 @@ class Metric:
         version: Names the code of a metric of your own. None: a digest of its source does.
         own: Whether it is a metric of your own, not of this package.
         two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
-        removal: What stands in the place of a removed token: "unk", "mask", or "delete" (nothing). None: no token is
-            removed.
+        removal: What stands in the place of a removed token, see :func:`removal_of`. None: no token is removed.
         words: The words that may follow its name, each after a colon, see :func:`metric_named`.
     """
 
@@ -112,6 +116,22 @@ class Metric:
         return self.runs_model or self.needs_forms
 
 
+class Runner(Protocol):
+    """What metrics that run the model need of a :class:`~captum_vz.study.Scorer`."""
+
+    model: Any
+    tokenizer: Any
+
+    def encode(self, example: Example, *, needs_forms: bool = False) -> Encoded:
+        """The tokens of an example."""
+
+    def of_methods(self, methods: Iterable[str], changed: Any = None) -> Runner:
+        """A scorer of some methods, with a changed copy of the model."""
+
+    def scores(self, examples: Iterable[Example]) -> list[Row]:
+        """Rows of scores, without metrics."""
+
+
 class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
@@ -130,7 +150,7 @@ class EvaluationBatch:
         examples: Sequence[Example],
         rows: Sequence[Row],
         encoded: Sequence[Encoded],
-        scorer: Any,
+        scorer: Runner | None,
         content_only: bool,
     ) -> None:
         self.examples, self.encoded, self.content_only = examples, encoded, content_only
@@ -139,7 +159,7 @@ class EvaluationBatch:
         self._rows, self._known_scorer = rows, scorer
 
     @property
-    def _scorer(self) -> Any:
+    def _scorer(self) -> Runner:
         if self._known_scorer is None:
             raise RuntimeError("the metric runs the model: register it with runs_model=True")
         return self._known_scorer
@@ -165,7 +185,7 @@ class EvaluationBatch:
         Raises:
             ArgumentError: The method fails with this copy for all examples.
         """
-        rows: list[Row] = self._scorer.of_methods([self.method], changed).scores(self.examples)
+        rows = self._scorer.of_methods([self.method], changed).scores(self.examples)
         used = [row for row in rows if row["skipped"] is None]
         if not used:
             raise ArgumentError(f"{self.method} fails with a changed copy of the model: {rows[0]['skipped']}")
@@ -199,26 +219,17 @@ class EvaluationBatch:
             one[list(row[name])] = True
         return found
 
-    @property
-    def prediction(self) -> Prediction:
-        """The model's choice between the two forms, with unknown tokens in the place of removed ones."""
-        return self.prediction_of()
-
-    @property
-    def effects(self) -> Tensor:
-        """The effect of blanking out each token with an unknown token, `(batch, tokens)`."""
-        return self.effects_of()
-
-    def prediction_of(self, removal: str = "unk", over: Over = "forms") -> Prediction:
+    def prediction_of(self, removal: str = BLANK, over: Over = "forms") -> Prediction:
         """The model's prediction with tokens removed in one way. What it computes is kept for all metrics.
 
         Args:
-            removal: What stands in the place of a removed token: "unk" or "mask"; or "delete".
+            removal: What stands in the place of a removed token, see :func:`removal_of`.
             over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
         """
 
         def made() -> Prediction:
-            return Prediction(self.model, self.once("sentences", self._sentences), removal_of(self.tokenizer, removal))
+            filler, _ = removal_of(self.model, self.tokenizer, removal)
+            return Prediction(self.model, self.once("sentences", self._sentences), filler)
 
         return self.once(("prediction", removal), made).among(over)
 
@@ -226,13 +237,13 @@ class EvaluationBatch:
         inputs, forms = self.inputs, torch.tensor([one.forms for one in self.encoded])
         return MaskedSentences(inputs["input_ids"], inputs["attention_mask"], self.targets, self.content, forms)
 
-    def effects_of(self, removal: str = "unk", over: Over = "forms") -> Tensor:
+    def effects_of(self, removal: str = BLANK, over: Over = "forms") -> Tensor:
         """The effect of blanking out each token in one way, `(batch, tokens)`, see :meth:`prediction_of`."""
         key = ("effects", removal, over)
         effects: Tensor = self.once(key, lambda: blank_out(self.prediction_of(removal, over)))
         return effects.clone()
 
-    def bounds(self, of: Callable[[Prediction], Bounds], removal: str = "unk") -> Bounds:
+    def bounds(self, of: Callable[[Prediction], Bounds], removal: str = BLANK) -> Bounds:
         """What the best and the worst order of the tokens give, such as those of :func:`deletion_bounds`."""
         found: Bounds = self.once(("bounds", of, removal), lambda: of(self.prediction_of(removal)))
         return found
@@ -244,14 +255,26 @@ class EvaluationBatch:
         return self.kept[key]
 
 
-def removal_of(tokenizer: Any, removal: str) -> int | Literal["delete"]:
-    """The id in the place of a removed token, or "delete"."""
+def removal_of(model: Any, tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
+    """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        removal: "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without
+            one, its mask. A model that predicts the next token has the mean word vector instead, because its unknown
+            token ends documents (GPT-2, SmolLM2) or was never trained (LLaMA). So has a model without both tokens.
+    """
+    known = content_specials(tokenizer)
+    if removal == BLANK:
+        removal = "mean" if predicts_next(model) else next(iter(known), "mean")
     if removal == "delete":
-        return "delete"
-    number = getattr(tokenizer, f"{removal}_token_id", None) if removal in ("unk", "mask") else None
-    if number is None:
-        raise ArgumentError(f"removal is {removal!r}, and the tokenizer has no such token: pass 'delete'.")
-    return int(number)
+        return "delete", "nothing"
+    if removal == "mean":
+        return "mean", "the mean word vector"
+    if removal not in known:
+        raise ArgumentError(f"removal is {removal!r}, and the tokenizer has no such token: pass 'blank' or 'delete'.")
+    return known[removal], str(getattr(tokenizer, f"{removal}_token"))
 
 
 def _stacked(rows: Sequence[Sequence[Row]], missing: Tensor) -> Tensor:
@@ -268,7 +291,7 @@ def measure(
     metrics: Mapping[str, Metric],
     examples: Mapping[str, Example],
     rows: Iterable[Row],
-    scorer: Any,  # a Scorer, whose module imports this one, or None
+    scorer: Runner | None,
     sizes: tuple[int, int],
     content_only: bool,
 ) -> list[Row]:

@@ -19,7 +19,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS
 from captum_vz.metrics import Bounds, Prediction, normalized, spearman
 from captum_vz.study.examples.patching import Pair, Patching, largest_is_right, truth_rows
-from captum_vz.study.scoring import COLUMNS, EvaluationBatch, Metric, Over
+from captum_vz.study.scoring import BLANK, COLUMNS, EvaluationBatch, Metric, Over
 from captum_vz.subjects.heads import encoder_of
 
 #: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
@@ -44,14 +44,14 @@ def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
 
 def _removing(title: str, values: Callable[..., Any], *further: str) -> Metric:
     """A metric that removes tokens. Its name may say how."""
-    return Metric(title, values, needs_forms=True, removal="unk", words=("mask", "delete", *further))
+    return Metric(title, values, needs_forms=True, removal=BLANK, words=("mask", "delete", *further))
 
 
 def _of_prediction(
     measure: Callable[[Prediction, Tensor], Tensor],
     batch: EvaluationBatch,
     rows: Tensor,
-    removal: str = "unk",
+    removal: str = BLANK,
     bounds: Callable[[Prediction], Bounds] | None = None,
 ) -> Tensor:
     """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
@@ -196,7 +196,7 @@ def sensitivity_values(
 
 
 def _blank_out(
-    batch: EvaluationBatch, rows: Tensor, removal: str = "unk", over: Over = "forms", by_size: bool = False
+    batch: EvaluationBatch, rows: Tensor, removal: str = BLANK, over: Over = "forms", by_size: bool = False
 ) -> Tensor:
     """Spearman's correlation with the effects of blanking out, or with their sizes only."""
     effects = batch.effects_of(removal, over)
@@ -281,7 +281,8 @@ def register_metric(
 def metric_named(name: str) -> Metric:
     """The metric of a name: a key of :data:`~captum_vz.study.METRICS`, and after it words that say how it measures.
 
-    Metrics that remove tokens put an unknown token in their place. `:mask` puts a mask there, `:delete` nothing.
+    Metrics that remove tokens put an unknown token in their place or, for models that predict the next token, the mean
+    word vector. `:mask` puts a mask there, `:delete` nothing.
     `blank_out` takes two further words. With `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the
     two forms. With `:size`, only the sizes of the effects count.
 
@@ -341,6 +342,6 @@ def lacks(metric: Metric, model: Any, tokenizer: Any) -> str | None:
     head = getattr(model, "get_output_embeddings", None)
     if metric.needs_forms and head is not None and head() is None:
         return f"{type(model).__name__} has no head that predicts words"
-    if metric.removal in ("unk", "mask") and getattr(tokenizer, f"{metric.removal}_token_id", None) is None:
-        return f"the tokenizer has no {metric.removal} token, and a metric with :delete needs none"
+    if metric.removal == "mask" and tokenizer.mask_token_id is None:
+        return "the tokenizer has no mask token, and a metric with :delete needs none"
     return None

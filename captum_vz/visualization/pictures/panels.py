@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.axes import writable
 from captum_vz.visualization.pictures.files import Content, largest
 from captum_vz.visualization.tokens import (
     LONGEST_LABEL,
@@ -47,7 +48,7 @@ class Axis:
             _PAIR.join(shortened(side, _LONGEST_SIDE) for side in one.split(_PAIR))
             if _PAIR in one and len(one) > LONGEST_LABEL
             else shortened(one)
-            for one in self.labels
+            for one in map(writable, self.labels)  # a code for a letter is longer than the letter
         ]
 
     @property

@@ -165,6 +165,7 @@ def draw_comparison(
     label: str = "share",
     *,
     truth: Tensor | None = None,
+    truth_name: str = "blanking out",
     scopes: Mapping[str, str] | None = None,
     families: Mapping[str, str] | None = None,
     words: Words = None,
@@ -193,7 +194,8 @@ def draw_comparison(
         tokens: The tokens.
         token: The position of the token that is explained. It is marked. Negative positions count from the end.
         label: The label of the colour scale.
-        truth: Scores `(tokens,)` of a row "blanking out", NaN where there is no truth. None: there is no such row.
+        truth: Scores `(tokens,)` of the first row, NaN where there is no truth. None: there is no such row.
+        truth_name: The name of this row.
         scopes: From names of methods to the layers that their scores are about, written after the name.
         families: From names of methods to families. Methods of a family stand together, families apart.
         words: Merges pieces to words, see :func:`draw_maps`. Scores of a word are added.
@@ -243,7 +245,7 @@ def draw_comparison(
             numbers = [float(measure(row, right)) for row in lines]
             notes.append((heading, ["", *(f"{one:.2f}" if one == one else "" for one in numbers)]))
         notes = [one for one in notes if one[0] == "agrees" or any(one[1])]
-        lines, names, groups = [right, *lines], ["blanking out", *names], [None, *groups]
+        lines, names, groups = [right, *lines], [truth_name, *names], [None, *groups]
     strips = Strips("method", names, torch.stack(lines), axis, groups, tokens, position, label, notes)
     return _drawn(strips, scale, vmax, title, size, ax, fig)
 

@@ -54,6 +54,7 @@ class View:
     subtitle: str
     about: dict[str, str]
     theme: str
+    leaves_out: bool = False  # special tokens, at first
 
     @cached_property
     def encoded(self) -> Encoded:

@@ -52,6 +52,7 @@ def _record(data: Any) -> dict[str, Any]:
         "token": data.token,
         "layer": data.layer,
         "predict": list(data.predict),
+        "out": [1] * data.leaves_out,
         "title": visible(data.title),
         "subtitle": visible(data.subtitle) if data.subtitle else "",
         "about": _origin(data),

@@ -12,7 +12,7 @@ const wantedTheme = root.dataset.theme;
 const darkSystem = matchMedia('(prefers-color-scheme: dark)');
 // `map`, `tab`, `beside` (a second method), `raw`, `byRow`, `out` (the kinds that are left out), `pinned`, `hover`,
 // `focus` (items), `quiz`.
-const state = { out: new Set(), tab: 'look' };
+const state = { out: new Set(data.out), tab: 'look' };
 let numbers, rowUnits, columnUnit, columnCount, items, sources, shown, ramps, means, drawn, tints;
 
 // ---------------------------------------------------------------- numbers
@@ -936,7 +936,10 @@ function fillSettings() {
   hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
   hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
   const kinds = [...data.columns.kinds, ...data.columns.word_kinds].map(String);
-  for (const box of $('filter').querySelectorAll('input')) hide(box, !kinds.includes(box.value));
+  for (const box of $('filter').querySelectorAll('input')) {
+    hide(box, !kinds.includes(box.value));
+    box.checked = state.out.has(Number(box.value));
+  }
   $('filter').hidden = kinds.every((kind) => kind === '0');
   $('sums').hidden = methods.some(({ signed }) => signed);
   $('link').hidden = location.protocol === 'about:';

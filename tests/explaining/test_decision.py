@@ -1,0 +1,224 @@
+"""What a next word rests on: the default answer of deep models of next words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import captum_vz
+from captum_vz import AttnLRP, ValueZeroingEffect, find_layers
+from captum_vz.cli import main
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import word_mask
+from captum_vz.generation import attribute_generation
+from captum_vz.methods import METHODS, Question
+from captum_vz.methods.decision import LONGEST
+from captum_vz.study import compare
+from captum_vz.subjects import Subject
+from captum_vz.testbed import load_model
+
+PREFIX = "the pictures of some hat"
+
+
+def deep(layers: int = 24) -> tuple[Any, Any]:
+    """A random model of many layers."""
+    torch.manual_seed(2)
+    tokenizer = load_model("causal")[1]
+    size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=layers, num_key_value_heads=2, initializer_range=0.2, **size
+    )
+    return LlamaForCausalLM(config).double().eval(), tokenizer
+
+
+def halves(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
+    """The mean of the shares of several rows of amounts, without two places."""
+    mean = [0.0] * len(amounts[0])
+    for row in amounts:
+        support = [0.0 if place in idle else max(one, 0.0) for place, one in enumerate(row)]
+        for place, one in enumerate(support):
+            mean[place] += one / sum(support) / len(amounts)
+    return mean
+
+
+def amounts(model: Any, inputs: Any, target: Any, foil: Any = None) -> list[list[float]]:
+    """By the classes: the effect, and AttnLRP's relevance."""
+    effect = ValueZeroingEffect(model).attribute(inputs, target=target, foil=foil)[0]
+    return [effect.tolist(), AttnLRP(model).attribute(inputs, target=target, foil=foil)[0].sum(-1).tolist()]
+
+
+@pytest.mark.parametrize("name", ["causal", "agreement"])
+def test_decision_against_a_foil_is_the_mean_of_both_shares(name: str) -> None:
+    text = PREFIX if name == "causal" else f"{PREFIX} [MASK] scaring marcus."
+    found = captum_vz.explain(name, text, method="decision", target="are", foil="is")
+    model, tokenizer = load_model(name)
+    inputs, place = tokenizer(text, return_tensors="pt"), found.token
+    assert place is not None
+    are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
+    expected = halves(amounts(model, inputs, (place, are), (place, other)), (0, place))
+    torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
+    assert found.told == ["decision: by Value Zeroing's effect and AttnLRP"]
+
+
+def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
+    model, tokenizer = deep()
+    found = captum_vz.explain((model, tokenizer), PREFIX)
+    inputs, place = tokenizer(PREFIX, return_tensors="pt"), found.token
+    assert place is not None
+    best = int(model(**inputs).logits[0, place].argmax())
+
+    def read(output: Any) -> Tensor:
+        numbers: Tensor = output.logits[:, place].log_softmax(-1)[:, best]
+        return numbers
+
+    relevance = AttnLRP(model).attribute(inputs, target=read)[0].sum(-1)
+    torch.testing.assert_close(found.scores, torch.tensor(halves([relevance.tolist()], (0, place))).double())
+    assert found.told[0] == "decision: by AttnLRP, against all others"
+
+
+def test_classifiers_have_the_mean_of_both() -> None:
+    """Also without a foil: a label has no words that are nearly the same."""
+    text = f"{PREFIX} [MASK] scaring marcus."
+    found = captum_vz.explain("agreement", text, method="decision")
+    model, tokenizer = load_model("agreement")
+    inputs, place = tokenizer(text, return_tensors="pt"), found.token
+    assert place is not None
+    best = int(model(**inputs).logits[0, place].argmax())
+    expected = halves(amounts(model, inputs, (place, best)), (0, place))
+    torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
+
+
+def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
+    given = deep()
+    found = captum_vz.explain(given, PREFIX, target="are", foil="is")
+    assert list(found.parts) == ["decision", "value-zeroing"]
+    shown = found.parts["value-zeroing"]
+    alone = captum_vz.explain(given, PREFIX, method="value-zeroing", target="are", foil="is", layer="deciding")
+    assert shown.layer == alone.layer == found.layer
+    torch.testing.assert_close(shown.rows[0].scores, alone.scores)
+    lines = str(found).splitlines()
+    assert lines[0] == "decision: how much are rather than is rests on each token"
+    assert f"value-zeroing, layer {shown.layer}: how much hat draws on each token" in lines
+    assert found.to_dict()["beside"]["value-zeroing"] == {"layer": shown.layer, "scores": shown.rows[0].scores.tolist()}
+    names = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
+    assert names[:3] == ["decision", f"value-zeroing, layer {shown.layer}", "layer 0"]
+    assert "rests on" in found.view().subtitle
+
+
+@pytest.mark.parametrize("options", [{"method": "value-zeroing"}, {"layer": 3}, {"window": 4}])
+def test_what_is_asked_for_is_what_is_shown(options: dict[str, Any]) -> None:
+    assert "decision" not in captum_vz.explain(deep(), PREFIX, **options).parts
+
+
+def test_shallow_models_and_short_texts_have_a_layer() -> None:
+    assert list(captum_vz.explain("causal", PREFIX).parts) == ["value-zeroing"]
+    assert list(captum_vz.explain(deep(11), PREFIX).parts) == ["value-zeroing"]
+    assert list(captum_vz.explain(deep(12), PREFIX).parts) == ["decision", "value-zeroing"]
+    # Nothing is left but the first token and the explained one.
+    assert list(captum_vz.explain(deep(), "the").parts) == ["value-zeroing"]
+
+
+def test_long_texts_are_explained_by_relevance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[Any]()
+    monkeypatch.setattr(ValueZeroingEffect, "attribute", lambda *args, **named: calls.append(args))
+    text = " ".join(["the pictures"] * LONGEST)
+    found = captum_vz.explain(deep(12), text, target="are", foil="is")
+    assert not calls
+    assert found.told[0] == "decision: by AttnLRP"
+
+
+def test_words_have_one_share_each() -> None:
+    text = "the unhappiness of some hat"  # a word of several tokens
+    found = captum_vz.explain("causal", text, method="decision", target="are", foil="is", words=True)
+    model, tokenizer = load_model("causal")
+    inputs = tokenizer(text, return_tensors="pt")
+    groups = word_mask(inputs)
+    words, place = groups[0].tolist(), inputs["input_ids"].shape[1] - 1
+    are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
+    index = {"target": (place, are), "foil": (place, other)}
+    effect = ValueZeroingEffect(model).attribute(inputs, feature_mask=groups, **index)[0].tolist()
+    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1).tolist()
+    order = list(dict.fromkeys(words))
+    by_word = [
+        [effect[words.index(word)] for word in order],
+        [sum(one for one, of in zip(relevance, words, strict=True) if of == word) for word in order],
+    ]
+    expected = halves(by_word, (0, order.index(words[place])))
+    torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batch_equals_its_singles(side: str) -> None:
+    model, tokenizer = load_model("causal")
+    texts = [PREFIX, "some hat", "the hat of anna and the pictures"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side=side)
+    subject = Subject(model, model, find_layers(model), tokenizer)
+    counts, width = batch["attention_mask"].sum(1).tolist(), batch["input_ids"].shape[1]
+    starts = [width - count if side == "left" else 0 for count in counts]
+    places = [start + count - 1 for start, count in zip(starts, counts, strict=True)]
+    are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
+    for foil in (None, [other] * 3):
+        asked = Question(dict(batch), places, [are] * 3, foil)
+        (together,) = METHODS["decision"].scores(subject, asked)
+        for row, text in enumerate(texts):
+            one = Question(dict(tokenizer(text, return_tensors="pt")), [counts[row] - 1], [are], foil and foil[:1])
+            (alone,) = METHODS["decision"].scores(subject, one)
+            own = together[row, starts[row] : starts[row] + counts[row]]
+            torch.testing.assert_close(own, alone[0], atol=1e-5, rtol=0)
+            assert together[row].count_nonzero() == own.count_nonzero()
+
+
+def test_generated_tokens_have_a_foil_and_a_layer_each() -> None:
+    given = deep(12)
+    found = attribute_generation(given, PREFIX, max_new_tokens=3, foil=[None, "is", None])
+    for step, foil in enumerate([None, "is", None]):
+        before = f"{PREFIX} {given[1].decode(list(found.generated.ids[:step]))}".strip()
+        target = int(found.generated.ids[step])
+        alone = captum_vz.explain(given, before, target=target, foil=foil)
+        torch.testing.assert_close(found.all_scores[step, : len(alone.tokens), 0], alone.scores, atol=1e-6, rtol=0)
+        assert found.deciding[step] == alone.layer
+        row = found.parts["value-zeroing"].rows[step].scores
+        of_layer = alone.parts["value-zeroing"].rows[0].scores
+        torch.testing.assert_close(row[: len(alone.tokens)], of_layer, atol=1e-6, rtol=0)
+
+
+def test_foil_is_the_first_token_that_differs() -> None:
+    found = attribute_generation("causal", PREFIX, "decision", 3)
+    ids = found.generated.ids
+    word = load_model("causal")[1].decode([ids[0]]) + " small"
+    contrast = attribute_generation("causal", PREFIX, "decision", 3, foil=word)
+    torch.testing.assert_close(contrast.all_scores[0], found.all_scores[0], atol=1e-6, rtol=0)
+    assert (contrast.all_scores[1] - found.all_scores[1]).abs().max() > 0.01
+    (told,) = contrast.told
+    assert told.endswith("at step 1")
+    assert told in str(contrast)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "value-zeroing-rollout", "foil": "is"}, "explains the state of a token"),
+        ({"method": "value-zeroing-rollout", "layer": "deciding"}, "a map of each layer"),
+        ({"method": "decision", "foil": ["is"]}, "1 entries for 3 new tokens"),
+        ({"method": "decision", "foil": "were not boring"}, "what is generated"),
+    ],
+)
+def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        attribute_generation("causal", PREFIX, max_new_tokens=3, **options)
+
+
+def test_commands_show_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", PREFIX, "--max-new-tokens", "2", "--layer", "deciding", "--foil", "is"]) == 0
+    shown = capsys.readouterr().out
+    found = attribute_generation("causal", PREFIX, max_new_tokens=2, layer="deciding", foil="is")
+    assert str(found) in shown
+    assert f"layer {found.deciding[0]}: " in shown
+
+
+def test_tables_of_several_methods_stay_tables() -> None:
+    assert compare("causal", PREFIX, ["decision", "value-zeroing"], "are", foil="is").is_table
