@@ -54,4 +54,4 @@ def seed() -> None:
 
 
 def pytest_report_header() -> str:
-    return "fast tests: ten minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
+    return "fast tests: twenty minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"

@@ -204,7 +204,7 @@ class Explanation:
         """The first row of each method, then of a method with layers its row in each layer."""
         rows = dict[str, Tensor]()
         for part in self.parts.values():
-            of_layers = shares_of(part.scores[0]) if part.layer is not None else []
+            of_layers = list(shares_of(part.scores[0])) if part.layer is not None else []
             rows |= {part.title: part.rows[0].scores, **{f"layer {i}": one for i, one in enumerate(of_layers)}}
         look = {"title": f"What {self.rows[0].name} rests on, and where it is read", "scale": "shared", **options}
         return draw_comparison({name: one.cpu() for name, one in rows.items()}, self.tokens, self.token, **look)
