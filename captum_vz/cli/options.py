@@ -19,7 +19,7 @@ DEFAULT_METHODS: Final = (
 )
 EXTRA_METHODS: Final = (
     *("value-zeroing-rollout-paper", "attention-rollout-paper", "value-zeroing-shapley", "value-zeroing-integrated"),
-    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2"),
+    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2", "decision"),
     *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "attn-lrp", "alti-logit"),
 )
 METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)

@@ -252,9 +252,8 @@ class Files:
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
         """The path of a figure as PNG, which is also written as SVG. `method` is the one that it shows; None: all."""
-        fields = self.origin if method is None else self.origin | {"method": method}
-        more = {key: value for key, value in fields.items() if key != "model"}
-        add_provenance(figure, name=fields["model"], model=None, **more)
+        fields: dict[str, Any] = self.origin if method is None else self.origin | {"method": method}
+        add_provenance(figure, **fields | {"model": None}, name=self.origin["model"])
         for ending in ("png", "svg"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # characters that the font does not have

@@ -111,8 +111,8 @@ def test_truth_is_that_of_the_command(answers: Answers) -> None:
     chosen, named, other = (ask(truth=True, foil=foil) for foil in ("", "is", "were"))
     assert chosen.shares == named.shares != other.shares
     assert "Why are and not is, its likeliest form of the other number?" in chosen.told
-    assert "likeliest form" not in named.told and "are rather than were" in other.told
-    expected = blanked_out(SENTENCE, subject_of("agreement"), None, "are", "is").shares.tolist()
+    assert "likeliest form" not in named.told and "lead of are over were" in other.told
+    expected = truth_of(SENTENCE, subject_of("agreement"), None, "are", "is").shares.tolist()
     row = chosen.shares.split("2 pictures")[1].split("</td>")[0]
     assert row.endswith(f">{expected[2]:.3f}")
     assert "nan" not in chosen.shares  # tokens that are not blanked out
