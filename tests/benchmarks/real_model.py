@@ -5,8 +5,9 @@ python -m tests.benchmarks.real_model --model FOLDER --blimp FOLDER
 
 The texts are those of `prompts.jsonl`: facts, names, opposites, agreement and lists. Their deciding word is known by
 patching: with the word of `patched` in its place, the lead of the answer over the foil falls by more than 65 % on
-SmolLM2. With `--blimp`, agreement paradigms of BLiMP (its folder `data`) follow, behind "As we all know, ". Texts are
-left out in which the model prefers the answer by less than a logit of 1.
+SmolLM2. With `--blimp` (its folder `data`), sentences of two of BLiMP's agreement paradigms follow, behind "As we all
+know, ". In the other three, the cue is the last word before the form, or comes after it. Texts are left out in which
+the model prefers the answer by less than a logit of 1.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from captum_vz.subjects.texts import encode
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 PREFIX = "As we all know, "
-SENTENCES = 50  # of each paradigm of BLiMP
+SENTENCES = 100  # of each paradigm of BLiMP
 TIMED = 2  # texts in which each method is timed alone
 MAPS = ("value-zeroing", "attention", "attention-norm", "alti-layer")
 ROLLOUTS = ("value-zeroing-rollout", "attention-rollout", "attention-norm-rollout", "alti", "attention-flow")
@@ -82,11 +83,12 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def read_blimp(folder: Path) -> list[Prompt]:
-    """Texts up to the form that a noun before it decides, all of each paradigm in random order."""
+    """Texts up to the form that a noun decides, which is not the last word: in random order."""
     found = []
     for one in select_blimp(folder, whole=True).examples:
-        if not one.cue or max(one.cue) > one.target or one.good is None or one.bad is None:
-            continue
+        cue = [one.words[place] for place in one.cue]
+        if not cue or max(one.cue) >= one.target - 1 or cue == ["lot"] or one.good is None or one.bad is None:
+            continue  # of "a lot of doctors", the rule of the paradigm finds "lot"
         words = list(one.words[: one.target])
         words[0] = (
             words[0].lower()
