@@ -70,6 +70,7 @@ def explain(
     answers                      the start and the end of the answer     the effects on their logits
     multiple choice              the chosen answer                       the effect on its logit
     a word at a mask, next words the mask, the last token                its row of Value Zeroing
+    next words, 12 layers        the next word                           what it rests on, and where it is read
     classes of images, of sound  the predicted class                     the effect on its logit
     the same, with target, foil  the word at the mask, the next word     the effect on its logit
     letters of speech (CTC)      each letter, at its first frame         the effect on its logit
@@ -101,11 +102,10 @@ def explain(
             those whose label is "O".
         layer: The layer of methods with scores for each layer; negative counts from the end. None: the last one. With a
             layer, the default for labels is the effect of this layer's values alone. "deciding": the layer in which
-            the token reads what the decision rests on, by the mean of :class:`~captum_vz.ValueZeroingEffect` and
-            :class:`~captum_vz.AttnLRP` (where it has rules for the model), see
-            :func:`~captum_vz.functional.deciding_layer`. The default method is then Value Zeroing. With a `foil` of the
-            same kind as the answer, it names the word that decides in deep language models, where the last layer does
-            not.
+            the token reads what the decision rests on, by the method "decision", see
+            :func:`~captum_vz.functional.deciding_layer`. The default method is then Value Zeroing. Models of next words
+            with 12 layers or more have "decision" and this layer by default, because their last layer mostly shows the
+            first token. Pass a `foil` of the same kind as the answer.
         words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
             a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,

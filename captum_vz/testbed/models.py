@@ -97,7 +97,8 @@ def load_model(
         # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
         kind: Any = getattr(transformers, json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0])
         model = kind.from_pretrained(folder, attn_implementation=attn_implementation, use_safetensors=True)
-        return model, transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return model, tokenizer
 
 
 def model_source(name: str | Path) -> Path | None:
@@ -126,7 +127,7 @@ def _converted(gguf: Path) -> Path:
         return folder
     with TemporaryDirectory(dir=cache) as temporary, quiet():
         made, source = Path(temporary, "model"), {"gguf_file": gguf.name}
-        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
         model.hf_quantizer, model.is_quantized = None, False  # its weights are numbers now, which can be saved
         del model.config.quantization_config
         model.save_pretrained(made)

@@ -14,7 +14,7 @@ import captum_vz
 from captum_vz import demo
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.errors import ArgumentError
-from captum_vz.study.comparison import blanked_out
+from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
