@@ -39,7 +39,7 @@ from captum_vz.subjects.texts import encode
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 PREFIX = "As we all know, "
 SENTENCES = 100  # of each paradigm of BLiMP
-TIMED = 2  # texts in which each method is timed alone
+TIMED = 2  # texts in which each method is timed alone, in forward passes
 MAPS = ("value-zeroing", "attention", "attention-norm", "alti-layer")
 ROLLOUTS = ("value-zeroing-rollout", "attention-rollout", "attention-norm-rollout", "alti", "attention-flow")
 EFFECT, LRP = "value-zeroing-effect", "attn-lrp"
@@ -229,30 +229,39 @@ def judged(scores: Tensor, asked: Asked) -> list[float]:
 
 
 def measure(subject: Subject, prompts: list[Prompt], most: int | None = None) -> dict[str, list[list[float]]]:
-    """For each row of the table the values of each prompt, the last of them the seconds or NaN."""
+    """For each row of the table the values of each prompt, the last of them the time in forward passes or NaN."""
     found: dict[str, list[list[float]]] = {}
-    counts: dict[str, int] = {}
+    kinds: list[str] = []
     for prompt in prompts:
-        if most is not None and counts.get(prompt.kind, 0) >= most:
+        if most is not None and kinds.count(prompt.kind) >= most:
             continue
         asked = ask(subject, prompt)
         if asked is None:
             continue
-        number = sum(counts.values())
-        counts[prompt.kind] = counts.get(prompt.kind, 0) + 1
+        is_timed = len(kinds) < TIMED
         for name, run in rows_of(subject, asked):
-            if number < TIMED:
+            if is_timed:
                 asked.question.kept.clear()
             start = time.process_time()
             try:
                 scores = run()
             except RefusedError:
                 continue
-            seconds = time.process_time() - start if number < TIMED else float("nan")
-            found.setdefault(name, []).append([*judged(scores, asked), seconds])
-        print(number + 1, prompt.text, file=sys.stderr, flush=True)
-    print(f"\n{sum(counts.values())} texts: {', '.join(f'{kind} {count}' for kind, count in counts.items())}\n")
+            seconds = time.process_time() - start
+            passes = seconds / one_pass(subject, asked) if is_timed else float("nan")
+            found.setdefault(name, []).append([*judged(scores, asked), passes])
+        kinds.append(prompt.kind)
+        print(len(kinds), prompt.text, file=sys.stderr, flush=True)
+    print(f"\n{len(kinds)} texts: {', '.join(f'{kind} {kinds.count(kind)}' for kind in dict.fromkeys(kinds))}\n")
     return found
+
+
+@torch.no_grad()
+def one_pass(subject: Subject, asked: Asked) -> float:
+    """The CPU seconds of a forward pass."""
+    start = time.process_time()
+    subject.forward(**asked.question.inputs)
+    return time.process_time() - start
 
 
 def table(found: dict[str, list[list[float]]]) -> Iterator[str]:
