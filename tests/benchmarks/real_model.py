@@ -5,7 +5,7 @@ python -m tests.benchmarks.real_model --model FOLDER --blimp FOLDER
 
 The texts are those of `prompts.jsonl`: facts, names, opposites, agreement and lists. Their deciding word is known by
 patching: with the word of `patched` in its place, the lead of the answer over the foil falls by more than 65 % on
-SmolLM2. With `--blimp` (its folder `data`), sentences of two of BLiMP's agreement paradigms follow, behind "As we all
+SmolLM2. With `--blimp` (its folder `data`), sentences of two of BLiMP's agreement paradigms follow, after "As we all
 know, ". In the other three, the cue is the last word before the form, or comes after it. Texts are left out in which
 the model prefers the answer by less than a logit of 1.
 """
