@@ -43,7 +43,7 @@ TIMED = 2  # texts in which each method is timed alone, in forward passes
 MAPS = ("value-zeroing", "attention", "attention-norm", "alti-layer")
 ROLLOUTS = ("value-zeroing-rollout", "attention-rollout", "attention-norm-rollout", "alti", "attention-flow")
 EFFECT, LRP = "value-zeroing-effect", "attn-lrp"
-COLUMNS = ("first of all", "without the first", "and without itself", "above the attractor", "overlap", "CPU s")
+COLUMNS = ("first of all", "without the first", "and without itself", "above the attractor", "overlap", "passes")
 
 
 @dataclass(frozen=True)
