@@ -98,8 +98,8 @@ def test_default_methods_omit_slow_ones() -> None:
     gradients = {"saliency", "input-x-gradient", "integrated-gradients", "attention-gradient"}
     gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
     forms = {name for name in METHODS if name.endswith(("-paper", "-l2"))}
-    omitted = {*gradients, *gates, *forms, "attention-flow", "hidden-token-attribution", "attn-lrp", "alti-logit"}
-    assert set(DEFAULT_METHODS) == set(METHODS) - omitted
+    omitted = {*gradients, *gates, *forms, "attention-flow", "attn-lrp", "decision"}
+    assert set(DEFAULT_METHODS) == set(METHODS) - omitted - {"alti-logit", "hidden-token-attribution"}
 
 
 def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
