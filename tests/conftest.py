@@ -7,8 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 from zlib import crc32
 
-# Before transformers and matplotlib are imported: they read these once.
+# Before transformers, matplotlib and torch are imported: they read these once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in threads that load weights: a fork after more cannot use its pool
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
