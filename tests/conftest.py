@@ -9,7 +9,9 @@ from zlib import crc32
 
 # Before transformers, matplotlib and torch are imported: they read these once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in threads that load weights: a fork after more cannot use its pool
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # also in threads that load weights: a fork after more cannot use its pool
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest

@@ -39,7 +39,8 @@ from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import encode, find_token
 
-#: A tagger's effects are small if their sizes sum to less than this part of the logit. Then what decides is told.
+#: Effects on a tagger's logit are small if their sizes sum to less than this part of it. A remark then names the tokens
+#: on which the logit rests by another method.
 SMALL = 0.5
 #: What says so: the first of these that has rules for the model.
 OF_VECTORS = ("attn-lrp", "integrated-gradients")
@@ -134,13 +135,15 @@ def explain(
     subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
+    remarks = list[str]()
     if wish.asks_decision(subject):
         both = {name: METHODS[name] for name in (DECISION, MAPS)}
         try:
             return replace(explained_by(subject, text, text_pair, replace(wish, layer=DECIDING), both), by_rows=True)
-        except RefusedError:  # so do the methods below, or they need less
+        except RefusedError as error:  # a wrong argument is refused again below
             if layer is not None:
                 raise
+            remarks.append(f"without {DECISION}: {error}")
     asked = wish.default_method(subject.task) if method is None else method
     if isinstance(asked, str):
         asked = known_name("method", asked, METHODS)
@@ -162,7 +165,9 @@ def explain(
     if subject.task == heads.SEQ2SEQ and (chosen.explains_output or stack == "decoder"):
         layers = find_layers(subject.model, "decoder") if chosen.layered else subject.layers
         return _generated(replace(subject, layers=layers), text, text_pair, wish, name, chosen)
-    return explained_by(subject, text, text_pair, wish, {name: chosen})
+    found = explained_by(subject, text, text_pair, wish, {name: chosen})
+    found.told += remarks
+    return found
 
 
 def explained_by(

@@ -165,14 +165,14 @@ def _explained(
         scores = ask()
         layers = method.layer_names(scores.shape[2]) if one is None else (method.scope(one),)
         parts.append((name, method, scores, layers))
-    (name, method, scores, layers), *beside = parts
+    (name, method, scores, layers), *others = parts
     tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
     written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
     again = partial(_joint, method, text, ask) if method.takes_features else None
     shown = layer if method.layered else None
     found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, shown, again)
     found.told += remarks
-    for part in beside:
+    for part in others:
         _add_deciding(found, *part)
     return found
 

@@ -72,7 +72,7 @@ class DecisionMethod(Method):
         if question.foil is not None or callable(question.target) or not heads.predicts_next(subject.model):
             return [effect, relevance]
         words = question.asked(subject)["target"]
-        return [(self.relevance, replace(question, target=_log_probability(words)))]
+        return [(self.relevance, replace(question, target=log_probability(words)))]
 
 
 def _support(amounts: Tensor, question: Question, features: Tensor | None) -> Tensor:
@@ -94,7 +94,7 @@ def _support(amounts: Tensor, question: Question, features: Tensor | None) -> Te
     return amounts.clamp_min(0).masked_fill(idle, 0)
 
 
-def _log_probability(words: Sequence[Index]) -> Any:
+def log_probability(words: Sequence[Index]) -> Any:
     """A function that reads the log-probability of each example's word."""
 
     def read(output: Any) -> Tensor:

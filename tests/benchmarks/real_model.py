@@ -30,6 +30,7 @@ from captum_vz import ValueGates, find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.functional import deciding_layer
 from captum_vz.methods import METHODS, Method, Question
+from captum_vz.methods.decision import log_probability
 from captum_vz.metrics import summarize
 from captum_vz.study import select_blimp
 from captum_vz.study.examples.patching import LEAST_DIFFERENCE, Pair
@@ -136,8 +137,7 @@ def ask(subject: Subject, prompt: Prompt) -> Asked | None:
     target = [(place, good)]
     question = Question(inputs, place, target, [(place, foil)])
     logit = replace(question, foil=None)
-    read = lambda output: output.logits[:, place].log_softmax(-1)[:, good]  # noqa: E731
-    return Asked(question, logit, replace(question, target=read, foil=None), cue, attractor, truth)
+    return Asked(question, logit, replace(question, target=log_probability(target), foil=None), cue, attractor, truth)
 
 
 @dataclass(frozen=True, eq=False)

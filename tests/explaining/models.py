@@ -12,6 +12,8 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
@@ -41,6 +43,16 @@ def bert(kind: Any, **options: Any) -> Any:
     torch.manual_seed(1)
     config = BertConfig(vocab_size=len(tokenizer()), max_position_embeddings=64, **SIZE, **options)
     return kind(config).eval()
+
+
+def deep(layers: int = 24, spread: float = 0.2) -> tuple[Any, Any]:
+    """A model of next words with many layers and its tokenizer. Its random weights have this standard deviation."""
+    torch.manual_seed(2)
+    tokenizer = load_model("causal")[1]
+    size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    size |= {"num_hidden_layers": layers, "num_key_value_heads": 2, "initializer_range": spread}
+    marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size, **marks)).double().eval(), tokenizer
 
 
 def classifier(**options: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import captum_vz
 from captum_vz import AttnLRP, ValueZeroingEffect, find_layers
@@ -20,19 +19,9 @@ from captum_vz.methods.decision import LONGEST
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
+from tests.explaining.models import deep
 
 PREFIX = "the pictures of some hat"
-
-
-def deep(layers: int = 24) -> tuple[Any, Any]:
-    """A random model of many layers."""
-    torch.manual_seed(2)
-    tokenizer = load_model("causal")[1]
-    size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), num_hidden_layers=layers, num_key_value_heads=2, initializer_range=0.2, **size
-    )
-    return LlamaForCausalLM(config).double().eval(), tokenizer
 
 
 def halves(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
@@ -103,7 +92,7 @@ def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
     lines = str(found).splitlines()
     assert lines[0] == "decision: how much are rather than is rests on each token"
     assert f"value-zeroing, layer {shown.layer}: how much hat draws on each token" in lines
-    assert found.to_dict()["beside"]["value-zeroing"] == {"layer": shown.layer, "scores": shown.rows[0].scores.tolist()}
+    assert found.to_dict()["others"]["value-zeroing"] == {"layer": shown.layer, "scores": shown.rows[0].scores.tolist()}
     names = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
     assert names[:3] == ["decision", f"value-zeroing, layer {shown.layer}", "layer 0"]
     assert "rests on" in found.view().subtitle

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import TextTokenInput
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import captum_vz
 from captum_vz import ValueZeroingRollout
@@ -16,7 +15,7 @@ from captum_vz.generation import LLMTokenMaps, attribute_generation
 from captum_vz.methods import METHODS
 from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import compare
-from captum_vz.testbed import load_model
+from tests.explaining import models
 
 TOKENS, ROW = ["The", "capital", "of", "France", "is"], [0.5, 0.0, 0.0, 0.25, 0.25]
 REMARK = "The, the first token, takes 50 %: shares of the others are without it"
@@ -79,11 +78,7 @@ def test_nothing_is_apart(found: Explanation) -> None:
 
 @pytest.fixture(scope="module")
 def deep() -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    tokenizer = load_model("causal")[1]
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 24}
-    config = LlamaConfig(vocab_size=len(tokenizer), **size, bos_token_id=None, eos_token_id=None, pad_token_id=0)
-    return LlamaForCausalLM(config).eval(), tokenizer
+    return models.deep(spread=0.02)
 
 
 def test_rollout_of_many_layers_says_nothing(deep: tuple[Any, Any]) -> None:

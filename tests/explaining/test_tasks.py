@@ -302,7 +302,7 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
 
 
 def test_tagger_says_what_decides() -> None:
-    """Where values change less than half of the logit, what it rests on is told, by the relevance of the vectors."""
+    """If values change less than half of the logit, a remark names the token with the largest relevance."""
     model = tagger()
     found = explain(model, SENTENCE, token="hat")
     (row,) = found.rows

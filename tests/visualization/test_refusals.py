@@ -24,6 +24,7 @@ from captum_vz.visualization import (
 TWO = ["a", "b"]
 ONE = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
 IMAGE, SOUND = torch.rand(3, 8, 8), torch.sin(torch.arange(32000) / 20)
+ARRAYS: list[Any] = [ONE.numpy()]
 maps = partial(draw_maps, [ONE], TWO)
 audio = partial(draw_audio, SOUND, sampling_rate=16000)
 over = partial(draw_image, image=IMAGE)
@@ -35,7 +36,7 @@ over = partial(draw_image, image=IMAGE)
         (lambda: draw_maps([], TWO), "at least one map, got none"),
         (lambda: draw_maps([torch.eye(3)], TWO), r"for the 2 tokens, got \(3, 3\)"),
         (lambda: draw_maps([ONE.expand(4, 2, 2)], TWO), r"a batch \(4, 2, 2\): .* such as scores\[0\], or heads="),
-        (lambda: draw_maps([ONE.numpy()], TWO), "got ndarray"),  # type: ignore[list-item]  # the error is tested
+        (lambda: draw_maps(ARRAYS, TWO), "got ndarray"),
         (lambda: draw_maps([ONE / 0], TWO), "got NaN or infinity"),
         (lambda: maps(2), "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
         (lambda: maps(ax=Figure().subplots(), fig=Figure()), "ax and fig are both given"),
