@@ -139,8 +139,8 @@ def _print(found: Explanation) -> None:
     cell = max(LEAST, width // count - 2)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
-    for name, part in found.parts.items():
-        column = part.shown.nan_to_num(nan=0.0)
+    for name, shown in found.shown.items():
+        column = shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()
         strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
         rows.append([name, *agrees.get(name, []), *strong])

@@ -194,7 +194,7 @@ def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | 
         part = next((place for place, (one, other) in pairs if one != other), None)
         if part is None:
             raise ArgumentError(
-                f"foil is {foil!r}, which is what is generated: pass another word, or generated= with a longer text.",
+                f"foil is {foil!r}, which is what is generated: pass another word.",
                 "foil",
             )
         token = tokenizer.decode([ids[part]])

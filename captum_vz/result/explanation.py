@@ -137,6 +137,11 @@ class Explanation:
         return {name: one.shares for name, one in self.parts.items()}
 
     @property
+    def shown(self) -> dict[str, Tensor]:
+        """The shares that are read: the first token has NaN where it is set apart, but next to a truth it counts."""
+        return self.shares if self.truth is not None else {name: one.shown for name, one in self.parts.items()}
+
+    @property
     def scopes(self) -> dict[str, str]:
         """For each method the layers that its scores are about, such as "layer 3" or "layers 0 to 3, residual 0.5"."""
         return {name: one.scope for name, one in self.parts.items()}
@@ -182,7 +187,7 @@ class Explanation:
             if self._first_apart:
                 first = f"{quoted(self.tokens[0])} is left out where it is white"
                 look["title"] = f"What {quoted(self.tokens[self.token or 0])} draws on. {first}"
-            shown = {name: one.shown.nan_to_num(nan=0.0) for name, one in self.parts.items()}
+            shown = {name: one.nan_to_num(nan=0.0) for name, one in self.shown.items()}
             marked = self.token if self.is_table else self.token or 0
             look |= {"truth": self.truth, "truth_name": self.truth_name.replace(TRUTH, "blanking out"), **options}
             return draw_comparison(shown, self.tokens, marked, **look)
@@ -223,7 +228,9 @@ class Explanation:
         if apart and special is not None:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
-        below = " ".join(filter(None, [self.prediction, self._rests_on() if self.by_rows else "", apart]))
+        below = " ".join(
+            filter(None, [self.prediction, self.first.strongest(self.tokens) if self.by_rows else "", apart])
+        )
         told = dict[str, Any](title=title or part.method.title, about=about, subtitle=below)
         cut = bool(self.windows)
         maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
@@ -247,12 +254,6 @@ class Explanation:
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
         return f"The model predicts {self._predicted}." if self.predictions else ""
-
-    def _rests_on(self) -> str:
-        """The tokens on which the decision rests most, in a sentence."""
-        best = self.scores.argsort(descending=True, stable=True)[:2].tolist()
-        told = ", ".join(f"{self.tokens[i]} {self.scores[i]:.2f}" for i in best if self.scores[i] >= 0.1)
-        return f"{self.rows[0].name} rests on {told}."
 
     @property
     def _predicted(self) -> str:
@@ -279,7 +280,7 @@ class Explanation:
         several = len(self.parts) > 1
         apart = [f"{one.apart:.0%}" + f" of {name}" * several for name, one in self.parts.items() if one.apart]
         taken = f"takes {', '.join(apart)}: shares of the others are without it".replace("%", " %")
-        return f"{self.tokens[0]}, the first token, {taken}" if apart else ""
+        return f"{self.tokens[0]}, the first token, {taken}" if apart and self.truth is None else ""
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of a table: the truth, then of one method its rows, of several their shares."""
@@ -290,8 +291,7 @@ class Explanation:
     def _shown_columns(self) -> dict[str, Tensor]:
         """The columns of a table that is read: without the first token where it is set apart."""
         names = self.parts if len(self.parts) > 1 else self.first.named_rows()
-        shown = zip(names, self.parts.values(), strict=False)
-        return self.columns() | {name: one.shown for name, one in shown if one.apart is not None}
+        return self.columns() | (dict(zip(names, self.shown.values(), strict=False)) if self._first_apart else {})
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""

@@ -197,6 +197,13 @@ class Part:
             found += [f"{self.title}: {self.heading(row)}", *text.split("\n")[is_apart:]]
         return found
 
+    def strongest(self, tokens: Sequence[str]) -> str:
+        """The tokens on which the first row rests most, in a sentence."""
+        row = self.rows[0]
+        best = row.scores.argsort(descending=True, stable=True)[:2].tolist()
+        told = ", ".join(f"{tokens[i]} {row.scores[i]:.2f}" for i in best if row.scores[i] >= 0.1)
+        return f"{row.name} rests on {told}."
+
     def size(self) -> str:
         """How large all scores of each row are together, in a sentence; empty for shares."""
         told = ", ".join(

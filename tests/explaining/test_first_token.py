@@ -52,6 +52,16 @@ def test_data_keep_the_whole_row() -> None:
     assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
 
 
+def test_next_to_a_truth_the_first_token_counts() -> None:
+    """How far a method agrees is of whole rows, in the table and in its picture."""
+    found = explained(0.9)
+    found.truth = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0], dtype=torch.float64)
+    assert found.agreement == {"attention": 0.75}
+    assert REMARK not in str(found) and "| The | 0.500 | 0.500 |" in found.to_markdown()
+    texts = [text.get_text() for axes in found.plot().axes for text in axes.texts]
+    assert "0.75" in texts and "0.50" not in texts
+
+
 def test_table_leaves_the_cell_empty() -> None:
     first, other = explained(0.9), explained(0.1)
     both = Explanation(TOKENS, {"attention": first.first, "alti-layer": other.first})
