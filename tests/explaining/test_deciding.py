@@ -14,20 +14,21 @@ from captum_vz.errors import ArgumentError
 from captum_vz.functional import word_mask
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
+from tests.explaining.models import joint
 
 MASKED, PREFIX = "the pictures of some hat [MASK] scaring marcus.", "the pictures of some hat"
 CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
 
 
-def by_hand(rows: list[list[float]], effects: list[float], place: int) -> list[float]:
-    """Of each layer: which part of the effects that support the decision its row lies on."""
-    support = [0.0 if j in (0, place) else max(effect, 0.0) for j, effect in enumerate(effects)]
-    return [sum(v * r for v, r in zip(row, support, strict=True)) / sum(support) / sum(row) for row in rows]
+def by_hand(rows: list[list[float]], amounts: list[list[float]], place: int) -> list[float]:
+    """Of each layer: which part of what the decision rests on its row lies on."""
+    rests_on = joint(amounts, (0, place))
+    return [sum(v * r for v, r in zip(row, rests_on, strict=True)) / sum(row) for row in rows]
 
 
 @pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
 @pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
-def test_layer_agrees_most_with_the_effect(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
+def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
     found = captum_vz.explain(model_name, text, method=name, target="are", foil=foil, layer="deciding")
     model, tokenizer = load_model(model_name)
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
@@ -37,9 +38,7 @@ def test_layer_agrees_most_with_the_effect(model_name: str, text: str, foil: str
     index = {"target": (place, are), "foil": (place, other)}
     effects = ValueZeroingEffect(model).attribute(inputs, **index)[0].tolist()
     relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1).tolist()
-    products = [
-        (x + y) / 2 for x, y in zip(by_hand(rows, effects, place), by_hand(rows, relevance, place), strict=True)
-    ]
+    products = by_hand(rows, [effects, relevance], place)
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -63,8 +62,8 @@ def test_words_are_one_source_each() -> None:
     rows, at = [row[0][firsts].tolist() for row in maps], list(dict.fromkeys(words)).index(words[place])
     relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1)
     by_word = [sum(relevance[i].item() for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
-    halves = by_hand(rows, effects[firsts].tolist(), at), by_hand(rows, by_word, at)
-    assert found.layer == max(range(4), key=lambda layer: halves[0][layer] + halves[1][layer])
+    products = by_hand(rows, [effects[firsts].tolist(), by_word], at)
+    assert found.layer == products.index(max(products))
 
 
 def test_compare_has_a_layer_for_each_method() -> None:

@@ -19,19 +19,9 @@ from captum_vz.methods.decision import LONGEST
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
-from tests.explaining.models import deep
+from tests.explaining.models import deep, joint
 
 PREFIX = "the pictures of some hat"
-
-
-def halves(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
-    """The mean of the shares of several rows of amounts, without two places."""
-    mean = [0.0] * len(amounts[0])
-    for row in amounts:
-        support = [0.0 if place in idle else max(one, 0.0) for place, one in enumerate(row)]
-        for place, one in enumerate(support):
-            mean[place] += one / sum(support) / len(amounts)
-    return mean
 
 
 def amounts(model: Any, inputs: Any, target: Any, foil: Any = None) -> list[list[float]]:
@@ -41,14 +31,14 @@ def amounts(model: Any, inputs: Any, target: Any, foil: Any = None) -> list[list
 
 
 @pytest.mark.parametrize("name", ["causal", "agreement"])
-def test_decision_against_a_foil_is_the_mean_of_both_shares(name: str) -> None:
+def test_decision_against_a_foil_is_the_product(name: str) -> None:
     text = PREFIX if name == "causal" else f"{PREFIX} [MASK] scaring marcus."
     found = captum_vz.explain(name, text, method="decision", target="are", foil="is")
     model, tokenizer = load_model(name)
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
-    expected = halves(amounts(model, inputs, (place, are), (place, other)), (0, place))
+    expected = joint(amounts(model, inputs, (place, are), (place, other)), (0, place))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
     assert found.told == ["decision: by Value Zeroing's effect and AttnLRP"]
 
@@ -65,19 +55,19 @@ def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
         return numbers
 
     relevance = AttnLRP(model).attribute(inputs, target=read)[0].sum(-1)
-    torch.testing.assert_close(found.scores, torch.tensor(halves([relevance.tolist()], (0, place))).double())
+    torch.testing.assert_close(found.scores, torch.tensor(joint([relevance.tolist()], (0, place))).double())
     assert found.told[0] == "decision: by AttnLRP, against all others"
 
 
-def test_classifiers_have_the_mean_of_both() -> None:
-    """Also without a foil: a label has no words that are nearly the same."""
+def test_words_at_a_mask_have_both() -> None:
+    """Also without a foil."""
     text = f"{PREFIX} [MASK] scaring marcus."
     found = captum_vz.explain("agreement", text, method="decision")
     model, tokenizer = load_model("agreement")
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     best = int(model(**inputs).logits[0, place].argmax())
-    expected = halves(amounts(model, inputs, (place, best)), (0, place))
+    expected = joint(amounts(model, inputs, (place, best)), (0, place))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
 
 
@@ -136,7 +126,7 @@ def test_words_have_one_share_each() -> None:
         [effect[words.index(word)] for word in order],
         [sum(one for one, of in zip(relevance, words, strict=True) if of == word) for word in order],
     ]
-    expected = halves(by_word, (0, order.index(words[place])))
+    expected = joint(by_word, (0, order.index(words[place])))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
 
 
