@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_vz._start import room
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.axes import MARK
-from captum_vz.visualization.terminal import columns_of
+from captum_vz.visualization.terminal import columns_of, painted
 from captum_vz.visualization.tokens import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
@@ -43,7 +43,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
 
     Args:
         heads: The heads of the columns, which may have several lines.
-        rows: Cells.
+        rows: Cells, or triples: a text with the colour of a share, the rest of the cell, the share from -1 to 1.
         right: The columns that are aligned at the right, also their heads.
 
     >>> print(text_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
@@ -53,12 +53,15 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     """
     split = [head.split("\n") for head in heads] if any(heads) else []
     top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
-    lines = [[printable(str(cell)) for cell in line] for line in [*reversed(list(top)), *rows]]
-    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+    cells = [*reversed(list(top)), *rows]
+    triples = [[cell if isinstance(cell, tuple) else ("", cell, 0) for cell in line] for line in cells]
+    lines = [[(printable(first), printable(str(rest)), share) for first, rest, share in line] for line in triples]
+    widths = [max(columns_of(first + rest) for first, rest, _ in column) for column in zip(*lines, strict=True)]
 
-    def padded(place: int, cell: str) -> str:
-        blank = " " * (widths[place] - columns_of(cell))
-        return blank + cell if place in right else cell + blank
+    def padded(place: int, first: str, rest: str, share: float) -> str:
+        blank = " " * (widths[place] - columns_of(first + rest))
+        shown = (painted(first, share) if first else "") + rest
+        return blank + shown if place in right else shown + blank
 
     most, parts, used = room(), [[0]], sum(widths[:1])
     for place, width in enumerate(widths[1:], 1):
@@ -66,7 +69,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
         if most is not None and used > most and len(parts[-1]) > 1:
             parts, used = [*parts, [0]], widths[0] + len(_GAP) + width
         parts[-1].append(place)
-    joined = [[_GAP.join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    joined = [[_GAP.join(padded(i, *line[i]) for i in part).rstrip() for line in lines] for part in parts]
     return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
 
 

@@ -127,7 +127,7 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
             assert main(arguments) == 0
             assert capsys.readouterr() == piped
     assert main(arguments) == 0
-    assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] == "explain" or "--step" in arguments)
+    assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] != "verify")
 
 
 # Progress

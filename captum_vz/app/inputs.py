@@ -260,7 +260,10 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
         value = cosine_similarity(_output(subject.forward, subject, text), reference).item()
         predictions = [("cosine similarity", value)]
     target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
-    return replace(_text(subject, text, None, wish), given=(predictions, target))
+    found = replace(_text(subject, text, None, wish), given=(predictions, target))
+    if other is None:
+        found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
+    return found
 
 
 def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:

@@ -20,7 +20,7 @@ from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.attribute import default_method
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.methods import COMPARED_METHODS, DECIDING, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS, check_layer
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS, TokenText
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
@@ -54,18 +54,21 @@ def explain(options: argparse.Namespace) -> None:
         say(f"maps of {len(subject.layers)} layers")
         second = pair[0] if pair is not None and len(pair) == 1 else pair
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
+        found.told = [renamed(line, options.names) for line in found.told]
+        maps = {"maps": True} if options.maps and not isinstance(found, GenerationAttribution) else {}
         if options.output is not None:
             say(f"drawing {options.output}")
-            save_picture(found.plot(), options, subject.model, found.method)
+            save_picture(found.plot(**maps), options, subject.model, found.method)
         if options.html is not None:
-            save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
+            about = page_origin(options, subject.model)
+            save_page(found.view(title=options.text, about=about, **maps).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
     count = max(len(part.layers) for part in found.parts.values())
     if count > 1 and options.html is None:
-        print(f"all {count} layers: --html FILE")
+        print(f"all {count} layers: --html FILE{', of all tokens with --maps' if count > DEEP else ''}")
     name_files(options.output, options.html)
 
 
@@ -136,14 +139,17 @@ def _print(found: Explanation) -> None:
     agrees = {name: [f"{one:.2f}" if one == one else ""] for name, one in found.agreement.items()}
     width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares)) - (len(AGREES) + 2) * bool(agrees)
     count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
-    cell = max(LEAST, width // count - 2)
+    cell, paints = max(LEAST, width // count - 2), is_terminal(sys.stdout)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
     for name, shown in found.shown.items():
         column = shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()
-        strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
-        rows.append([name, *agrees.get(name, []), *strong])
+        rows.append([name, *agrees.get(name, [])])
+        for place in best:
+            share = column[place].item()
+            token, number = _strong(found.tokens[place], share, words, cell)
+            rows[-1].append((token, number, share * found.sign(name, place)) if paints else token + number)
     heads = ["method", *[AGREES] * bool(agrees), *("strongest", "second", "third")[:count]]
     print(text_table(heads, rows, right=[1] * bool(agrees)))
     scopes: dict[str, list[str]] = {}
@@ -154,13 +160,14 @@ def _print(found: Explanation) -> None:
             print(f"{scope}: {', '.join(names)}")
 
 
-def _strong(token: str, share: float, words: int, cell: int) -> str:
-    """A token, its share and a bar, at most `cell` columns wide."""
+def _strong(token: str, share: float, words: int, cell: int) -> tuple[str, str]:
+    """A token, then its share and a bar, at most `cell` columns wide together."""
     name = printable(token)
     while columns_of(name) > words:
         name = name[:-2] + "…" if len(name) > 1 else ""
     number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
-    return f"{name}{' ' * (words - columns_of(name))} {number} {bar(min(share, 1.0), min(BAR, cell - NUMBER - words))}"
+    drawn = bar(min(share, 1.0), min(BAR, cell - NUMBER - words))
+    return f"{name}{' ' * (words - columns_of(name))}", f" {number} {drawn}"
 
 
 def _strongest(found: Explanation, truth: Truth) -> str:
@@ -239,6 +246,7 @@ def generate(options: argparse.Namespace) -> None:
         return
     join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
     print(f"text: {options.text}{join}{found.text}".rstrip())
+    found.told = [renamed(line, options.names) for line in found.told]
     print(found.printed(is_terminal(sys.stdout), room(), layer=place, step=step, mask=mask))
     name_files(options.output, options.html)
 

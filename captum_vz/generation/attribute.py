@@ -19,6 +19,7 @@ from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, foils_of, longest_alike
 from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, METHODS, Method, Question, as_method, name_of, shares
+from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, parts_of
 
@@ -172,6 +173,8 @@ def _explained(
     shown = layer if method.layered else None
     found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, shown, again)
     found.told += remarks
+    if foil is None and any(isinstance(one, DecisionMethod) for one in asked.values()):
+        found.told.append(f"each token {AGAINST_ALL}")
     for part in others:
         _add_deciding(found, *part)
     return found

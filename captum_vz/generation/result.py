@@ -232,9 +232,12 @@ class GenerationAttribution(Explanation):
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
-            cells = [place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)]
-            rows.append([*cells, *self._read(place, kept)])
-        told = f"the prompt tokens that each new token {'rests' if self.deciding else 'draws'} on most"
+            strong = [f"{labels[i]} {row[i]:{form}}" for i in best]
+            parts = (row[best] / (row.abs().max() if self.is_signed else 1)).nan_to_num().tolist() if color else []
+            cells = [(text, "", part) for text, part in zip(strong, parts, strict=True)] if parts else strong
+            rows.append([place, label, share, *cells, *self._read(place, kept)])
+        verb = "rests" if self.first.method.explains_output else "draws"
+        told = f"the prompt tokens that each new token {verb} on most"
         told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""
         return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *remarks])
 

@@ -167,6 +167,14 @@ class Part:
             found[f"{place}{row.name}{window}"] = row.scores
         return found
 
+    def shown_rows(self) -> dict[str, Tensor]:
+        """The rows `(rows, tokens)`, by what is scored."""
+        return {self.scope or "scores": torch.stack([row.scores for row in self.rows])}
+
+    def rows_of_layers(self) -> dict[str, Tensor]:
+        """The rows `(rows, tokens)` of each layer, by its name."""
+        return dict(zip(self.layers, self.scores.unbind(1), strict=True))
+
     def named_maps(self, is_cut: bool, distances: bool = False) -> dict[str, Tensor]:
         """The maps, or the distances in their place, by the names of their layers, and the rollout by its name.
 
@@ -179,6 +187,20 @@ class Part:
         if rollout is None or self._ends_in_first(rollout[[-1 if token is None else token]]):
             return found
         return found | {name: rollout}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of the layer that is shown and of the maps, as lists."""
+        return {
+            "method": self.name,
+            "scores": self.rows[0].scores.tolist(),
+            "rows": [
+                {"name": row.name, "token": row.token, "scores": row.scores.tolist(), "window": row.window}
+                for row in self.rows
+            ],
+            "maps": [one.tolist() for one in self.maps.layers],
+            "rollout": None if self.maps.rollout is None else self.maps.rollout.tolist(),
+            "residual": self.residual,
+        }
 
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""

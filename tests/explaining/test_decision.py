@@ -56,7 +56,8 @@ def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
 
     relevance = AttnLRP(model).attribute(inputs, target=read)[0].sum(-1)
     torch.testing.assert_close(found.scores, torch.tensor(joint([relevance.tolist()], (0, place))).double())
-    assert found.told[0] == "decision: by AttnLRP, against all others"
+    against = f"{found.predictions[0][0]}, against all other answers: pass foil= to ask about one"
+    assert found.told[:2] == ["decision: by AttnLRP", against]
 
 
 def test_words_at_a_mask_have_both() -> None:
@@ -85,7 +86,12 @@ def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
     assert found.to_dict()["others"]["value-zeroing"] == {"layer": shown.layer, "scores": shown.rows[0].scores.tolist()}
     names = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
     assert names[:3] == ["decision", f"value-zeroing, layer {shown.layer}", "layer 0"]
-    assert "rests on" in found.view().subtitle
+    page = found.view()
+    assert "rests on" in page.subtitle
+    assert (page.rows.tokens, page.offset, page.layer) == (["hat"], found.token, shown.layer)
+    (method,) = page.methods  # no map is computed
+    torch.testing.assert_close(torch.cat([panel.scores for panel in method.panels]), shown.scores[0])
+    assert len(found.view(maps=True).rows.tokens) == len(found.tokens)
 
 
 @pytest.mark.parametrize("options", [{"method": "value-zeroing"}, {"layer": 3}, {"window": 4}])

@@ -390,14 +390,23 @@ def test_generated_words_of_an_encoder_decoder() -> None:
     torch.manual_seed(0)
     size: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(vocab_size=len(words), decoder_start_token_id=0, **size)).eval()
-    found = explain(model, "a is b", tokenizer=words, method="value-zeroing-effect")
-    expected = attribute_generation((model, words), "a is b", ValueZeroingEffect)
-    assert len(found.rows) == len(expected.generated.ids)
-    for step, row in enumerate(found.rows):
-        torch.testing.assert_close(row.scores, expected.scores[step, : len(found.tokens), 0])
+    for asked, given in (
+        ({}, {"method": "value-zeroing"}),
+        ({"layer": -2}, {"method": "value-zeroing", "layer": 0}),
+        ({"foil": "b"}, {"method": "value-zeroing-effect", "foil": "b"}),
+    ):
+        found = explain(model, "a is b", tokenizer=words, **asked)
+        expected = attribute_generation((model, words), "a is b", **given)
+        assert torch.equal(found.all_scores, expected.all_scores)
+        assert found.predictions[0][0] == expected.text
+        assert f"the model writes: {expected.text}" in str(found)
+    with pytest.raises(ArgumentError, match="explains each token that it writes: leave text_pair=, target="):
+        explain(model, "a is b", tokenizer=words, target="b")
     encoder = model.get_encoder()
     maps = ValueZeroing(encoder, find_layers(encoder)).attribute(words("a is b", return_tensors="pt"))
-    torch.testing.assert_close(explain(model, "a is b", tokenizer=words).maps, [one[0] for one in maps])
+    states = explain(model, "a is b", tokenizer=words, stack="encoder")
+    torch.testing.assert_close(states.maps, [one[0] for one in maps])
+    assert states.told == ["T5Stack has no head: no decision is explained, but the row of b"]
 
 
 def test_typed_special_tokens_are_not_doubled() -> None:

@@ -215,6 +215,15 @@ def test_effect_in_captums_class(attr_target: str) -> None:
     assert method.forward_func is MODEL
 
 
+def test_foil_of_generated_tokens() -> None:
+    asked, inp = {"target": TARGET, "foil": ["anna", None, 7]}, INPUTS["tokens"]
+    found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
+    expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
+    torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
+    with pytest.raises(ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
+        maps().attribute(inp, **asked)
+
+
 def test_wrong_arguments() -> None:
     effect = ValueZeroingEffect(MODEL, LAYERS)
     with pytest.raises(ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
