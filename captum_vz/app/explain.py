@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz import ValueZeroing, find_layers
+from captum_vz import ValueZeroing
 from captum_vz._names import known_name
 from captum_vz._start import is_terminal
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
@@ -354,12 +354,8 @@ def _written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) ->
             "out. Or use captum_vz.generation.attribute_generation, or stack='encoder'."
         )
     check_texts(text, pair)
-    layer, depth = wish.layer, len(find_layers(subject.model, "decoder"))
-    if isinstance(layer, int):
-        check_layer(layer, depth)
-        layer %= depth
-    model = subject.model, subject.tokenizer
-    found: GenerationAttribution = attribute_generation(*(model, text, method), layer=layer, foil=wish.foil)
+    asked: Any = {"layer": wish.layer, "foil": wish.foil}
+    found: GenerationAttribution = attribute_generation((subject.model, subject.tokenizer), text, method, **asked)
     found.task, found.predictions = subject.task, [(found.text, 1.0)]
     found.told.insert(0, f"the model writes: {found.text}")
     return found

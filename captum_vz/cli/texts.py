@@ -20,7 +20,7 @@ from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.attribute import default_method
 from captum_vz.generation.prompts import read_prompts
-from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS, TokenText
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
@@ -203,32 +203,27 @@ def generate(options: argparse.Namespace) -> None:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
         name, layer = options.method or default_method(subject.model, options.layer), options.layer
-        layers = captum_vz.find_layers(subject.model, "decoder" if has_encoder else None)
-        if layer != DECIDING and METHODS[name].layered:
-            depth = replace(subject, layers=layers).depth
-            layer = -1 if layer is None else layer
-            check_layer(layer, depth)
-            layer %= depth
-        elif layer not in (None, DECIDING):
+        if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
         for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
         check_room(options.text, subject, most)
         mask = _mask(options, subject.tokenizer)
-        say(f"{name}: {most} new tokens, {len(layers)} layers")
+        say(f"{name}: {most} new tokens")
+        every = layer != DECIDING and (options.json or options.html is not None)
         found: GenerationAttribution = attribute_generation(
             subject,
             options.text,
-            name if isinstance(layer, int) else options.method,
+            options.method,
             most,
-            layer=None if layer != DECIDING and (options.json or options.html) else layer,
+            layer=None if every else layer,
             foil=options.foil,
             do_sample=options.sample is not None,
             seed=options.sample,
         )
     name, method = found.method, found.first.method
-    place = min(layer if isinstance(layer, int) else 0, len(found.layers) - 1)  # 0, if one layer is computed
+    place = found.layer_index(layer if every and layer is not None else -1)
     # The first tokens of a decoder are no source.
     mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
     steps = len(found.generated.ids)

@@ -344,9 +344,9 @@ class Explanation:
             "windows": [list(one) for one in self.windows],
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
-        return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
+    def to_json(self, path: str | Path | None = None, **options: Any) -> str:
+        """A JSON object of :meth:`to_dict`, which takes the options, also written to `path` if it is given."""
+        return written(json.dumps(self.to_dict(**options), ensure_ascii=False), path)
 
     def printed(self, color: bool = False, columns: int | None = None) -> str:
         """What is printed: of one method its rows with bars, of several a table of shares.

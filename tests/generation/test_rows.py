@@ -154,8 +154,8 @@ def test_effect_equals_the_class() -> None:
         for layers, one in ((find_layers(model), found), (find_layers(model)[1], alone)):
             expected = ValueZeroingEffect(model, layers).attribute(inputs, target=(-1, token))[0]
             torch.testing.assert_close(rows(one)[step, : len(expected), 0], expected)
-    with pytest.raises(ArgumentError, match="layer is -1: pass the number of a layer, from 0"):
-        attribute_generation((model, None), PROMPT, generated=NEW, layer=-1)
+    last = attribute_generation((model, None), PROMPT, "value-zeroing", generated=NEW, layer=-1)
+    assert last.layers == ("layer 2",)
 
 
 @pytest.mark.parametrize("name", ["gpt2", next(iter(ENCODER_DECODER))])
