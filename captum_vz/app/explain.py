@@ -45,8 +45,8 @@ from captum_vz.subjects.texts import find_token
 #: Effects on a tagger's logit are small if their sizes sum to less than this part of it. A remark then names the tokens
 #: on which the logit rests by another method.
 SMALL = 0.5
-#: What says so: the first of these that has rules for the model.
-OF_VECTORS = ("attn-lrp", "integrated-gradients")
+#: What says so.
+OF_VECTORS = "attn-lrp"
 
 
 def explain(
@@ -367,15 +367,13 @@ def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
     small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
     if not small or not found.is_signed:
         return []
-    for name in OF_VECTORS:
-        try:
-            decides = run.part(name, METHODS[name], None, targets_of(run.read, wish)[1]).rows
-        except RefusedError:
-            continue
-        best = {place: int(decides[place].scores.abs().argmax()) for place in small}
-        told = [f"{rows[i].name} on {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
-        return [
-            "zeroing values does not touch a token's own vector, and changes less than half of these logits. By "
-            f"{name} they rest most on: {', '.join(told)} (method={name!r} shows all tokens)"
-        ]
-    return []
+    try:
+        decides = run.part(OF_VECTORS, METHODS[OF_VECTORS], None, targets_of(run.read, wish)[1]).rows
+    except RefusedError:
+        return []
+    best = {place: int(decides[place].scores.abs().argmax()) for place in small}
+    told = [f"{rows[i].name} on {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
+    return [
+        "zeroing values does not touch a token's own vector, and changes less than half of these logits. By "
+        f"{OF_VECTORS} they rest most on: {', '.join(told)} (method={OF_VECTORS!r} shows all tokens)"
+    ]

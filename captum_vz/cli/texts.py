@@ -27,7 +27,7 @@ from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
-from captum_vz.tables import frame, html_table, page, paragraph, text_table
+from captum_vz.tables import frame, page, paragraph, text_table
 from captum_vz.visualization.terminal import bar, columns_of
 from captum_vz.visualization.tokens import printable
 
@@ -182,14 +182,12 @@ def _strongest(found: Explanation, truth: Truth) -> str:
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
     """The interactive maps of the methods, and the table, as a page."""
-    token, columns = found.tokens[found.token or 0], found.columns()
-    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
-    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
+    token = found.tokens[found.token or 0]
     falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
     view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])
-    return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
+    return page(f"What {token} draws on", view, found.html_table(caption), *below)
 
 
 def generate(options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -373,9 +373,14 @@ class Explanation:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
         if not self.is_table:
             return lines + str(self.view()._repr_html_())
-        columns = [column.tolist() for column in self._shown_columns().values()]
-        rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
-        return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
+        return self.html_table("Shares of each method") + lines
+
+    def html_table(self, caption: str, kept: Sequence[int] | None = None) -> str:
+        """The columns that are read as HTML, of all tokens or of those that are kept."""
+        columns, kept = self._shown_columns(), range(len(self.tokens)) if kept is None else kept
+        heads = ["token", *(", ".join(filter(None, [name, self.scopes.get(name)])) for name in columns)]
+        rows = [[f"{i} {self.tokens[i]}", *(one[i].item() for one in columns.values())] for i in kept]
+        return html_table(caption, heads, rows, None if self.token not in kept else kept.index(self.token))
 
     @property
     def _explained(self) -> list[bool]:
