@@ -18,7 +18,6 @@ from transformers import (
 from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.cli import main
 from captum_vz.generation import attribute_generation
-from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.generation.models import case_of, tokenizer_of_words
 
@@ -129,15 +128,3 @@ def test_bad_command_says_why(
         capsys.readouterr()
     options = ["generate", TEXT, "--model", "llama", "--max-new-tokens", "3", *arguments]
     assert message in refused(capsys, *options)
-
-
-def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", TEXT, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    model, tokenizer = load_model("causal")
-    found = attribute_generation(
-        (model, tokenizer), TEXT, partial(ValueZeroingRollout, residual=0.5), 8, do_sample=False
-    )
-    assert record["model"] == "causal"
-    assert record["prompt"] == ["[CLS]", *TEXT.split()]
-    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)

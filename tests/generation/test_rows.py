@@ -303,14 +303,3 @@ def test_surroundings(kind: str, method: Any) -> None:
     )
     assert found.generated == expected.generated
     torch.testing.assert_close(rows(found), rows(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_bfloat16() -> None:
-    """Rows are those of the maps of the finished text in bfloat16, and within its rounding those in float32."""
-    case, asked = case_of("llama", torch.bfloat16), (PROMPT, ValueZeroing)
-    found = attribute_generation(case.model, *asked, generated=NEW).scores
-    maps = ValueZeroing(case.model, case.layers).attribute(torch.tensor([PROMPT + NEW[:-1]]))
-    expected = torch.stack([one[0, len(PROMPT) - 1 :, : len(PROMPT)] for one in maps], dim=-1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    plain = attribute_generation(case_of("llama", torch.float32).model, *asked, generated=NEW).scores
-    torch.testing.assert_close(found.float(), plain, rtol=0, atol=0.03)
