@@ -157,12 +157,10 @@ def explain(
             f"{EFFECT_OF_LAYER if chosen.explains_output else MAPS}."
         )
     for one in wish.unused(subject.task, chosen):
-        number, row = "a number of the output", "the row of a token"
-        if one == "token":
-            number, row = row, number
+        explained, instead = ("a number of the output", MAPS) if one == "token" else ("the row of a token", EFFECT)
         raise ArgumentError(
-            f"{one} is {getattr(wish, one)!r}, which chooses {number}, but {name} explains {row}: "
-            f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
+            f"{one} is {getattr(wish, one)!r}, but {name} explains {explained}: leave it out, or choose another "
+            f"method, such as {instead}.",
             one,
         )
     if subject.task == heads.SEQ2SEQ and stack != "encoder":

@@ -97,6 +97,7 @@ def compare(options: argparse.Namespace) -> None:
         say(f"methods: 0/{len(names)}")
         asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
         found = compared(subject, options.text, methods, **asked, advance=advance)
+        found.told = [renamed(line, options.names) for line in found.told]
         if truth is not None:
             found = with_truth(found, truth)
             best = sorted(found.agreement.items(), key=lambda one: -one[1] if one[1] == one[1] else 1.0)

@@ -145,7 +145,7 @@ class Answers:
             found.truth = blanked.shares
             told.append(f"Blanking out: each token's share of what changes the {blanked.answer}.")
             told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
-        told += [f"{_sentence(line)}." for line in found.told]
+        told += [f"{_sentence(renamed(line, FIELDS))}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
         shown = frame(view)

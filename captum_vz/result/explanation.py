@@ -107,11 +107,6 @@ class Explanation:
         return next((one.layer for one in self.parts.values() if one.layer is not None), None)
 
     @property
-    def scope(self) -> str:
-        """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
-        return self.first.scope
-
-    @property
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
         return self.first.method.is_signed
@@ -125,11 +120,6 @@ class Explanation:
     def rollout(self) -> Tensor | None:
         """The joined maps through all layers, see :class:`Maps`."""
         return self.first.maps.rollout
-
-    @property
-    def residual(self) -> float | str | None:
-        """What the rollout adds to each map for the residual connection, 0.5 or None; "inside": nothing."""
-        return self.first.residual
 
     @property
     def shares(self) -> dict[str, Tensor]:
@@ -249,7 +239,7 @@ class Explanation:
             look |= {"words": self.words or None, "token": self.token, "layer": shown}
             return replace(view(drawn, self.tokens, **look), leaves_out=bool(apart))
         layered = [one for one in parts if of_rows and one.layer is not None]
-        rows = {one.name: one.rows_of_layers() if layered else one.shown_rows() for one in layered or parts}
+        rows = {one.name: one.rows_of_layers(every=of_rows) for one in layered or parts}
         names, place = list(part.named_rows()), part.rows[0].token
         if place is not None and len(names) == 1:
             names, look["offset"] = [self.tokens[place]], place

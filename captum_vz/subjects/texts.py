@@ -150,13 +150,12 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
 
 
 def _read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int | None:
-    """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
+    """The token that a head for labels reads, or that stands for the text in a model without a head, if one does.
 
-    Encoder-decoders read their last token, the end of the text. Of an encoder without a head `[CLS]`, or None.
+    Causal models and encoder-decoders read the last token, the others `[CLS]` or, without it, the first.
     """
     last = any(getattr(module, "is_causal", False) is True for module in model.modules())
-    last = last or getattr(model.config, "is_encoder_decoder", False)
-    number = getattr(tokenizer, "cls_token_id", None)
+    last, number = last or model.config.is_encoder_decoder, getattr(tokenizer, "cls_token_id", None)
     first = next((place for place, one in enumerate(ids) if one == number), None)
     if heads.reads_whole_text(model):
         return len(ids) - 1 if last else first or 0

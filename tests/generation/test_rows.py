@@ -148,7 +148,7 @@ def test_effect_equals_the_class() -> None:
     model = case_of("gpt2").model
     found = found_by(ValueZeroingEffect, "gpt2")
     alone = attribute_generation((model, None), PROMPT, "value-zeroing-effect-layer", generated=NEW, layer=1)
-    assert (alone.layers, alone.scope) == (("layer 1",), "layer 1")
+    assert alone.layers == ("layer 1",)
     for step, token in enumerate(NEW):
         inputs = inputs_of("gpt2", PROMPT, NEW[:step])
         for layers, one in ((find_layers(model), found), (find_layers(model)[1], alone)):
