@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -136,8 +137,11 @@ def explain(
     check_order("explain", text)
     wish = Wish(method, target, foil, token, layer, words, window)
     subject = subject_of(model, tokenizer, stack=stack)
-    if isinstance(text_pair, str) or wish.asks_embedding(subject, text):
+    if isinstance(text_pair, str):
         subject = subject.sentences or subject
+    elif wish.asks_embedding(subject, text):
+        with suppress(ArgumentError):  # of encoders that are not read from their folder
+            subject = subject.sentences or subject
     remarks = list[str]()
     if wish.asks_decision(subject):
         both = {name: METHODS[name] for name in (DECISION, MAPS)}

@@ -10,7 +10,6 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import Tensor
 
 import captum_vz
@@ -19,10 +18,9 @@ from captum_vz.cli.output import check_files, check_text, name_files, page_origi
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.attribute import default_method
-from captum_vz.generation.prompts import read_prompts
 from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS
 from captum_vz.result import Explanation
-from captum_vz.result.words import KINDS, TokenText
+from captum_vz.result.words import KINDS
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
@@ -208,7 +206,6 @@ def generate(options: argparse.Namespace) -> None:
         for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
         check_room(options.text, subject, most)
-        mask = _mask(options, subject.tokenizer)
         say(f"{name}: {most} new tokens")
         every = layer != DECIDING and (options.json or options.html is not None)
         found: GenerationAttribution = attribute_generation(
@@ -223,8 +220,7 @@ def generate(options: argparse.Namespace) -> None:
         )
     name, method = found.method, found.first.method
     place = found.layer_index(layer if every and layer is not None else -1)
-    # The first tokens of a decoder are no source.
-    mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
+    mask = _mask(found, options.mask, has_encoder)
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise ArgumentError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
@@ -245,15 +241,15 @@ def generate(options: argparse.Namespace) -> None:
     name_files(options.output, options.html)
 
 
-def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
-    """Which prompt tokens `--mask` leaves out, `(m,)`."""
-    (prompt,), _ = read_prompts(tokenizer, options.text)
-    tokens = TokenText.of(tokenizer, prompt.ids)
-    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+def _mask(found: GenerationAttribution, given: list[str], has_encoder: bool) -> Tensor:
+    """Which prompt tokens `--mask` leaves out, `(m,)`, and the first token of a decoder, which is no source."""
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in given]
     for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
-        if not tokens.mask([[word]]).any():
+        if not found.mask([word]).any():
             tell(f"--mask: {word!r} is no word of the prompt.")
-    mask = tokens.mask(kinds)
+    mask = found.mask(*kinds)
+    if has_encoder:
+        mask[-1] = True
     if mask.all():
         raise ArgumentError("--mask leaves out all prompt tokens: keep at least one.")
     return mask

@@ -172,7 +172,7 @@ class Explanation:
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
-        if self.by_rows or (not self.is_table and self.has_rows_only(maps)):
+        if self.by_rows or (not self.is_table and len(self.rows) == 1 and self.has_rows_only(maps)):
             return self._plot_layers(**options)
         part, title = self.first, self.first.method.title
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
