@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from captum_vz import ValueZeroing
-from captum_vz._names import known_name
 from captum_vz._start import is_terminal
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
@@ -152,8 +151,6 @@ def explain(
                 raise
             remarks.append(f"without {DECISION}: {error}")
     asked = wish.default_method(subject.task) if method is None else method
-    if isinstance(asked, str):
-        asked = known_name("method", asked, METHODS)
     name, chosen = name_of(asked), as_method(asked).of(subject)
     if layer is not None and not wish.has_layer(chosen):
         raise ArgumentError(

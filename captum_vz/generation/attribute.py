@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import find_layers
-from captum_vz._names import known_name
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation.prompts import completed, read_prompts
@@ -121,8 +120,6 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
-    if isinstance(method, str):
-        known_name("method", method, METHODS)
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
     shown = default_method(model, layer) if method is None else method
