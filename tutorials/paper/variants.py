@@ -24,6 +24,12 @@ VARIANTS: Final = tuple(
 )
 
 
+def variant_title(name: str) -> str:
+    """What a variant replaces tokens by, what probabilities are over, and whether only the size of an effect counts."""
+    words = name.split(":")[1:]
+    return ", ".join(words) if words else "UNK, forms"
+
+
 def variants_table(
     source: tuple[Any, Any],
     study: Study,
