@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +172,24 @@ def test_commands_show_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> N
     found = attribute_generation("causal", PREFIX, max_new_tokens=2, layer="deciding", foil="is")
     assert str(found) in shown
     assert f"layer {found.deciding[0]}: " in shown
+
+
+def test_maps_of_deep_models_are_computed_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the page: of all tokens, with a bar on a terminal."""
+    for part in deep(13):
+        part.save_pretrained(tmp_path)
+    monkeypatch.setattr("captum_vz.app.explain.is_terminal", lambda stream: True)
+    asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
+    for more, told in ([], False), (["--maps"], True):
+        assert main([*asked, "--html", str(page), *more]) == 0
+        assert ("Value Zeroing attribution" in capsys.readouterr().err) is told
+        sizes.append(len(page.read_text()))
+    assert sizes[1] > sizes[0]
 
 
 def test_tables_of_several_methods_stay_tables() -> None:
