@@ -43,7 +43,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
 
     Args:
         heads: The heads of the columns, which may have several lines.
-        rows: Cells, or triples: a text with the colour of a share, the rest of the cell, the share from -1 to 1.
+        rows: Cells. A list is a cell in parts: pairs of a text and the share from -1 to 1 that colours it, or None.
         right: The columns that are aligned at the right, also their heads.
 
     >>> print(text_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
@@ -53,14 +53,14 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     """
     split = [head.split("\n") for head in heads] if any(heads) else []
     top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
-    cells = [*reversed(list(top)), *rows]
-    triples = [[cell if isinstance(cell, tuple) else ("", cell, 0) for cell in line] for line in cells]
-    lines = [[(printable(first), printable(str(rest)), share) for first, rest, share in line] for line in triples]
-    widths = [max(columns_of(first + rest) for first, rest, _ in column) for column in zip(*lines, strict=True)]
+    cells = [[c if isinstance(c, list) else [(str(c), None)] for c in line] for line in [*reversed(list(top)), *rows]]
+    lines = [[[(printable(text), share) for text, share in cell] for cell in line] for line in cells]
+    counts = [[sum(columns_of(text) for text, _ in cell) for cell in line] for line in lines]
+    widths = list(map(max, zip(*counts, strict=True)))
 
-    def padded(place: int, first: str, rest: str, share: float) -> str:
-        blank = " " * (widths[place] - columns_of(first + rest))
-        shown = (painted(first, share) if first else "") + rest
+    def padded(place: int, cell: Any) -> str:
+        shown = "".join(text if share is None else painted(text, share) for text, share in cell)
+        blank = " " * (widths[place] - sum(columns_of(text) for text, _ in cell))
         return blank + shown if place in right else shown + blank
 
     most, parts, used = room(), [[0]], sum(widths[:1])
@@ -69,7 +69,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
         if most is not None and used > most and len(parts[-1]) > 1:
             parts, used = [*parts, [0]], widths[0] + len(_GAP) + width
         parts[-1].append(place)
-    joined = [[_GAP.join(padded(i, *line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    joined = [[_GAP.join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
     return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
 
 

@@ -148,7 +148,7 @@ def _print(found: Explanation) -> None:
         for place in best:
             share = column[place].item()
             token, number = _strong(found.tokens[place], share, words, cell)
-            rows[-1].append((token, number, share * found.sign(name, place)) if paints else token + number)
+            rows[-1].append([(token, share * found.sign(name, place) if paints else None), (number, None)])
     heads = ["method", *[AGREES] * bool(agrees), *("strongest", "second", "third")[:count]]
     print(text_table(heads, rows, right=[1] * bool(agrees)))
     scopes: dict[str, list[str]] = {}

@@ -228,10 +228,10 @@ class GenerationAttribution(Explanation):
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
-            strong = [f"{labels[i]} {row[i]:{form}}" for i in best]
-            parts = (row[best] / (row.abs().max() if self.is_signed else 1)).nan_to_num().tolist() if color else []
-            cells = [(text, "", part) for text, part in zip(strong, parts, strict=True)] if parts else strong
-            rows.append([place, label, share, *cells, *self._read(place, kept)])
+            shares = (row / (row.abs().max() if self.is_signed else 1)).nan_to_num().tolist()
+            strong = [(f"{labels[i]} {row[i]:{form}}", shares[i] if color else None) for i in best]
+            cell = [part for one in strong for part in (("  ", None), one)][1:]
+            rows.append([place, label, share, cell, *self._read(place, kept)])
         verb = "rests" if self.first.method.explains_output else "draws"
         told = f"the prompt tokens that each new token {verb} on most"
         told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""

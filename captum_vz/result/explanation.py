@@ -279,22 +279,22 @@ class Explanation:
         taken = f"takes {', '.join(apart)}: shares of the others are without it".replace("%", " %")
         return f"{self.tokens[0]}, the first token, {taken}" if apart and self.truth is None else ""
 
-    def columns(self) -> dict[str, Tensor]:
-        """The columns of a table: the truth, then of one method its rows, of several their shares."""
+    def columns(self, shown: bool = False) -> dict[str, Tensor]:
+        """The columns of a table: the truth, then of one method its rows, of several their shares.
+
+        If they are `shown`, the first token is left out where it is set apart.
+        """
         given = {"fall": self.falls, self.truth_name: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
-        return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
-
-    def _shown_columns(self) -> dict[str, Tensor]:
-        """The columns of a table that is read: without the first token where it is set apart."""
-        names = self.parts if len(self.parts) > 1 else self.first.named_rows()
-        return self.columns() | (dict(zip(names, self.shown.values(), strict=False)) if self._first_apart else {})
+        scores = self.shares if len(self.parts) > 1 else self.first.named_rows()
+        apart = dict(zip(scores, self.shown.values(), strict=False)) if shown and self._first_apart else {}
+        return truth | scores | apart
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
         import pandas as pd
 
-        about = {"token": self.tokens, "explained": self._explained}
+        about = {"token": self.tokens, "explained": [place == self.token for place in range(len(self.tokens))]}
         if self.raw_tokens:
             about |= {"raw": self.raw_tokens, "word": self.words, "special": self.special}
         return pd.DataFrame(about | {name: column.tolist() for name, column in self.columns().items()})
@@ -302,7 +302,8 @@ class Explanation:
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
         columns = [["" if one is None else one for one in numbers_of(column)] for column in self.columns().values()]
-        rows = zip(self.tokens, self._explained, *columns, strict=True)
+        marks = [place == self.token for place in range(len(self.tokens))]
+        rows = zip(self.tokens, marks, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
@@ -367,18 +368,14 @@ class Explanation:
 
     def html_table(self, caption: str, kept: Sequence[int] | None = None) -> str:
         """The columns that are read as HTML, of all tokens or of those that are kept."""
-        columns, kept = self._shown_columns(), range(len(self.tokens)) if kept is None else kept
+        columns, kept = self.columns(shown=True), range(len(self.tokens)) if kept is None else kept
         heads = ["token", *(", ".join(filter(None, [name, self.scopes.get(name)])) for name in columns)]
         rows = [[f"{i} {self.tokens[i]}", *(one[i].item() for one in columns.values())] for i in kept]
         return html_table(caption, heads, rows, None if self.token not in kept else kept.index(self.token))
 
-    @property
-    def _explained(self) -> list[bool]:
-        return [place == self.token for place in range(len(self.tokens))]
-
     def _lines(self, marks: bool, color: bool = False) -> list[list[Any]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = list(map(numbers_of, self._shown_columns().values()))
+        columns = list(map(numbers_of, self.columns(shown=True).values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
@@ -390,6 +387,6 @@ class Explanation:
                 token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
             if color:
                 signs = (self.sign(name, place) for name in self.columns())
-                cells = [(cell, "", (one or 0) * sign) for cell, one, sign in zip(cells, numbers, signs, strict=True)]
+                cells = [[(cell, (one or 0) * sign)] for cell, one, sign in zip(cells, numbers, signs, strict=True)]
             lines.append([token, *cells])
         return lines

@@ -227,7 +227,7 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | st
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
     if token is None and not masks and heads.task_of(model) not in (heads.CAUSAL, heads.ENCODER):
-        why = "the last token of the text" if heads.class_labels(model) else "the text has no mask: its last token"
+        why = "the text has no mask: its last token"
         why = f"{names[prepared.token]}, which the head reads," if heads.reads_whole_text(model) else why
         found.append(f"{why} is explained, token={prepared.token}.")
     return found
