@@ -140,7 +140,7 @@ def _print(found: Explanation) -> None:
     count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
     cell, paints = max(LEAST, width // count - 2), is_terminal(sys.stdout)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
-    rows = []
+    rows: list[list[Any]] = []
     for name, shown in found.shown.items():
         column = shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()

@@ -298,6 +298,7 @@ class GenerationAttribution(Explanation):
         title: str = "",
         theme: str = "auto",
         about: Mapping[str, str] | None = None,
+        maps: bool = False,
     ) -> View:
         """An interactive page: pointing at a generated token colors the tokens that it draws on.
 
@@ -307,6 +308,7 @@ class GenerationAttribution(Explanation):
             mask: Prompt tokens that are left out, `(m,)`. The other scores do not change.
             title: The heading of the page.
             about: Where the numbers come from, by field.
+            maps: Has no effect: all generated tokens have their rows.
             theme: "light", "dark", or "auto", see :func:`captum_vz.visualization.view`.
         """
         kept = self._kept(mask)

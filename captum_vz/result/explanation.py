@@ -244,7 +244,7 @@ class Explanation:
         if place is not None and len(names) == 1:
             names, look["offset"] = [self.tokens[place]], place
         look |= {"columns": self.tokens, "column_words": self.words, "token": 0}
-        found = view(rows, names, layer=part.layer if layered else -1, **look)
+        found = view(rows, names, layer=-1 if part.layer is None or not layered else part.layer, **look)
         return replace(found, leaves_out=bool(apart), continues=False)
 
     @property
@@ -380,7 +380,7 @@ class Explanation:
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
             numbers = [column[place] for column in columns]
-            cells = ["" if one is None else f"{one:.3f}" for one in numbers]
+            cells: list[Any] = ["" if one is None else f"{one:.3f}" for one in numbers]
             if marks:
                 stars = zip(cells, numbers, highest, strict=True)
                 cells = [cell + ("*" if cell.strip() and one == most else " ") for cell, one, most in stars]
