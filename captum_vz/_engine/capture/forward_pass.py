@@ -245,7 +245,7 @@ class LayerPass:
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with record.state.restored():
+        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
             result = self.compute(record)
         if shared := results_of_pass.get():
             shared.end_layer()
