@@ -74,12 +74,14 @@ def test_ranks_count_the_methods_that_are_higher(found: Reproduction, last: pd.D
         seen |= set(ranks.values())
     assert seen == {1, 2, 3}
 
+
 def test_report_has_the_tables(found: Reproduction) -> None:
     report = str(found)
     head = next(line for line in report.splitlines() if "sees the forms" in line)
     assert [cell.strip() for cell in head.split("|")[3:-1]] == [variant_title(name) for name in VARIANTS]
     seen = {line.split("|")[1].strip() for line in report.splitlines() if line.replace(" ", "").count("|yes|")}
     assert seen == {"value-zeroing-effect"}
+
 
 def blind(batch: Batch) -> torch.Tensor:
     return batch.inputs["input_ids"]
@@ -113,6 +115,7 @@ def test_figures_show_the_tables(found: Reproduction) -> None:
     assert shown[: ranks.size] == ["" if rank != rank else f"{rank:.0f}" for rank in ranks.to_numpy().ravel()]
     for told, low, high in zip(shown[ranks.size :], ranks.min(axis=1), ranks.max(axis=1), strict=True):
         assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")
+
 
 def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
     found = reproduce({"agreement": shipped}, sentences[:4], tmp_path / "out", ["attention"], resamples=50, quiet=True)
