@@ -16,8 +16,7 @@ from captum_vz.study import Batch, Example, Scorer, Study
 from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
 from paper import Reproduction, reproduce
-from paper.report import variant_title
-from paper.variants import VARIANTS, sees_forms
+from paper.variants import VARIANTS, sees_forms, variant_title
 from tests.study.conftest import Shipped
 
 METHODS = ["attention", "value-zeroing-effect", "random"]

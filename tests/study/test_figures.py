@@ -22,8 +22,7 @@ from captum_vz.study.figures import (
 )
 from captum_vz.study.scoring.metrics import _joins
 from paper.figures import draw_page, draw_probing, draw_variants
-from paper.report import variant_title
-from paper.variants import VARIANTS
+from paper.variants import VARIANTS, variant_title
 from tests.study.conftest import parts_of
 
 

@@ -194,14 +194,6 @@ def test_titles_are_cut_at_last() -> None:
     assert figure.axes[0].title.get_window_extent().width <= figure.axes[0].get_window_extent().width + 1
 
 
-def test_faint_panels_name_their_largest_score() -> None:
-    maps = {"one": torch.eye(2), "two": torch.eye(2) * 0.15}
-    faint = draw_maps(maps, ["a", "b"], scale="shared")
-    assert [panel.get_title() for panel in faint.axes[:2]] == ["one", "two (up to 0.15)"]
-    assert draw_maps(maps, ["a", "b"], scale="root").axes[1].get_title() == "two"
-    assert draw_maps({"zero": torch.eye(2) * 0}, ["a", "b"], vmax=1).axes[0].get_title() == "zero"
-
-
 def test_labels_once_in_a_grid_of_axes() -> None:
     """Axes of a grid have labels at the left and lower edges, and axes without a grid have both."""
     own = Figure(figsize=(8, 6))

@@ -17,7 +17,7 @@ from captum_vz.study import safe_name, sign_figure, tied_pairs, with_interval, w
 from captum_vz.study.figures import draw_summary
 from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table
 from paper.figures import draw_page, draw_probing, draw_variants
-from paper.variants import VARIANTS
+from paper.variants import VARIANTS, variant_title
 
 #: The name of the data of the controls in figures.
 GRAMMAR: Final = "the grammar"
@@ -134,18 +134,6 @@ class Reproduction:
 
 _NO_SKIPS: Final = DataFrame(columns=["model", "example", "method", "metric", "skipped"])
 _NO_CORRELATION: Final = DataFrame(columns=["model", "method", "statistic", "low", "high", "p", "layers"])
-
-
-def variant_title(name: str) -> str:
-    """A way to blank out tokens in words.
-
-    >>> variant_title("blank_out"), variant_title("blank_out:delete:vocabulary:size")
-    ('UNK, forms', 'deletion, vocabulary, size')
-    """
-    words = name.split(":")[1:]
-    removal = "deletion" if "delete" in words else "MASK" if "mask" in words else "UNK"
-    over = "vocabulary" if "vocabulary" in words else "forms"
-    return ", ".join([removal, over, *(["size"] if "size" in words else [])])
 
 
 def _overview(summary: DataFrame, correlation: DataFrame) -> str:

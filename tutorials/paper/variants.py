@@ -23,6 +23,12 @@ VARIANTS: Final = tuple(
 )
 
 
+def variant_title(name: str) -> str:
+    """What a variant replaces tokens by, what probabilities are over, and whether only the size of an effect counts."""
+    words = name.split(":")[1:]
+    return ", ".join(words) if words else "UNK, forms"
+
+
 def variant_values(source: tuple[Any, Any], study: Study, examples: Sequence[Example], batch_size: int) -> DataFrame:
     """The variants of the last layers of a finished study, whose scores are read: ``example``, ``method``, variants."""
     columns = ["model", "example", "method", "layer", "target", "cue", "content", "tokens", "scores"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from xml.etree import ElementTree
 
 import torch
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure, FigureBase
@@ -213,11 +213,13 @@ def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict
         path = path and f"{path.rstrip('.')}.{kind}"
     if own := _metadata_for(figure, kind):
         options["metadata"] = own | dict(options.get("metadata") or {})
+    # Of these formats, matplotlib writes several files.
+    is_whole = kind != "pgf" and (kind not in ("svg", "svgz") or rcParams["svg.image_inline"])
+    drawn = BytesIO() if path and is_whole else None
     # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
     with rc_context({} if isinstance(target, PdfPages) else TEXT_IN_FILES):
-        drawn = BytesIO()
-        save(target if path is None else drawn, format=kind, **options)
-    if path is not None:
+        save(drawn or path or target, format=kind, **options)
+    if path and drawn:
         write_file(path, drawn.getvalue())
 
 

@@ -16,8 +16,6 @@ from captum_vz.visualization.pictures.files import Picture, set_content
 from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
 
-_FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
-
 # In inches. A cell is as high as a line of text.
 CELL: Final = 0.17
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
@@ -79,11 +77,10 @@ def draw_maps(
         dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
         drop: Tokens that are left out: "special", or positions. The other scores do not change. Positions of `dim` and
             `drop` count source tokens, and output tokens if these are the same.
-        scale: "shared": one scale for all panels. A panel without scores above a fifth of its end names its largest
-            score. "panel": each panel ends at its own largest score, which its title says. "root": shared, with colours
-            by the square root. None: "root" for shares, which are not negative and have rows that sum to at most 1,
-            else "shared"; unless `vmax` is given, panels whose titles have the word "rollout" end at their own largest
-            score.
+        scale: "shared": one scale for all panels. "panel": each panel ends at its own largest score, which its title
+            says. "root": shared, with colours by the square root. None: "root" for shares, which are not negative and
+            have rows that sum to at most 1, else "shared"; unless `vmax` is given, panels whose titles have the word
+            "rollout" end at their own largest score.
         vmax: The end of the scale of all panels, with "shared" or "root". None: the largest score.
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
@@ -142,24 +139,14 @@ def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> 
         width, height = axes.size_of_axes(panel)
         _draw_panel(panel, panels, index, colors, width, label, titles)
         cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
-        x, y = _is_outer(panel, given)
+        place = panel.get_subplotspec()
+        x, y = (True, True) if place is None else (place.is_last_row(), place.is_first_col())
         _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
         panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
         panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
     add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     figure: FigureBase | None = given[-1].figure
     return figure  # type: ignore[return-value]  # as above
-
-
-def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
-    """Whether no other axes are below a panel in its grid, and whether none are at its left."""
-    own = panel.get_subplotspec()
-    if own is None:
-        return True, True
-    places = [place for other in others if (place := other.get_subplotspec()) is not None]
-    grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
-    lowest = all(one.rowspan.start <= own.rowspan.start for one in grid if one.colspan == own.colspan)
-    return lowest, all(one.colspan.start >= own.colspan.start for one in grid if one.rowspan == own.rowspan)
 
 
 def _draw_panel(
@@ -181,14 +168,9 @@ def _draw_panel(
 
 
 def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
-    """The titles of panels. Panels with their own scale, and nearly white panels, show their largest score."""
-    titles = []
-    for index, (name, scores) in enumerate(panels.scores.items()):
-        highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
-        is_faint = 0 < highest < _FAINT * end and not colors.root
-        note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
-        titles.append(f"{name}{note}")
-    return axes.fit_titles(titles, width)
+    """The titles of panels. Those of panels with their own scale say where it ends."""
+    ends = (f" (to {colors.end(index):.2g})" if index in colors.apart else "" for index in range(len(panels.scores)))
+    return axes.fit_titles([f"{name}{end}" for name, end in zip(panels.scores, ends, strict=True)], width)
 
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
