@@ -162,8 +162,8 @@ COMMANDS: Final = {
             "--model": model("agreement"),
             "--token": option(
                 "the token to explain: its position from 0, where negative counts from the end; or the token itself "
-                "(default: the mask, else the last token of the text; for labels the token that the head reads); '*' "
-                "for every word, of a model that labels words"
+                "(default: the mask, else the last token of the text; for labels the token that the head reads, or "
+                "[CLS] without a head); '*' for every word, of a model that labels words"
             ),
             **TARGET,
             "--method": method(
@@ -177,6 +177,7 @@ COMMANDS: Final = {
                 "as the model takes, a quarter shared)",
                 nargs="*",
             ),
+            "--maps": flag("pages and pictures of models with more than 12 layers: compute the maps, of all tokens"),
             **outputs("tokens, scores and maps", "the maps of all layers, or the scores of a method without maps"),
         },
     ),

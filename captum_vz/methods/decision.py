@@ -17,6 +17,8 @@ from captum_vz.subjects import Subject, heads
 
 #: By how much the whole of the relevance enlarges an effect, see :class:`DecisionMethod`.
 WEIGHT: Final = 0.5
+#: What a surface says of a next word without a foil.
+AGAINST_ALL: Final = "against all other answers: pass foil= to ask about one"
 #: Of longer texts the effect is left out, because it runs the model once for each token.
 LONGEST: Final = 40
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from captum_vz._names import known_name
 from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
@@ -232,7 +233,8 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, str):
-        return known_methods()[check_methods([method])[0]]
+        known = known_methods()
+        return known[known_name("method", method, known)]
     inner = unwrapped(method)
     own: dict[str, Any] = {"title": name_of(method), "own": True, "source": method}
     if isclass(inner):
