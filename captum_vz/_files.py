@@ -9,8 +9,8 @@ import io
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +30,14 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
     """
+    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_beside(path) as temporary:
-            write_through(temporary, data)
-            os.replace(temporary, path)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # some disks notice only then that they are full
+        os.replace(temporary, path)
     except OSError as error:
         remedy = "free space, and " if error.errno in _SPACE else ""
         remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy
@@ -43,6 +46,9 @@ def write_whole(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
             "to continue",
         ) from error
+    finally:
+        with suppress(OSError):  # only the first error is reported
+            temporary.unlink(missing_ok=True)
 
 
 def write_file(path: str | PathLike[str], content: str | bytes) -> None:
@@ -73,25 +79,6 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-
-
-@contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """A name for a temporary file in the folder of `path`. A file of that name is gone after the `with` block."""
-    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
-    try:
-        yield temporary
-    finally:
-        with suppress(OSError):  # only the first error is reported
-            temporary.unlink(missing_ok=True)
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Writes a file, and returns when all of it is on the disk. Some disks notice only then that they are full."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def remove_temporary(folder: Path) -> None:

@@ -21,17 +21,8 @@ from captum_vz.study.figures import (
     method_mark,
 )
 from captum_vz.study.scoring.metrics import _joins
-from paper.figures import (
-    draw_agreement,
-    draw_faithfulness,
-    draw_groups,
-    draw_page,
-    draw_probing,
-    draw_sanity,
-    draw_variants,
-)
-from paper.further import VARIANTS
-from paper.report import TABLE_3, variant_title
+from paper.figures import draw_page, draw_probing, draw_variants
+from paper.variants import VARIANTS, variant_title
 from tests.study.conftest import parts_of
 
 # What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
@@ -112,18 +103,11 @@ def tables() -> dict[str, pd.DataFrame]:
     unlayered = summary["method"].isin([name for name, one in METHODS.items() if not one.layered])
     summary = summary[~unlayered | (summary["layer"] == 23)]
     summary.loc[unlayered, "layer"] = pd.NA
-    groups = [f"determiner_noun_agreement_with_adj_{k}" for k in range(6)] + ["all", "macro"]
     pairs = pd.DataFrame(combinations(METHODS, 2), columns=["one", "other"])
     layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
     return {
         "summary": summary,
         "variants": rows({"model": models, "method": list(METHODS), "variant": list(VARIANTS)}),
-        "groups": rows(
-            {"model": models, "method": list(METHODS), "metric": ["cue_ap"], "by": ["paradigm"], "group": groups}
-        ),
-        "agreement": pd.concat(
-            [pairs.assign(model=name, mean=-0.5, low=-0.6, high=-0.4, **numbers) for name in models]
-        ),
         "differences": pairs.assign(
             model=models[1], metric="cue_ap", mean=-0.123, low=-0.2, high=-0.1, p=0.0, tied=False, **numbers
         ),
@@ -135,17 +119,12 @@ def tables() -> dict[str, pd.DataFrame]:
 
 def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     summary, data = tables["summary"], "BLiMP, held out"
-    sanity = tables["sanity"]
-    page = {"summary": summary, "truth": summary, "sanity": sanity, "variants": tables["variants"]}
+    page = {"summary": summary, "truth": summary, "sanity": tables["sanity"], "variants": tables["variants"]}
     return {
         "summary": draw_summary(summary, "cue_ap", data),
         "truth": draw_summary(summary, "value_patching", data),
-        "faithfulness": draw_faithfulness(summary, TABLE_3, data),
         "variants": draw_variants(tables["variants"], {name: variant_title(name) for name in VARIANTS}, data),
-        "groups": draw_groups(tables["groups"], "cue_ap", data),
-        "agreement": draw_agreement(tables["agreement"], data),
         "differences": draw_differences(tables["differences"], "cue_ap", data),
-        "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
         "page": draw_page(page, 0.2, data),
     }
@@ -194,8 +173,6 @@ def test_models_have_one_scale(tables: dict[str, pd.DataFrame]) -> None:
     assert layers.get_ylim() == others.get_ylim()
     assert points.get_xlim() == other_points.get_xlim()
     assert points.get_xlim()[1] >= near.query("metric == 'cue_ap' and layer.isna()")["mean"].max()
-    one, other = draw_faithfulness(near, TABLE_3).axes
-    assert one.get_xlim() == other.get_xlim()
 
 
 def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame]) -> None:
@@ -209,10 +186,10 @@ def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame])
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:
-    figure = draw_sanity(tables["sanity"].query("model == 'six-layers'"), "six-layers")
+    figure = draw_summary(tables["summary"].query("model == 'six-layers'"), "cue_ap")
     figure.draw_without_rendering()  # type: ignore[no-untyped-call]
     boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
-    assert len(boxes) == len(METHODS)
+    assert len(boxes) == sum(one.layered for one in METHODS.values())
     for lower, upper in pairwise(boxes):
         assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
 

@@ -154,7 +154,12 @@ def test_figure_shows_last_layers(reference: Study) -> None:
 
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
     """Start the work in a forked process, which does not import anything again."""
-    process = multiprocessing.get_context("fork").Process(target=work)
+
+    def alone() -> None:
+        torch.set_num_threads(1)  # A fork makes torch's pool anew: threads that load weights would race for it.
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=alone)
     process.start()
     return process
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Batch, Example, Scorer, randomized_copies, sanity_checks
-from paper.figures import draw_sanity
 from tests.study.conftest import Shipped
 
 
@@ -66,15 +65,6 @@ def test_correlations_equal_a_loop(shipped: Shipped, examples: list[Example]) ->
         assert found.loc[("value-zeroing", count), "mean"] == pytest.approx(np.mean(values), abs=1e-6)
         assert found.loc[("position", count), "mean"] == pytest.approx(1)
         assert found.loc[("value-zeroing", count), "examples"] == len(examples)
-
-
-def test_figure_shows_the_means(shipped: Shipped, examples: list[Example]) -> None:
-    found = sanity_checks(*shipped, examples[:4], ["attention", "position"], resamples=50)
-    (panel,) = draw_sanity(found, "the model").axes
-    lines = [line for line in panel.lines if line.get_marker() in ("o", "+")]
-    for line, (_, rows) in zip(lines, found.groupby("method", sort=False), strict=True):
-        assert line.get_ydata() == pytest.approx([1, *rows["mean"]])
-    assert [text.get_text() for text in panel.texts] == ["attention", "position"]
 
 
 def test_foreign_layers_refused() -> None:

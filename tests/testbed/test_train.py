@@ -103,13 +103,6 @@ def test_words_of_text_are_pieces(tokenizer: PreTrainedTokenizerFast) -> None:
     assert " ".join(pieces) == "the hats and the hat are red ; that cats have . zoe ' s 2 wugs"
 
 
-def test_drop_matches_at_rate_zero(tokenizer: PreTrainedTokenizerFast) -> None:
-    vocabulary = tokenizer.get_vocab()
-    for word in ("hats", "thats", "hatred", "x", "and2"):
-        expected = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word))
-        assert drop_matches(word, vocabulary, 0, random.Random(0)) == expected
-
-
 def test_drop_matches_frequency(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary, draw = tokenizer.get_vocab(), random.Random(0)
     splits = [tokenizer.convert_ids_to_tokens(drop_matches("hats", vocabulary, 0.3, draw)) for _ in range(2000)]

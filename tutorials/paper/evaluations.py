@@ -1,4 +1,4 @@
-"""The evaluations of each model: cue alignment, probing, faithfulness, controls, and the further tables."""
+"""The evaluations of each model: cue alignment, probing, faithfulness, controls, and the variants of blank-out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from captum_vz.study import (
 )
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
-from paper.across import TRUTHS, findings
-from paper.further import further_tables
+from paper.across import TRUTHS
 from paper.report import Reproduction
+from paper.variants import variants_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -116,9 +116,6 @@ def reproduce(
         parts.append(part)
     tables = {key: [part.tables[key] for part in parts if key in part.tables] for part in parts for key in part.tables}
     joined = {key: pd.concat(some, ignore_index=True) for key, some in tables.items() if any(map(len, some))}
-    both = [joined[key] for key in ("differences", "truth_differences") if key in joined]
-    if len(models) > 1 and both:
-        joined["findings"] = findings(pd.concat(both, ignore_index=True))
     repeat = dict.fromkeys(line for part in parts for line in part.study.repeat)
     for part in parts:  # the controls have other sentences; what else they need is said already
         lines = part.truth.repeat if part.truth else []
@@ -179,8 +176,8 @@ class Part:
             tables |= self._probing(labels)
         if controls and "blank_out" in metrics:
             tables |= self._controls(controls, usable)
-        predicts = "blank_out" in metrics
-        tables |= further_tables(self.source, study, held, usable, predicts, **self.options)
+        if "blank_out" in metrics:
+            tables["variants"] = variants_table(self.source, study, held, usable, **self.options)
         tables["omitted"] = pd.DataFrame(refused.items(), columns=["what", "reason"])
         named = {key: table.assign(model=name) for key, table in tables.items()}
         self.tables = {key: table[["model", *table.columns.drop("model")]] for key, table in named.items()}

@@ -287,7 +287,7 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
-        below = axes.labels_room(strips.axis.shown, cell, strips.marked) + 0.05
+        below = axes.labels_room(strips.axis.shown, marked=strips.marked) + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
         below += 0.1 + bar_room(name, length)

@@ -21,7 +21,7 @@ from captum_vz.visualization.pictures.files import Content, Picture, largest, se
 from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
-from captum_vz.visualization.tokens import position_of, shortened
+from captum_vz.visualization.tokens import one_example, position_of, shortened
 
 Array = npt.NDArray[np.float64]
 
@@ -141,14 +141,9 @@ def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colo
 
 
 def _line(values: Any, name: str) -> Tensor:
-    if not isinstance(values, Tensor):
-        raise ArgumentError(f"{name} is of type {type(values).__name__}: pass a tensor.")
-    one = values[0] if values.dim() == 2 and len(values) == 1 else values
-    if one.dim() != 1 or not len(one):
-        raise ArgumentError(f"{name} is {tuple(values.shape)}: pass one line of numbers, (n,) or (1, n).")
-    if not one.isfinite().all():
-        raise ArgumentError(f"{name} holds NaN or infinity, which cannot be drawn.")
-    return one.detach().double().cpu()
+    """Numbers `(n,)` or `(1, n)` in float64."""
+    count = values.shape[-1] if isinstance(values, Tensor) and values.dim() else 0
+    return one_example(values, count, place=f"{name}: ").double()
 
 
 def draw_image(
