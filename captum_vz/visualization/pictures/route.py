@@ -126,8 +126,8 @@ class Route:
         parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
         if self.paths:
             marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
-            of_first = "" if len(self.paths) == 1 else " of the first"
-            parts += f" Orange: the {marked}, with each step's score{of_first}."
+            numbers = "each step's score" if len(self.paths) == 1 else "scores of the first"
+            parts += f" Orange: the {marked}, with {numbers}."
         return axes.in_lines(parts, width, _LEGEND, 24)
 
     def content(self) -> Content:
