@@ -7,7 +7,6 @@ T tokens, d features, D features inside the feed-forward, H heads. One layer, on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch

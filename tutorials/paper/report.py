@@ -157,22 +157,10 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         )
     if "blank_out" not in set(summary["metric"]):
         return
-    yield "*blank-out*: Spearman's correlation with the effect of blanking out each token."
-    told = []
-    for which, one, many in (
-        ("yes", "is given these two forms", "are given these two forms"),
-        ("can", "is your own code, and can read them", "are your own code, and can read them"),
-        ("unknown", "comes from an earlier start, and may", "come from earlier starts, and may"),
-    ):
-        variants = of["variants"]
-        names = variants[variants["sees_forms"] == which]["method"].unique()
-        if len(names):
-            told.append(f"{', '.join(map(str, names))} {one if len(names) == 1 else many}")
-    if told:
-        yield (
-            f"Blank-out compares the two forms of the target word. {'; '.join(told)}; the other methods are not given "
-            "them."
-        )
+    yield (
+        "*blank-out*: Spearman's correlation with the effect of blanking out each token on the target's two forms. The "
+        "table of the variants says which methods see these forms."
+    )
     if set(TABLE_3) & set(summary["method"]):
         yield (
             "*paper's blank-out*: its Table 3, for pre-trained models of the BERT family, quoted second-hand. That its "
