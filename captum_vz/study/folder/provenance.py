@@ -96,7 +96,7 @@ class _Hasher(NumpyHasher):
 
 def _held(thing: Any) -> list[Any]:
     """The source of a class or function, and what it holds: base classes, code, closures and defaults."""
-    own, functions, held = not _package(thing), [thing], [_source(thing)]
+    own, functions, held = not _package(thing), [thing], list[Any]([_source(thing)])
     if inspect.isclass(thing):
         held += thing.__mro__[1:] if own else ()
         functions = [one for one in map(inspect.unwrap, vars(thing).values()) if own and isinstance(one, FunctionType)]
