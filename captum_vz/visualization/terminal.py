@@ -80,13 +80,18 @@ def terminal_text(
     for position, (word, number, part) in enumerate(zip(words, numbers, parts, strict=True)):
         padded = word + " " * (width - columns_of(word))
         if color:  # a background from white to dark
-            step = round(abs(part) * (len(SHADES[0]) - 1))
-            colors = f"48;5;{SHADES[part < 0][step]};38;5;{WHITE if step >= FIRST_DARK else BLACK}"
-            padded = f"\x1b[{colors}m {padded} \x1b[0m"
+            padded = painted(f" {padded} ", part)
         drawn = "" if length < LEAST_BAR else _signed_bar(part, length, color) if signed else bar(part, length)
         mark = ">" if position == marked else " "
         lines.append(f"{mark} {position:>{digits}}  {padded}  {number}  {drawn}".rstrip())
     return "\n".join(lines)
+
+
+def painted(text: str, share: float) -> str:
+    """The text on a background from white to dark blue for a share from 0 to 1, to dark red for one from 0 to -1."""
+    step = round(min(abs(share), 1) * (len(SHADES[0]) - 1))
+    colors = f"48;5;{SHADES[share < 0][step]};38;5;{WHITE if step >= FIRST_DARK else BLACK}"
+    return f"\x1b[{colors}m{text}\x1b[0m"
 
 
 def bar(share: float, width: int = BAR) -> str:

@@ -91,12 +91,12 @@ def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Pat
 def test_second_start_computes_nothing(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
 ) -> None:
-    kept = sorted((folder / "agreement").glob("*.parquet"))
+    kept = sorted((folder / "agreement").glob("*-*.csv"))
     assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "variants"]
     before = [path.stat().st_mtime_ns for path in kept]
     again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
-    assert sorted((folder / "agreement").glob("*.parquet")) == kept
+    assert sorted((folder / "agreement").glob("*-*.csv")) == kept
     assert [path.stat().st_mtime_ns for path in kept] == before
     model, tokenizer = shipped
     other = type(model)(model.config).eval()

@@ -80,7 +80,7 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         found["truth"] = ("truth by patching\nvalues, overlap", "of the grammar", truth)
     if "sanity" in tables:
         sanity = tables["sanity"]
-        every = sanity[sanity["random"] == sanity.groupby("model")["random"].transform("max")]
+        every = sanity[sanity["metric"] == "sanity"]
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
     if variants is not None:
         by = variants.groupby(["model", "method"], sort=False)

@@ -55,6 +55,7 @@ class View:
     about: dict[str, str]
     theme: str
     leaves_out: bool = False  # special tokens, at first
+    continues: bool = True  # rows of the last columns are a generated text, and the columns before them its prompt
 
     @cached_property
     def encoded(self) -> Encoded:
