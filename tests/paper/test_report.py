@@ -138,7 +138,7 @@ def test_figures_show_the_numbers(found: Reproduction) -> None:
     assert list(above.lines[0].get_ydata()) == pytest.approx(found.tables["probing"]["compression"].tolist())
     assert sorted(points(below)) == sorted(found.tables["correlation"]["statistic"])
     named = replace(found, title="a name of the data")
-    for what in ("probing", "variants", "page"):
+    for what in ("probing", "page"):
         titles = " ".join(part.get_suptitle() for part in parts_of(named.plot(what)))
         assert "a name of the data" in titles.replace("\n", " "), what
     by_layer, _ = found.plot("cue_ap").axes

@@ -21,8 +21,8 @@ from captum_vz.study.figures import (
     method_mark,
 )
 from captum_vz.study.scoring.metrics import _joins
-from paper.figures import draw_page, draw_probing, draw_variants
-from paper.variants import VARIANTS, variant_title
+from paper.figures import draw_page, draw_probing
+from paper.variants import VARIANTS
 from tests.study.conftest import parts_of
 
 
@@ -105,7 +105,6 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     return {
         "summary": draw_summary(summary, "cue_ap", data),
         "truth": draw_summary(summary, "value_patching", data),
-        "variants": draw_variants(tables["variants"], {name: variant_title(name) for name in VARIANTS}, data),
         "differences": draw_differences(tables["differences"], "cue_ap", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
         "page": draw_page(page, 0.2, data),
