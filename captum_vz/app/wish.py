@@ -71,7 +71,7 @@ class Wish:
     def has_layer(self, method: Method) -> bool:
         """Whether this method has the layer that is asked for. A layer can decide if the method has its map alone."""
         if self.layer == DECIDING:
-            return method.maps is not None and not method.joins and not method.explains_output
+            return method.shows_layers
         return method.layered
 
     def unused(self, task: str, method: Method) -> list[str]:
