@@ -313,9 +313,9 @@ class GenerationAttribution(Explanation):
         """
         kept = self._kept(mask)
         shown = [*kept, *range(len(self.prompt.ids), len(self.tokens))]
-        maps = self.all_scores[:, shown]
+        scores = self.all_scores[:, shown]
         return view(
-            {self.method: {name: maps[..., index] for index, name in enumerate(self.layers)}},
+            {self.method: {name: scores[..., index] for index, name in enumerate(self.layers)}},
             self.generated.labels,
             columns=[self.tokens[i] for i in shown],
             offset=len(kept),
