@@ -6,8 +6,8 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 """
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
-from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
-from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
+from captum_vz._engine.capture.forward_pass import LayerPass, check_no_dropout, given_states, layer_hooks
+from captum_vz._engine.capture.layer_runner import HALF, LAYER_ERRORS, in_float32, is_cache, is_half
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.tensors import (
@@ -38,6 +38,5 @@ from captum_vz._engine.value_zeroing import (
 )
 from captum_vz._engine.whole_model.gates import ModelGates
 from captum_vz._engine.whole_model.mixing import OtherMixing
-from captum_vz._engine.whole_model.randomness import DrawnInputs
 from captum_vz._engine.whole_model.relevance import ExplainedTensors, relevance_gradients
 from captum_vz._engine.whole_model.replay import ModelReplay

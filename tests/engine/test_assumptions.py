@@ -35,6 +35,9 @@ REFUSED = {
     "beside: shares of tokens",
 }
 
+# The cases that alone show what a graph of gradients finds.
+SHOW_GRAPH = ("attention: half by hand", "attention: values beside", "beside: shares of tokens")
+
 
 class Twin(nn.Module):
     """A copy of a layer, whose state and input are the same in every run. It returns the first tensor."""
@@ -52,7 +55,7 @@ class Twin(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", quick(LAYERS, *(name for name in LAYERS if name.startswith("after"))))
+@pytest.mark.parametrize("name", quick(LAYERS, *(name for name in LAYERS if name.startswith("after")), *SHOW_GRAPH))
 def test_right_or_refused(name: str) -> None:
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     layer, x = LAYERS[name](), sequences(2)

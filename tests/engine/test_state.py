@@ -6,11 +6,10 @@ import copy
 import io
 import itertools
 import random
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ALTI, ValueZeroing, ValueZeroingRollout
-from captum_vz.errors import RefusedError
 from tests.engine.blocks import (
     WIDTH,
     Block,
-    Convolution,
     Halves,
-    Projections,
-    block_of,
     sequences,
     zeroed_one_by_one,
 )
@@ -324,61 +319,54 @@ class Advances(nn.Module):
         return torch.zeros_like(x)
 
 
-@pytest.mark.parametrize(
-    ("kept", "advance", "name"),
-    [
-        (itertools.count(), next, "count"),
-        ((number for number in range(99)), next, "generator"),
-        (io.BytesIO(bytes(99)), lambda file: file.read(1), "BytesIO"),
-        (io.TextIOWrapper(io.BytesIO()), lambda file: file.write("a"), "TextIOWrapper"),
-        (Slots(), Slots.count, "Slots"),
-        ([Slots()], lambda held: held[0].count(), "Slots"),
-        (local_slots(), lambda own: own.count(), "Local"),
-        ([0], lambda held: held.append(0), None),
-        (itertools.count(), lambda held: None, None),
-    ],
-    ids=[
-        "iterator",
-        "generator",
-        "bytes",
-        "file",
-        "slots",
-        "slots in a list",
-        "slots of a local class",
-        "list",
-        "unchanged",
-    ],
-)
-def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, name: str | None) -> None:
-    block, x = Block(), sequences(1)
-    block.after = Advances(kept, advance)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ValueZeroing(block, [block]).attribute(x)
-    told = [str(one.message) for one in caught if "cannot be put back" in str(one.message)]
-    assert len(told) == (name is not None)
-    assert name is None or f"Block keeps in kept ({name})" in told[0]
+KEPT: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "bytes": (io.BytesIO(bytes(99)), lambda file: file.read(1), io.BytesIO.tell),
+    "slots": ([Slots()], lambda held: held[0].count(), lambda held: held[0].calls),
+    "slots of a local class": (local_slots(), Slots.count, lambda own: own.calls),
+    "Python's generator": (random.Random(0), random.Random.random, random.Random.getstate),
+    "numpy's generator": (
+        [np.random.default_rng(0)],
+        lambda held: held[0].random(),
+        lambda held: held[0].bit_generator.state,
+    ),
+    "numpy's old generator": (np.random.RandomState(0), np.random.RandomState.rand, lambda own: own.get_state()[2]),
+}
 
 
-@pytest.mark.parametrize(
-    ("kept", "advance"),
-    [
-        (random.Random(0), random.Random.random),
-        ([np.random.default_rng(0)], lambda held: held[0].random()),
-        (np.random.RandomState(0), np.random.RandomState.rand),
-        (torch.Generator(), lambda own: torch.rand((), generator=own)),
-    ],
-    ids=["Python", "numpy in a list", "old numpy", "torch"],
-)
-def test_own_generators_are_refused(kept: Any, advance: Any) -> None:
-    block, x = Block(), sequences(1)
+@pytest.mark.parametrize("name", KEPT)
+def test_objects_and_generators_are_put_back(name: str) -> None:
+    kept, advance, shows = copy.deepcopy(KEPT[name])
+    plain = copy.deepcopy(kept)
+    advance(plain)
+    block = Block()
     block.after = Advances(kept, advance)
-    with pytest.raises(RefusedError, match=r"drew random numbers from what Block keeps in kept \(\w+\), so no two"):
-        ValueZeroing(block, [block]).attribute(x)
-    block.after = Advances(kept, lambda held: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ValueZeroing(block, [block]).attribute(x)
+    ValueZeroing(block, [block]).attribute(sequences(1))
+    assert block.after.kept is kept
+    assert shows(kept) == shows(plain)
+
+
+def test_what_cannot_be_copied_is_shared() -> None:
+    """The map is right, although replays change an iterator, a file, torch's generator and a closure."""
+    block, x = Block(), sequences(1)
+    expected = ValueZeroing(block, block).attribute(x)
+    kept = [itertools.count(), io.TextIOWrapper(io.BytesIO()), torch.Generator(), (number for number in range(99))]
+    block.after = Advances(kept, lambda held: (next(held[0]), held[1].write("a"), torch.rand(1, generator=held[2])))
+    assert_same(ValueZeroing(block, block).attribute(x), expected)
+    assert block.after.kept is kept
+
+
+class Broken:
+    """An object that can be pickled, and not made again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_warning_of_state_that_cannot_be_copied() -> None:
+    block = Block()
+    block.after = Advances([Broken()], lambda held: None)
+    with pytest.warns(UserWarning, match="Replays may change what Block keeps, which cannot be copied"):
+        ValueZeroing(block, block).attribute(sequences(1))
 
 
 class NamesItself:
@@ -398,46 +386,6 @@ def test_class_without_the_name_of_a_module() -> None:
     block.after = Advances(kept, NamesItself.count)
     ValueZeroing(block, [block]).attribute(sequences(1))
     assert kept.calls == 1
-
-
-SHARED: dict[str, tuple[Tensor, Tensor]] = {}
-
-
-class Borrows(Projections):
-    """Keeps its keys and values for other layers, or takes those that another layer has kept."""
-
-    calls: ClassVar[list[int]] = []
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.first = first
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = self.heads(x)
-        self.calls.append(len(x))
-        if self.first:
-            SHARED["last"] = key, value
-        context = nn.functional.scaled_dot_product_attention(query, *SHARED["last"])
-        return self.output(context.transpose(1, 2).flatten(2))
-
-
-@torch.no_grad()
-def test_state_of_code() -> None:
-    """What a class holds, and what its methods find by a global name, is put back before the next layer runs."""
-    layers, x = [block_of(Borrows(True)), block_of(Borrows(False))], sequences(2)
-    layers[0].after = Convolution().double()
-    hidden = layers[0](x)
-    key, value = SHARED["last"]
-    Borrows.calls.clear()
-    found = ValueZeroing(nn.Sequential(*layers), layers).attribute(x)
-    assert Borrows.calls == [2, 2]
-    assert_same(SHARED["last"], (key, value))
-    clean, columns = layers[1](hidden), []
-    for source in range(x.shape[1]):
-        SHARED["last"] = key, value * (torch.arange(x.shape[1]) != source)[:, None]
-        columns.append(1 - nn.functional.cosine_similarity(layers[1](hidden), clean, dim=-1))
-    scores = torch.stack(columns, -1)
-    assert_same(found[1], scores / scores.sum(-1, keepdim=True))
 
 
 def test_code_of_no_module() -> None:

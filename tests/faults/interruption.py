@@ -1,7 +1,8 @@
-"""Raise an error at the n-th line or call that an action goes through, by a trace function.
+"""Raise an error at the n-th call that an action goes through, by a trace function.
 
-Lines and calls of this package count, and of the code that sets up and takes back for it: context managers, and torch's
-hooks and modes. Interruptions inside the model's own code are raised by the model's functions.
+Calls of this package count, and of the code that sets up for it: context managers, and torch's hooks and modes. Calls
+by which a pass takes its changes back do not count: it is not promised what an error there leaves. Interruptions inside
+the model's own code are raised by the model's functions.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import captum_vz
 PACKAGE = str(Path(captum_vz.__file__).parent)
 OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
 # Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
+UNDOING = contextlib.ExitStack.__exit__.__code__
 HALF_USED = {"<genexpr>", "_ancestors", "projections"}
 Place = tuple[str, int]
 
@@ -34,8 +36,7 @@ class Tracer:
         places: The (file, line) of each place, in the order in which they were reached.
     """
 
-    def __init__(self, event: str, at: int | None = None, error: BaseException | None = None) -> None:
-        self.event = event
+    def __init__(self, at: int | None = None, error: BaseException | None = None) -> None:
         self.at = at
         self.error = error
         self.places: list[Place] = []
@@ -55,31 +56,26 @@ class Tracer:
             sys.settrace(before)
             gc.enable()
 
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        if self.raised or not (name.startswith(PACKAGE) or name in OTHERS):
-            return None
-        if self.event == "call":
-            if frame.f_code.co_name not in HALF_USED:
-                self._reach(frame)
-            return None
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and not self.raised:
-            self._reach(frame)
-        return self._line
-
-    def _reach(self, frame: FrameType) -> None:
-        self.places.append((frame.f_code.co_filename, frame.f_lineno))
+    def _call(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        counts = code.co_filename.startswith(PACKAGE) or code.co_filename in OTHERS
+        if self.raised or not counts or code.co_name in HALF_USED or _takes_back(frame):
+            return
+        self.places.append((code.co_filename, frame.f_lineno))
         if self.at == len(self.places) - 1 and self.error is not None:
             self.raised = True
             raise self.error
 
 
-def places_of(event: str, action: Callable[[], Any]) -> list[Place]:
+def _takes_back(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not UNDOING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def places_of(action: Callable[[], Any]) -> list[Place]:
     """The places that an action goes through."""
-    tracer = Tracer(event)
+    tracer = Tracer()
     tracer.run(action)
     return tracer.places
 

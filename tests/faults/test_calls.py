@@ -56,13 +56,13 @@ def test_error_at_a_call(name: str, kind: str, count: int) -> None:
     """If memory is short, the attribution may go on: then its numbers are those without the error."""
     subject = SUBJECTS[name]()
     expected, before = subject.scores(), state_of(subject.model)
-    places = places_of("call", subject.attribute)
+    places = places_of(subject.attribute)
     every = count == SLOW and "CAPTUM_VZ_EVERY_CALL" in os.environ
     tried = list(range(len(places))) if every else first_of_each(places, count)
     if count == SLOW and not every:
         tried = tried[list(ERRORS).index(kind) :: len(ERRORS)]
     for place in tried:
-        tracer = Tracer("call", place, ERRORS[kind]())
+        tracer = Tracer(place, ERRORS[kind]())
         found = None
         try:
             found = tracer.run(subject.scores)

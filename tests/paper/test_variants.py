@@ -13,7 +13,6 @@ from scipy import stats
 
 from captum_vz import LayerAttention
 from captum_vz.study import Batch, Example, Scorer, Study
-from captum_vz.study.figures import in_order
 from captum_vz.testbed import agreement_sentences
 from paper import Reproduction, reproduce
 from paper.variants import VARIANTS, sees_forms, variant_title
@@ -95,7 +94,6 @@ def test_report_says_which_methods_see_the_forms(
     table = found.tables["variants"].drop_duplicates("method").set_index("method")["sees_forms"].to_dict()
     assert table == {"a|b": "yes", "effect": "yes", "c\nd": "can", "e": "no", "f": "no"}
     report = str(found)
-    assert "a|b, effect are given these two forms; c\nd is your own code, and can read them; the other" in report
     assert re.search(r"\| a\\\|b +\| yes ", report)
     assert re.search(r"\| c d +\| can ", report)
     assert "e: 1 sentences skipped, most often because: it is unknown whether the rows of e join the layers" in report
@@ -106,21 +104,10 @@ def test_report_says_which_methods_see_the_forms(
     assert sees_forms("alti-logit", None) == "yes"
 
 
-def test_figures_show_the_tables(found: Reproduction) -> None:
-    (panel,) = found.plot("variants").axes
-    shown = [text.get_text() for text in panel.texts]
-    ranks = found.tables["variants"].pivot(index="method", columns="variant", values="rank")
-    ranks = ranks[list(VARIANTS)].loc[in_order(METHODS)]
-    assert shown[: ranks.size] == ["" if rank != rank else f"{rank:.0f}" for rank in ranks.to_numpy().ravel()]
-    for told, low, high in zip(shown[ranks.size :], ranks.min(axis=1), ranks.max(axis=1), strict=True):
-        assert told in (f"{low:.0f} to {high:.0f}", f"{low:.0f}")
-
-
 def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
     found = reproduce({"agreement": shipped}, sentences[:4], tmp_path / "out", ["attention"], resamples=50, quiet=True)
     for name, table in found.tables.items():
         assert len(pd.read_csv(tmp_path / "out" / f"{name}.csv")) == len(table) > 0
-    assert (tmp_path / "out" / "variants.png").read_bytes().startswith(b"\x89PNG")
     assert Study(tmp_path / "out" / "agreement").settings["metrics"].keys() == {"cue_dot", "cue_ap", "blank_out"}
 
 

@@ -109,11 +109,3 @@ def test_drop_matches_frequency(tokenizer: PreTrainedTokenizerFast) -> None:
     assert sum(split == ["hats"] for split in splits) / 2000 == pytest.approx(0.7, abs=0.03)
     assert {"".join(piece.removeprefix("##") for piece in split) for split in splits} == {"hats"}
     assert len({tuple(split) for split in splits}) > 2
-
-
-def test_script_with_wrong_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--blimp", str(tmp_path), "--output", str(tmp_path / "never")])
-    assert stop.value.code == 2
-    assert "anaphor_number_agreement.jsonl is missing: expected BLiMP's" in capsys.readouterr().err
-    assert not (tmp_path / "never").exists()

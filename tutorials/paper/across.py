@@ -21,6 +21,8 @@ TRUTHS: Final = {
     "activation_patching": "states, overlap",
     "activation_patching_top": "states, largest",
 }
+#: The metrics of the sanity checks: the last layer is random, and all layers are.
+CHECKS: Final = ("sanity_last", "sanity")
 #: The size of a mean correlation below which a method passes, with the whole interval.
 NEAR_ZERO: Final = 0.2
 
@@ -74,12 +76,12 @@ def _sanity(sanity: DataFrame) -> Iterator[str]:
         "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
         f"{int(sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at once. "
         f"Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} when all "
-        "layers are random, *no* if none of it is, else *open*. `sanity.csv` has all copies."
+        "layers are random, *no* if none of it is, else *open*."
     )
     columns = list(product(sanity["model"].unique(), ("last layer", "all layers", "passes")))
     table = pd.DataFrame("-", sanity["method"].unique(), pd.MultiIndex.from_tuples(columns))
-    for (method, model), copies in sanity.sort_values("random").groupby(["method", "model"]):
-        first, last = copies.iloc[0], copies.iloc[-1]
+    for (method, model), checks in sanity.groupby(["method", "model"]):
+        first, last = (checks.set_index("metric").loc[name] for name in CHECKS)
         if last["mean"] == last["mean"]:
             told = with_interval(last["mean"], last["low"], last["high"])
             table.loc[method, (model, slice(None))] = [number(first["mean"]), told, passes(last["low"], last["high"])]

@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from captum_vz.study.figures import (
-    COLUMN,
     FONT,
-    IN_CELLS,
     ROW,
-    draw_grid,
     draw_layers,
     draw_points,
     in_order,
     label_ends,
-    length_of,
     name_layers,
     new_figure,
     panel_title,
-    set_table,
     share_limits,
     stacked,
     whole_figure,
     write_title,
 )
-from captum_vz.visualization.pictures.scales import COLORS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: The width of a page of two columns, in inches.
 PAGE: Final = 6.9
-# In inches: the width of a column of ranks, and of the methods' names.
-_RANK: Final = 0.15
-_NAMES: Final = 1.15
-_NUMBERS: Final = ("mean", "low", "high", "examples", "undefined")
-
-
-def _panels(rows: DataFrame, heights: Sequence[float], width: float = COLUMN) -> Iterator[tuple[Any, ...]]:
-    """For each model its name, its rows, and its panels."""
-    models = rows["model"].unique().tolist()
-    panels = stacked(heights, width, len(models))
-    for place, model in enumerate(models):
-        of_model = panels[place * len(heights) : (place + 1) * len(heights)]
-        yield model, rows[rows["model"] == model], *of_model
 
 
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment."""
-    upper = []
-    for model, rows, above, below in _panels(probing, [2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())]):
+    models = probing["model"].unique().tolist()
+    panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], models=len(models))
+    for model, above, below in zip(models, panels[::2], panels[1::2], strict=True):
+        rows = probing[probing["model"] == model]
         above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")
         above.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
         above.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.2)
@@ -76,9 +59,8 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         below.axvline(0, color="black", linewidth=0.6)
         below.set_xlabel(f"Spearman over {rows['layer'].nunique()} layers", fontsize=FONT)
         write_title(below, panel_title(str(model), data, "cue alignment (dot product) and compression"))
-        upper.append(above)
-    share_limits(upper, "y")
-    return whole_figure(upper)
+    share_limits(panels[::2], "y")
+    return whole_figure(panels)
 
 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:
@@ -98,7 +80,7 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         found["truth"] = ("truth by patching\nvalues, overlap", "of the grammar", truth)
     if "sanity" in tables:
         sanity = tables["sanity"]
-        every = sanity[sanity["random"] == sanity.groupby("model")["random"].transform("max")]
+        every = sanity[sanity["metric"] == "sanity"]
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
     if variants is not None:
         by = variants.groupby(["model", "method"], sort=False)
@@ -146,31 +128,3 @@ def _last(summary: DataFrame, metric: str) -> DataFrame:
     """The rows of one metric in the last layer of each method, over all sentences."""
     drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
     return drawn.groupby(["model", "method"], sort=False).tail(1)
-
-
-def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = "") -> Figure:
-    """Draws the rank of each method in each variant of blank-out, 1 if none is higher: for each model a panel.
-
-    A row of one colour is a method whose rank does not depend on the variant. The last column has its lowest and
-    highest rank.
-    """
-    width, panels = max(COLUMN, _NAMES + 0.45 + _RANK * variants["variant"].nunique()), []
-    height = 0.6 + length_of(titles.values()) + max(0.5, ROW * variants["method"].nunique())
-    for model, rows, panel in _panels(variants, [height], width):
-        ranks = rows.pivot(index="method", columns="variant", values="rank").loc[in_order(rows["method"])]
-        ranks = ranks[[name for name in titles if name in ranks]]
-        texts = [["" if rank != rank else f"{rank:.0f}" for rank in row] for row in ranks.to_numpy()]
-        colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
-        heads = [titles[name] for name in ranks]
-        draw_grid(panel, colors, texts, list(ranks.index), heads, COLORS, (-1.3 * len(ranks), -1))
-        for row, (low, high) in enumerate(zip(ranks.min(axis=1), ranks.max(axis=1), strict=True)):
-            if low == low:
-                told = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
-                panel.text(len(heads) - 0.3, row, told, **IN_CELLS | {"ha": "left", "in_layout": True})
-        about = panel_title(model, data, f"{int(rows['examples'].max()):,} sentences")
-        write_title(panel, f"{about}\nrank by Spearman with blank-out (1: none is higher)", width)
-        firsts = ", ".join(f"{titles[name]}: {' and '.join(ranks.index[ranks[name] == 1])}" for name in ranks)
-        sentence = f"{model}, the methods that none exceeds in each variant of blank-out: {firsts}."
-        set_table(panel, sentence, rows, ("method", "variant", *_NUMBERS))
-        panels.append(panel)
-    return whole_figure(panels)

@@ -16,7 +16,7 @@ from pandas import DataFrame
 from captum_vz.study import safe_name, sign_figure, tied_pairs, with_interval, write_whole
 from captum_vz.study.figures import draw_summary
 from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table
-from paper.figures import draw_page, draw_probing, draw_variants
+from paper.figures import draw_page, draw_probing
 from paper.variants import VARIANTS, variant_title
 
 #: The name of the data of the controls in figures.
@@ -96,10 +96,6 @@ class Reproduction:
         if "probing" in tables:
             correlation = tables.get("correlation", _NO_CORRELATION)
             figures["probing"] = partial(draw_probing, tables["probing"], correlation, title)
-        variants = tables.get("variants", DataFrame({"mean": []})).dropna(subset="mean")
-        if len(variants):
-            titles = {name: variant_title(name) for name in VARIANTS}
-            figures["variants"] = partial(draw_variants, variants, titles, title)
         if "truth" in tables:
             figures["truth"] = partial(draw_summary, tables["truth"], next(iter(TRUTHS)), GRAMMAR)
         return figures
@@ -157,22 +153,10 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         )
     if "blank_out" not in set(summary["metric"]):
         return
-    yield "*blank-out*: Spearman's correlation with the effect of blanking out each token."
-    told = []
-    for which, one, many in (
-        ("yes", "is given these two forms", "are given these two forms"),
-        ("can", "is your own code, and can read them", "are your own code, and can read them"),
-        ("unknown", "comes from an earlier start, and may", "come from earlier starts, and may"),
-    ):
-        variants = of["variants"]
-        names = variants[variants["sees_forms"] == which]["method"].unique()
-        if len(names):
-            told.append(f"{', '.join(map(str, names))} {one if len(names) == 1 else many}")
-    if told:
-        yield (
-            f"Blank-out compares the two forms of the target word. {'; '.join(told)}; the other methods are not given "
-            "them."
-        )
+    yield (
+        "*blank-out*: Spearman's correlation with the effect of blanking out each token on the target's two forms. The "
+        "table of the variants says which methods see these forms."
+    )
     if set(TABLE_3) & set(summary["method"]):
         yield (
             "*paper's blank-out*: its Table 3, for pre-trained models of the BERT family, quoted second-hand. That its "
@@ -255,7 +239,7 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     text = (
         f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
         "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
-        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. A rank is one more than the number of "
+        "counts. Intervals and ranks are in `variants.csv`. A rank is one more than the number of "
         "methods that are higher, sentence by sentence, as in the paired comparisons. Methods that see the forms are "
         "given what the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
     )

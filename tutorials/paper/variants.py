@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import torch
-from torch import Tensor
 
-from captum_vz.metrics import Summary, compare_pairs, summarize_many
+from captum_vz.metrics import compare_pairs, summarize_many
 from captum_vz.study import METHODS, Example, Method, Scorer, Study, lacks, metric_named
 
 if TYPE_CHECKING:
@@ -30,47 +29,33 @@ def variant_title(name: str) -> str:
     return ", ".join(words) if words else "UNK, forms"
 
 
-def variants_table(
-    source: tuple[Any, Any],
-    study: Study,
-    examples: Sequence[Example],
-    given: Mapping[str, Method],
-    batch_size: int,
-    resamples: int,
-) -> DataFrame:
-    """Spearman's correlation with blank-out in each variant, of the last layers of a finished study.
-
-    The ``rank`` is one more than the number of methods that are higher, sentence by sentence
-    (:func:`~captum_vz.metrics.compare_pairs`). No method runs again: the study keeps the scores, and the new metrics.
-    `examples` are all its examples, and `given` the methods that this call passes.
-    """
-    columns = ["model", "example", "group", "label", "method", "layer", "target", "cue", "content", "tokens", "scores"]
-    rows = study.rows(columns).groupby(["method", "example"], sort=False).tail(1).reset_index(drop=True)
+def variant_values(source: tuple[Any, Any], study: Study, examples: Sequence[Example], batch_size: int) -> DataFrame:
+    """The variants of the last layers of a finished study, whose scores are read: ``example``, ``method``, variants."""
+    columns = ["model", "example", "method", "layer", "target", "cue", "content", "tokens", "scores"]
+    last = study.rows(columns).groupby(["method", "example"], sort=False).tail(1)
+    records: Any = last.to_dict("records")
+    for row in records:
+        row |= {name: list(row[name]) for name in ("cue", "content", "scores")} | {"skipped": None}
     variants = [name for name in VARIANTS if lacks(metric_named(name), *source) is None]
+    Scorer(*source, metrics=variants, batch_size=batch_size).measure(examples, records)
+    return pd.DataFrame(records, columns=["example", "method", *variants])
 
-    def made(model: Any, tokenizer: Any) -> DataFrame:
-        """The variants of stored rows of scores."""
-        records = rows.to_dict("records")
-        for row in records:
-            row |= {name: list(row[name]) for name in ("cue", "content", "scores")} | {"skipped": None}
-        Scorer(model, tokenizer, metrics=variants, batch_size=batch_size).measure(examples, records)
-        return pd.DataFrame(records, columns=["example", "method", *variants])
 
-    made_of = [study.settings["methods"], rows[["method", "example"]].to_numpy().tolist(), variants]
-    values = study.keep("variants", source, made_of, made)
-    methods = [method for method in study.settings["methods"] if method in set(rows["method"])]
-    of = dict(list(values.groupby("method", sort=False)))
-    named = list(product(methods, variants))
-    summaries = summarize_many([_tensor(of[method][name]) for method, name in named], resamples=resamples)
-    table = pd.DataFrame(
-        [(*where, *one) for where, one in zip(named, summaries, strict=True)],
-        columns=["method", "variant", *Summary._fields],
-    )
+def variants_table(values: DataFrame, given: Mapping[str, Method], resamples: int) -> DataFrame:
+    """Spearman's correlation with blank-out in each variant, and the ``rank``.
+
+    A rank is one more than the number of methods that are higher, sentence by sentence
+    (:func:`~captum_vz.metrics.compare_pairs`). `given` are the methods that this call passes.
+    """
+    variants, of_method = list(values.columns.drop(["example", "method"])), values.groupby("method", sort=False)
     ranks = {name: _ranks(values, name, resamples) for name in variants}
-    return table.assign(
-        rank=[ranks[row.variant].get(row.method, nan) for row in table.itertuples()],
-        sees_forms=[sees_forms(method, given.get(method)) for method in table["method"]],
-    )
+    pairs = list(product(of_method.groups, variants))
+    numbers = summarize_many([_tensor(of_method.get_group(one)[name]) for one, name in pairs], resamples=resamples)
+    rows = [
+        {"method": one, "variant": name, **number._asdict(), "rank": ranks[name].get(str(one), nan)}
+        for (one, name), number in zip(pairs, numbers, strict=True)
+    ]
+    return pd.DataFrame(rows).assign(sees_forms=[sees_forms(str(one), given.get(str(one))) for one, _ in pairs])
 
 
 def sees_forms(name: str, method: Method | None) -> str:
@@ -86,7 +71,7 @@ def sees_forms(name: str, method: Method | None) -> str:
     return "no" if given else "can"
 
 
-def _tensor(values: Any) -> Tensor:
+def _tensor(values: Any) -> torch.Tensor:
     return torch.tensor(values.to_numpy(dtype="float64"))
 
 

@@ -245,7 +245,7 @@ class LayerPass:
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with record.state.restored():
+        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
             result = self.compute(record)
         if shared := results_of_pass.get():
             shared.end_layer()
@@ -320,6 +320,6 @@ def check_no_dropout(layer: nn.Module) -> None:
         for key, rate in rates.items():
             if isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key):
                 raise RefusedError(
-                    f"The layer {type(layer).__name__} is in train mode and has dropout ({name or 'itself'}: "
+                    f"{type(layer).__name__} is in train mode and has dropout ({name or 'itself'}: "
                     f"{key}={rate}), so no two runs of it agree. Call model.eval() first."
                 )

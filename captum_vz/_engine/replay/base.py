@@ -56,7 +56,6 @@ class ReplayProblem:
     # How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
     max_groups: int | None
     intervention: Intervention  # what replaces the values
-    bfloat16_changes: bool  # whether changes may be multiplied in bfloat16
     targets: TargetRows
     heads: Tensor  # which query heads are zeroed, bool `(head,)`
     all_heads: bool  # whether all are
@@ -76,11 +75,10 @@ class ReplayProblem:
         heads: tuple[int, ...] | None = None,
         max_groups: int | None = None,
         intervention: Intervention = ZERO,
-        bfloat16_changes: bool = False,
     ) -> ReplayProblem:
         """The problem of one map. `heads` are the query heads to zero. None: all."""
         targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
-        asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number), bfloat16_changes
+        asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number)
         chunk_rows = site.layer.rows_in_chunk(output)
         members = once_a_pass(_group_members, site.source_mask, groups)
         zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, site.attention.values.device)

@@ -40,11 +40,6 @@ from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
-SHUFFLED = (
-    "random numbers are drawn before the layers. If these order or choose the tokens (ViTMAE's patches), rows and "
-    "columns of maps are in that order"
-)
-
 
 class LayerMaps(LayerAttribution, ForwardPassAttribution):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
@@ -293,8 +288,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 )
                 output = this.run(forward)
                 runs.output = output if later else None
-        if runs.drawn is not None and runs.drawn.fixed:
-            notes.append(SHUFFLED)
+        notes.extend(runs.warnings)
         maps = this.results
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import (
-    DrawnInputs,
+    LAYER_ERRORS,
     LayerPass,
     LayerRecord,
     ModelReplay,
     ReturnedTensor,
     alike_tensors,
     attention_site,
+    check_no_dropout,
     find_layers,
     first_module_holding,
     first_tensor,
@@ -29,7 +30,7 @@ from captum_vz._engine import (
 from captum_vz._private import tree_leaves
 from captum_vz.attr._base import warn
 from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
-from captum_vz.attr._call.further_calls import LeftPadding
+from captum_vz.attr._call.further_calls import LeftPadding, model_of
 from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -46,11 +47,10 @@ class Runs:
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
         output: What the pass returned, if scores depend on it. None: they do not.
-        drawn: What the layers were given after random numbers were drawn. None: none were.
+        warnings: What the user is told of the runs.
     """
 
     output: Any = None
-    drawn: DrawnInputs | None = None
 
     def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
         self._forward = forward
@@ -62,6 +62,8 @@ class Runs:
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self._random = random_states()
+        self._draws = False  # whether random numbers were drawn before a layer returned
+        self.warnings: list[str] = []
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
@@ -69,10 +71,7 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
-        if self.drawn is None and self._random != random_states():
-            self.drawn = DrawnInputs()
-        if self.drawn is not None:
-            self.drawn.note(record)
+        self._draws = self._draws or self._random != random_states()
         if len(found := alike_tensors(record.output)) > 1:
             self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
@@ -86,7 +85,7 @@ class Runs:
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
-        """Refuse random inputs at the end of a `with` block, and unrelated runs, unless `run` chooses some.
+        """Refuse unrelated runs at the end of a `with` block, unless `run` chooses some. Warn of random numbers.
 
         With `whole_blocks`, also refuse attention modules inside of blocks, and layers whose first output the model
         does not use.
@@ -101,14 +100,25 @@ class Runs:
         finally:
             self._last = _Last()  # which holds a layer's output
         self._refuse_unrelated()
-        if self.drawn is None and self.output is not None and self._random != random_states():
-            self.drawn = DrawnInputs()
-        if self.drawn is not None:
-            self.drawn.check(self._forward, self._layers, self.output)
+        if self._draws or (self.output is not None and self._random != random_states()):
+            self._note_random_numbers()
         if whole_blocks:
             self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:
             refuse_attention_modules(self._forward, list(self._attention_modules.values()))
+
+    def _note_random_numbers(self) -> None:
+        """Refuse dropout in train mode, and warn of other random numbers."""
+        model = self._layers[0]
+        with suppress(*LAYER_ERRORS):  # a function may run once only
+            model = model_of(None, self._forward, model)
+        check_no_dropout(model)
+        trained = next((name or type(model).__name__ for name, one in model.named_modules() if one.training), None)
+        self.warnings.append(
+            "random numbers were drawn before the layers had run, so what is shown is that of this draw. "
+            + (f"{trained} is in train mode: call model.eval(). " if trained else "")
+            + "If they order or choose the tokens (ViTMAE's patches), rows and columns are in that order"
+        )
 
     def _refuse_unrelated(self) -> None:
         if self.chosen is not None or not self._unclear:
@@ -319,6 +329,7 @@ def run_clean(
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
         runs.output = output
+    notes.extend(runs.warnings)
     notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")

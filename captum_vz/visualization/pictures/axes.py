@@ -37,8 +37,7 @@ PAGE: Final = (7.6, 10.2)
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
 TICK, PAD = 2.0, 2.0  # points
 
-# Of several fonts that have a character, these are taken first. The word is part of the name of the file.
-_PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
+# Parts of the names of fonts that are taken last, of several that have a character.
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
 
 
@@ -93,12 +92,11 @@ def _family_of(letter: str) -> str | None:
 
 @cache
 def _font_files() -> list[str]:
-    """Matplotlib's own font, and the scalable fonts of the system, preferred ones first."""
+    """Matplotlib's own font, and the scalable fonts of the system, regular ones without serifs first."""
 
-    def rank(path: str) -> tuple[int, int, str]:
-        name = Path(path).stem.lower().replace("-", "").replace("_", "")
-        preferred = next((place for place, part in enumerate(_PREFERRED) if part in name), len(_PREFERRED))
-        return sum(part in name for part in _AVOIDED), preferred, path
+    def rank(path: str) -> tuple[int, bool, str]:
+        name = Path(path).stem.lower()
+        return sum(part in name for part in _AVOIDED), "sans" not in name, path
 
     system = (path for path in font_manager.findSystemFonts() if "color" not in path.lower())
     return [str(font_manager.findfont(FontProperties(family=rcParams["font.family"]))), *sorted(system, key=rank)]

@@ -56,46 +56,40 @@ def draw_maps(
     Zero is white. Panels share one scale, which ends at the largest score. Colours of shares are by the square root, so
     that small shares can be seen. A rollout has an end of its own, which its title names. To compare two figures, pass
     the same `vmax` to both: 1 for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
-    red below. Labels are written once, at the left and lower edges of the grid. The figure fits a page. It is larger
-    only if its labels could not be read otherwise. It is not registered with pyplot, so it need not be closed.
+    red below. The figure fits a page, and is larger only if its labels could not be read otherwise.
 
     Args:
-        maps: A dict from the titles of the panels to maps, or a list of maps, one for each layer. Maps in a list are
-            titled "layer 0", "layer 1" and so on. A map is `(out, in)`, or `(1, out, in)` as `attribute` returns it for
-            one sentence.
+        maps: A dict from the titles of the panels to maps, or a list of maps, titled "layer 0", "layer 1" and so on. A
+            map is `(out, in)`, or `(1, out, in)` as `attribute` returns it for one sentence.
         tokens: The source tokens, `len(tokens) == in`.
         token: The position of the output token whose row is marked. Negative positions count from the end.
         label: The label of the colour scale, such as "share of the row" for rows that sum to 1.
         out_tokens: The output tokens of maps of cross-attention, `len(out_tokens) == out`. None: the source tokens.
         minus: Maps that are subtracted, and their tokens: `(maps, tokens)` or `(maps, tokens, words)`. The two texts
-            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one. The
-            label of the scale says which text is subtracted.
+            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one.
         heads: Whether maps hold heads, `(heads, out, in)` or `(1, heads, out, in)`, which become panels of their own.
-        words: Merges pieces to words. It is the number of each token's word, as `word_ids()` of a tokenizer's output,
-            or True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged, so
-            rows keep their sums. With `out_tokens`: True, or a pair of numbers for sources and for outputs.
-        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
-        drop: Tokens that are left out: "special", or positions. The other scores do not change. Positions of `dim` and
-            `drop` count source tokens, and output tokens if these are the same.
+        words: Merges pieces to words: the number of each token's word, as `word_ids()` of a tokenizer's output, or
+            True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged. With
+            `out_tokens`: True, or a pair of numbers for sources and for outputs.
+        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions of source tokens.
+        drop: Tokens that are left out: "special", or positions of source tokens. The other scores do not change.
         scale: "shared": one scale for all panels. "panel": each panel ends at its own largest score, which its title
             says. "root": shared, with colours by the square root. None: "root" for shares, which are not negative and
-            have rows that sum to at most 1, else "shared"; unless `vmax` is given, panels whose titles have the word
-            "rollout" end at their own largest score.
+            have rows that sum to at most 1, else "shared"; panels whose titles have the word "rollout" end at their own
+            largest score.
         vmax: The end of the scale of all panels, with "shared" or "root". None: the largest score.
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
         title: A title above the panels.
-        ax: Axes to draw into, one for each panel. In a grid of axes, labels are at the left and lower edges. The scale
-            is drawn at the right of the last one.
+        ax: Axes to draw into, one for each panel. The scale is drawn at the right of the last one.
         fig: A figure or a subfigure to draw into, which keeps its size.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`. `figure.savefig("maps.png")` writes it to a file,
-        and a notebook shows it. :func:`describe` gives its numbers.
+        A matplotlib figure: a new one, which is not registered with pyplot; `fig`; or the figure of `ax`.
+        `figure.savefig("maps.png")` writes it, a notebook shows it, and :func:`describe` gives its numbers.
 
     Raises:
-        ArgumentError: There is no map. A map does not fit the tokens, or is a batch of several examples. Scores are not
-            finite. `token` is out of range or left out. An option has an unknown value.
+        ArgumentError: Maps do not fit the tokens, are a batch, or are not finite. A position or an option is wrong.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_model

@@ -70,8 +70,7 @@ def draw_route(
         A matplotlib figure: a new one, `fig`, or the figure of `ax`. :func:`describe` lists its edges and paths.
 
     Raises:
-        ArgumentError: There is no map. A map does not fit the tokens, or holds negative scores or rows with a sum far
-            above 1. An option is out of range.
+        ArgumentError: Maps do not fit the tokens, or are no shares. An option is out of range.
 
     >>> first = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
     >>> second = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
@@ -127,8 +126,8 @@ class Route:
         parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
         if self.paths:
             marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
-            of_first = "" if len(self.paths) == 1 else " of the first"
-            parts += f" Orange: the {marked}, with each step's score{of_first}."
+            numbers = "each step's score" if len(self.paths) == 1 else "scores of the first"
+            parts += f" Orange: the {marked}, with {numbers}."
         return axes.in_lines(parts, width, _LEGEND, 24)
 
     def content(self) -> Content:

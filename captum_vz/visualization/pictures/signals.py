@@ -165,15 +165,12 @@ def draw_image(
     The image is grey and pale. A patch is the bluer, the larger its score, and clear at zero.
 
     Args:
-        rows: A dict from names to scores, or a list with scores for each layer, or a tensor `(layers, in)`. Scores are
-            `(in,)` or `(1, in)`, as `attribute` returns them for one token. Or they are whole maps `(out, in)` or
-            `(1, out, in)`, from which the row of `token` is taken. Tokens before the patches are left out.
+        rows: Scores of one token in each layer, as in :func:`draw_row`. Tokens before the patches are left out.
         image: The image, see :func:`image_grid`.
         token: The position of the token that is explained. A patch is framed.
         label: The label of the colour scale.
         grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
-        scale: "shared"; "panel", where each panel ends at its own largest score; or "root", shared, with colours by
-            the square root. None: "root" for shares, with a scale of its own for a rollout; else "shared".
+        scale: See :func:`draw_maps`.
         vmax: The end of the scale, with "shared" or "root". None: the largest score of a patch.
         columns: The number of panels in a row. None: nearly a square.
         size: The width and height of the page in inches. The figure is no larger.
@@ -184,8 +181,7 @@ def draw_image(
         A matplotlib figure: a new one, or `fig`.
 
     Raises:
-        ArgumentError: There is no row, scores or image have another shape, the patches do not make a grid, or an option
-            has an unknown value.
+        ArgumentError: Scores or image have another shape, the patches do not make a grid, or an option is wrong.
 
     >>> layers = torch.rand(3, 17).softmax(-1)  # [CLS] and sixteen patches, in three layers
     >>> figure = draw_image(layers, torch.rand(3, 32, 32), token=0)
