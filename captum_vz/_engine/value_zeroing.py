@@ -17,7 +17,7 @@ from captum_vz._engine.numerics.attention import by_rows
 from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
 from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs
+from captum_vz._engine.replay.definition import DefinitionReplay, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -37,6 +37,8 @@ REPLAYS: tuple[Replay, ...] = (
     PackedReplay(first_tensor_only=True),
     DefinitionReplay(),
 )
+# In layers of unknown code, the definition is the fastest replay of so few groups of sources.
+FEW_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def value_zeroing_scores(
         if _traces.wanted is not None:
             _traces.wanted.append(trace)
         known = REPLAYS[-1:] if site.layer.hooks else REPLAYS  # a hook may count positions
-        if not problem.trust.library and len(known) > 1 and decides_by_numbers(site):
-            known = (*REPLAYS[-1:], *REPLAYS[:-1])
+        if not problem.trust.library and problem.members.shape[1] <= FEW_GROUPS:
+            known = (*REPLAYS[-1:], *known[:-1])
         waiting = [replay for replay in known if _traces.only in (None, replay.name)]
         while waiting:
             replay = waiting[0]

@@ -42,7 +42,7 @@ from captum_vz._engine.replay.base import (
     only_chunk,
 )
 from captum_vz._engine.replay.unknown_code import is_independent
-from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
+from captum_vz._engine.structure.dependence import values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
@@ -177,13 +177,13 @@ class ChunkRunner:
 class PackedPairs:
     """Runs single positions of a layer with given contexts.
 
-    If the attention module returned the context or its projection, the module is answered as a whole, unless
-    `by_module` is False. If the module does more (ALBERT's norm and residual), its own code runs, and only the
-    attention function inside is answered. Attentions before the one that is zeroed answer their clean output. Those
-    after it really run, on the positions of one example at a time.
+    If the attention module returned the context or its projection, the module is answered as a whole. If the module
+    does more (ALBERT's norm and residual), its own code runs, and only the attention function inside is answered.
+    Attentions before the one that is zeroed answer their clean output. Those after it really run, on the positions of
+    one example at a time.
     """
 
-    def __init__(self, site: AttentionSite, first_tensor_only: bool = False, by_module: bool = True) -> None:
+    def __init__(self, site: AttentionSite, first_tensor_only: bool = False) -> None:
         attention, layer = site.attention, site.layer
         if attention.context is None:
             raise CannotReplayError("its attention is computed inline, so its contexts cannot be read")
@@ -204,7 +204,7 @@ class PackedPairs:
             self.runner.replace_modules({before.module: answer})
             self._earlier.append((answer, before.batch_first(clean)))
         self.answer: ModuleAnswer | AnswerContext
-        if by_module and attention.replaceable and attention.module is not layer.layer:
+        if attention.replaceable and attention.module is not layer.layer:
             self.answer = ModuleAnswer(attention)
             self.runner.replace_modules({attention.module: self.answer})
         else:
@@ -286,12 +286,8 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library:
-        if not values_follow_token_order(site.runner(), site.attention):
-            raise CannotReplayError("its values stand in another order than its tokens")
-        own_code = site.attention.module is site.layer.layer  # which runs in any case
-        if not own_code and not projects_any_context(site.runner(), site.attention):
-            pairs = PackedPairs(site, first_tensor_only, by_module=False)
+    if not problem.trust.library and not values_follow_token_order(site.runner(), site.attention):
+        raise CannotReplayError("its values stand in another order than its tokens")
     if not problem.trust.independent:
         _check_independent(pairs, problem)
     return pairs
