@@ -173,7 +173,7 @@ def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
     batch, out, sources = windows.shape
     position, held = windows.position, windows.position != NO_POSITION
     window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
-    if window_of_output is not None and problem.groups is None and problem.max_groups is None:
+    if window_of_output is not None and problem.asked.groups is None and problem.asked.max_groups is None:
         places, place = windows.place.unique(return_inverse=True)
         zeroed = (windows.place == places[:, None]) & held
         source = torch.full((len(places), windows.count), NO_POSITION, device=position.device)
@@ -183,9 +183,9 @@ def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
         number = torch.arange(problem.members.shape[1], device=position.device)[:, None]
         zeroed = (problem.group_of.flatten()[position] == number) & held
         group = number[..., None].expand(-1, batch, out)
-    at_once = min(windows.at_once, problem.max_groups or len(zeroed))
+    at_once = min(windows.at_once, problem.asked.max_groups or len(zeroed))
     at_once = min(at_once, max(1, problem.chunk_rows // (batch * max(out, sources))))  # where memory was short
-    heads = None if problem.all_heads else problem.heads
+    heads = None if problem.asked.heads is None else problem.heads
     some = zip(zeroed.split(at_once), group.split(at_once), strict=True)
     return len(zeroed), ((*windows.filled(few, 0.0, heads), number) for few, number in some)
 

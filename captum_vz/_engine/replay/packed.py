@@ -84,9 +84,11 @@ class PackedReplay:
             problem = replace(problem, chunk_rows=rows)
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
-        shared = count <= rows and problem.max_groups is None
+        shared = count <= rows and problem.asked.max_groups is None
         chunks = (
-            asked.chunks(rows, problem.max_groups) if not shared else [once_a_pass(only_chunk, asked)] * bool(count)
+            asked.chunks(rows, problem.asked.max_groups)
+            if not shared
+            else [once_a_pass(only_chunk, asked)] * bool(count)
         )
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
@@ -158,7 +160,7 @@ class ChunkRunner:
             unchanged = lost.abs().amax(-1) == 0
             own.sub_(lost)
             self.cancelled = torch.sub(self._sizes[chunk.target], own.abs().amax(-1), alpha=CANCELLATION)
-            if chunk.alone is not None and problem.all_heads:
+            if chunk.alone is not None and problem.asked.heads is None:
                 own.masked_fill_(chunk.alone, 0)
                 self.cancelled = self.cancelled.masked_fill(chunk.alone[:, 0], 0)
         answer = self._pairs.run(chunk.batch, chunk.out, given.mul_(chunk.signs), shared)
@@ -327,7 +329,7 @@ def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
             weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
         else:
             weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
-        weight = weight if problem.all_heads else weight * problem.heads
+        weight = weight if problem.asked.heads is None else weight * problem.heads
         weight = weight if there is None else weight * there
         value = values[batch, :, source]  # (n, key-value head, d_head)
         if shared_by == 1:

@@ -305,7 +305,7 @@ class FoldedReplay:
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
         if not isinstance(problem.intervention, ZeroValue):
-            if problem.bfloat16_changes:
+            if problem.asked.bfloat16_changes:
                 unlike = "only changes of zeroed values are multiplied in bfloat16"
                 problem.site.layer.warnings.append(f"matmul_precision='medium' has no effect: {unlike}")
             return False
@@ -321,7 +321,7 @@ class FoldedReplay:
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
-        wanted, in_bfloat16 = problem.bfloat16_changes, _in_bfloat16(problem)
+        wanted, in_bfloat16 = problem.asked.bfloat16_changes, _in_bfloat16(problem)
         if wanted and not in_bfloat16:
             warnings.append(f"matmul_precision='medium' has no effect: {problem.output.device} has no fast bfloat16")
         try:
@@ -346,7 +346,7 @@ class FoldedReplay:
 
 
 def _in_bfloat16(problem: ReplayProblem) -> bool:
-    return problem.bfloat16_changes and has_fast_bfloat16(problem.output.device)
+    return problem.asked.bfloat16_changes and has_fast_bfloat16(problem.output.device)
 
 
 def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
