@@ -9,14 +9,16 @@ import io
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 #: How the names of this package's temporary files end. Other programs have their own.
 TEMPORARY: Final = ".captum-vz.tmp"
+_DAY: Final = 24 * 60 * 60  # seconds
 
 _SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PERMISSION: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
@@ -30,11 +32,14 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
     """
+    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_beside(path) as temporary:
-            write_through(temporary, data)
-            os.replace(temporary, path)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # some disks notice only then that they are full
+        os.replace(temporary, path)
     except OSError as error:
         remedy = "free space, and " if error.errno in _SPACE else ""
         remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy
@@ -43,6 +48,9 @@ def write_whole(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
             "to continue",
         ) from error
+    finally:
+        with suppress(OSError):  # only the first error is reported
+            temporary.unlink(missing_ok=True)
 
 
 def write_file(path: str | PathLike[str], content: str | bytes) -> None:
@@ -75,33 +83,12 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
         raise
 
 
-@contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """A name for a temporary file in the folder of `path`. A file of that name is gone after the `with` block."""
-    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
-    try:
-        yield temporary
-    finally:
-        with suppress(OSError):  # only the first error is reported
-            temporary.unlink(missing_ok=True)
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Writes a file, and returns when all of it is on the disk. Some disks notice only then that they are full."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def remove_temporary(folder: Path) -> None:
-    """Removes what killed processes of this package on this machine have left. Other processes are still writing."""
-    ours = re.compile(rf"\..+\.{re.escape(socket.gethostname())}\.(\d+){re.escape(TEMPORARY)}")
+    """Removes what killed processes of this package have left: temporary files that are older than a day."""
     for path in folder.rglob(f".*{TEMPORARY}"):
-        name = ours.fullmatch(path.name)
-        if name is not None and not _is_running(int(name[1])):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DAY:
+                path.unlink()
 
 
 def safe_name(name: str) -> str:
@@ -114,18 +101,6 @@ def safe_name(name: str) -> str:
     if safe and safe == name and not safe.endswith((".csv", ".md", ".png")):  # these are names of results
         return name
     return f"{safe or 'model'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere a signal may end the process
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to somebody else
-        return True
-    return True
 
 
 def comma_separated(rows: Iterable[Iterable[Any]]) -> str:

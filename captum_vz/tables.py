@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_vz._start import room
 from captum_vz.visualization import View
 from captum_vz.visualization.pictures.axes import MARK
-from captum_vz.visualization.terminal import columns_of
+from captum_vz.visualization.terminal import columns_of, painted
 from captum_vz.visualization.tokens import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
@@ -43,7 +43,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
 
     Args:
         heads: The heads of the columns, which may have several lines.
-        rows: Cells.
+        rows: Cells. A list is a cell in parts: pairs of a text and the share from -1 to 1 that colours it, or None.
         right: The columns that are aligned at the right, also their heads.
 
     >>> print(text_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
@@ -53,12 +53,15 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     """
     split = [head.split("\n") for head in heads] if any(heads) else []
     top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
-    lines = [[printable(str(cell)) for cell in line] for line in [*reversed(list(top)), *rows]]
-    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+    cells = [[c if isinstance(c, list) else [(str(c), None)] for c in line] for line in [*reversed(list(top)), *rows]]
+    lines = [[[(printable(text), share) for text, share in cell] for cell in line] for line in cells]
+    counts = [[sum(columns_of(text) for text, _ in cell) for cell in line] for line in lines]
+    widths = list(map(max, zip(*counts, strict=True)))
 
-    def padded(place: int, cell: str) -> str:
-        blank = " " * (widths[place] - columns_of(cell))
-        return blank + cell if place in right else cell + blank
+    def padded(place: int, cell: Any) -> str:
+        shown = "".join(text if share is None else painted(text, share) for text, share in cell)
+        blank = " " * (widths[place] - sum(columns_of(text) for text, _ in cell))
+        return blank + shown if place in right else shown + blank
 
     most, parts, used = room(), [[0]], sum(widths[:1])
     for place, width in enumerate(widths[1:], 1):

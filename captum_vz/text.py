@@ -86,7 +86,8 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
     >>> tokens[encoded.target], [tokens[position] for position in encoded.cue]
     ('[MASK]', ['pictures'])
     """
-    form = _target_word(record)
+    start, end = record_spans(record)[record["target"]]
+    form = record["masked"][start:end]
     if form.upper() == MASK:  # the mask of a lower-case sentence is lower case
         form = tokenizer.mask_token
     if form is None:
@@ -133,12 +134,6 @@ def _fill(record: Record, form: str) -> tuple[str, list[int]]:
     start, end = spans[record["target"]]
     starts = [first if first <= start else first + len(form) - (end - start) for first, _ in spans]
     return record["masked"][:start] + form + record["masked"][end:], starts
-
-
-def _target_word(record: Record) -> str:
-    start, end = record_spans(record)[record["target"]]
-    word: str = record["masked"][start:end]
-    return word
 
 
 def record_spans(record: Record) -> list[tuple[int, int]]:

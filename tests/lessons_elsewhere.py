@@ -16,7 +16,7 @@ def main(*names: str) -> None:
     for package in (captum_vz, captum_vz_lessons):
         place = Path(package.__file__).parents[1]
         assert not (place / "setup.cfg").exists() and not (place / "pyproject.toml").exists(), f"{place} is a checkout"
-    assert len(lessons()) == 10, lessons()
+    assert len(lessons()) == 11, lessons()
     for lesson in lessons(*names):
         with TemporaryDirectory() as folder:
             copy = Path(folder) / "copy.ipynb"

@@ -127,7 +127,7 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
             assert main(arguments) == 0
             assert capsys.readouterr() == piped
     assert main(arguments) == 0
-    assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] == "explain" or "--step" in arguments)
+    assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] != "verify")
 
 
 # Progress
@@ -146,7 +146,7 @@ class Terminal(io.StringIO):
         (["explain", SENTENCE, "--output", "x.png"], ["loading agreement", "maps of 4 layers", "drawing x.png"]),
         (["compare", SENTENCE, "--methods", "attention", "random"], ["methods: 0/2", "methods: 2/2, random"]),
         (["compare", SENTENCE, "--methods", "random", "--truth"], ["blanking out each token"]),
-        (["generate", "the hat", "--max-new-tokens", "2"], ["value-zeroing-rollout: 2 new tokens, 3 layers"]),
+        (["generate", "the hat", "--max-new-tokens", "2"], ["value-zeroing-rollout: 2 new tokens"]),
     ],
 )
 def test_progress_is_shown_on_terminals_only(

@@ -1,6 +1,7 @@
 """Real models by their names, in each call that takes one. They are installed in the slow part of `.ci/run`."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,11 @@ def test_calls_take_the_name(smollm2: Any, tmp_path: Path) -> None:
 def test_command_takes_the_name(smollm2: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", CAPITAL, "--model", "smollm2", "--foil", "Athens"]) == 0
     assert "Russia" in capsys.readouterr().out
+
+
+def test_picture_marks_the_layer_that_decides(smollm2: Any) -> None:
+    """The description of README's picture quotes what its script computes."""
+    words, _, layer, rows = runpy.run_path(str(ROOT / "tutorials" / "images" / "first.py"))["real"]()
+    share = rows[f"layer {layer}"][words.index("Russia")]
+    described = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"layer {layer} reads “Russia” ({100 * share:.0f} %)" in described

@@ -42,8 +42,8 @@ def notebook(path: Path) -> NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def test_ten_lessons() -> None:
-    assert [path.name[:3] for path in TUTORIALS] == [f"{number:02}_" for number in range(1, 11)]
+def test_eleven_lessons() -> None:
+    assert [path.name[:3] for path in TUTORIALS] == [f"{number:02}_" for number in range(1, 12)]
 
 
 def test_lesson_asks_and_grades(notebook: NotebookNode) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -10,17 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz import ValueZeroing, find_layers
-from captum_vz._names import known_name
+from captum_vz import ValueZeroing
+from captum_vz._start import is_terminal
 from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
 from captum_vz.app.tasks import targets_of
 from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import deciding_layer
-from captum_vz.generation import attribute_generation
+from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods import (
     DECIDING,
     DECISION,
+    DEEP,
     MAPS,
     METHODS,
     Method,
@@ -31,19 +34,19 @@ from captum_vz.methods import (
     rollout_of,
     shares,
 )
-from captum_vz.methods.decision import DecisionMethod
+from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
-from captum_vz.result import Explanation, Maps, Part, Row, TokenText
+from captum_vz.result import Explanation, Maps, Part, Row
 from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
-from captum_vz.subjects.texts import encode, find_token
+from captum_vz.subjects.texts import find_token
 
 #: Effects on a tagger's logit are small if their sizes sum to less than this part of it. A remark then names the tokens
 #: on which the logit rests by another method.
 SMALL = 0.5
-#: What says so: the first of these that has rules for the model.
-OF_VECTORS = ("attn-lrp", "integrated-gradients")
+#: What says so.
+OF_VECTORS = "attn-lrp"
 
 
 def explain(
@@ -75,14 +78,14 @@ def explain(
     classes of images, of sound  the predicted class                     the effect on its logit
     the same, with target, foil  the word at the mask, the next word     the effect on its logit
     letters of speech (CTC)      each letter, at its first frame         the effect on its logit
-    no head                      the mask, the last token                its row of Value Zeroing
+    a text to write              each token of the translation           its row of cross-attention
+    no head                      the mask, else `[CLS]`                  its row of Value Zeroing
     ============================ ======================================= ==================================
 
     A SentenceTransformer with two texts explains the cosine similarity of their embeddings by the tokens of the first
     text, as does the folder of a sentence encoder. With one text, it explains how far the embedding moves without each
-    token. An encoder-decoder explains the encoder's states. With
-    `stack="decoder"`, or with a method that explains the output, it explains each word that it generates, by
-    cross-attention.
+    token. An encoder-decoder explains what it writes, as :func:`~captum_vz.generation.attribute_generation` does, and
+    with `stack="encoder"` the states of its encoder.
 
     Args:
         model: The name of a folder, or of an embedded model; a model of transformers; a pair of it and its tokenizer,
@@ -118,7 +121,7 @@ def explain(
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
-        `to_pandas()`.
+        `to_pandas()`. Of an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`.
 
     Raises:
         ArgumentError: An argument does not fit the model, or changes no score of the method; the text is empty or too
@@ -135,6 +138,9 @@ def explain(
     subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
+    elif wish.asks_embedding(subject, text):
+        with suppress(ArgumentError):  # of encoders that are not read from their folder
+            subject = subject.sentences or subject
     remarks = list[str]()
     if wish.asks_decision(subject):
         both = {name: METHODS[name] for name in (DECISION, MAPS)}
@@ -145,8 +151,6 @@ def explain(
                 raise
             remarks.append(f"without {DECISION}: {error}")
     asked = wish.default_method(subject.task) if method is None else method
-    if isinstance(asked, str):
-        asked = known_name("method", asked, METHODS)
     name, chosen = name_of(asked), as_method(asked).of(subject)
     if layer is not None and not wish.has_layer(chosen):
         raise ArgumentError(
@@ -154,17 +158,14 @@ def explain(
             f"{EFFECT_OF_LAYER if chosen.explains_output else MAPS}."
         )
     for one in wish.unused(subject.task, chosen):
-        number, row = "a number of the output", "the row of a token"
-        if one == "token":
-            number, row = row, number
+        explained, instead = ("a number of the output", MAPS) if one == "token" else ("the row of a token", EFFECT)
         raise ArgumentError(
-            f"{one} is {getattr(wish, one)!r}, which chooses {number}, but {name} explains {row}: "
-            f"leave it out, or choose another method, such as {MAPS if one == 'token' else EFFECT}.",
+            f"{one} is {getattr(wish, one)!r}, but {name} explains {explained}: leave it out, or choose another "
+            f"method, such as {instead}.",
             one,
         )
-    if subject.task == heads.SEQ2SEQ and (chosen.explains_output or stack == "decoder"):
-        layers = find_layers(subject.model, "decoder") if chosen.layered else subject.layers
-        return _generated(replace(subject, layers=layers), text, text_pair, wish, name, chosen)
+    if subject.task == heads.SEQ2SEQ and stack != "encoder":
+        return _written(subject, text, text_pair, wish, asked)
     found = explained_by(subject, text, text_pair, wish, {name: chosen})
     found.told += remarks
     return found
@@ -260,8 +261,9 @@ class _Run:
             scores = scores[..., self.read.firsts]
         rows = [self._shown(method, row) for row in rows]
         if isinstance(method, DecisionMethod):
-            contrast = "" if any(target.foil is not None for target in targets) else ", against all others"
-            self.told.append(f"{name}: by {method.used(self.asked[0][0])}{contrast}")
+            self.told.append(f"{name}: by {method.used(self.asked[0][0])}")
+            if self.subject.task == heads.CAUSAL and targets[0].foil is None:
+                self.told.append(f"{targets[0].name}, {AGAINST_ALL}")
         make, causal = partial(self._maps, method, layer if method.layered else -1), self.subject.task == heads.CAUSAL
         return Part(name, method, rows, scores, names, layer % depth if method.layered else None, make, causal)
 
@@ -323,13 +325,15 @@ class _Run:
         """The maps behind the rows of a method."""
         if method.maps is None:
             return Maps()
+        if self.subject.depth > DEEP and is_terminal(sys.stderr):
+            method = replace(method, options={**method.options, "show_progress": True})
         pooled, first = self.read.pooled, (self.subject, *self.asked[0])
         if not self.is_whole:
             return Maps([pooled(self._joined_map(method, layer))])
         layers = [pooled(one[0]) for one in method.layer_maps(*first)]
         joining = rollout_of(method)
         rollout = None if joining is None or not layers else pooled(joining.whole_maps(*first)[-1][0])
-        lengths = LayerMethod("distances", partial(ValueZeroing, normalize=False))
+        lengths = LayerMethod("distances", partial(ValueZeroing, normalize=False), options=method.options)
         found = lengths.layer_maps(*first) if method.maps is ValueZeroing else []
         return Maps(layers, rollout, [pooled(one[0]) for one in found])
 
@@ -341,24 +345,19 @@ class _Run:
         return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
 
 
-def _generated(subject: Subject, text: Any, pair: Any, wish: Wish, name: str, method: Method) -> Explanation:
-    """The words that an encoder-decoder generates, by cross-attention."""
-    if pair is not None or wish.words or wish.window or (wish.target, wish.foil, wish.token) != (None, None, None):
+def _written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> Explanation:
+    """Each token that an encoder-decoder writes, by the tokens of the text."""
+    if pair is not None or wish.words or wish.window or (wish.target, wish.token) != (None, None):
         raise ArgumentError(
-            "generated words are explained one by one: leave text_pair=, target=, foil=, token=, words=, window= out, "
-            "or use captum_vz.generation.attribute_generation."
+            "an encoder-decoder explains each token that it writes: leave text_pair=, target=, token=, words=, window= "
+            "out. Or use captum_vz.generation.attribute_generation, or stack='encoder'."
         )
     check_texts(text, pair)
-    found = attribute_generation(subject, text, method)
-    layer = found.layer_index(-1 if wish.layer is None else wish.layer) if method.layered else 0
-    ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
-    read = TokenText.of(subject.tokenizer, ids)
-    scores = found.scores[:, : len(ids)].permute(0, 2, 1)
-    rows = [Row(f"{step} {label}", None, scores[step, layer]) for step, label in enumerate(found.generated.labels)]
-    part = Part(name, method, rows, scores, found.layers, layer if method.layered else None)
-    raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
-    of = subject.task, [(found.text, 1.0)], list(read.words), list(read.special), raw
-    return Explanation(list(read.labels), {name: part}, *of)
+    asked: Any = {"layer": wish.layer, "foil": wish.foil}
+    found: GenerationAttribution = attribute_generation((subject.model, subject.tokenizer), text, method, **asked)
+    found.task, found.predictions = subject.task, [(found.text, 1.0)]
+    found.told.insert(0, f"the model writes: {found.text}")
+    return found
 
 
 def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
@@ -367,15 +366,13 @@ def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
     small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
     if not small or not found.is_signed:
         return []
-    for name in OF_VECTORS:
-        try:
-            decides = run.part(name, METHODS[name], None, targets_of(run.read, wish)[1]).rows
-        except RefusedError:
-            continue
-        best = {place: int(decides[place].scores.abs().argmax()) for place in small}
-        told = [f"{rows[i].name} on {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
-        return [
-            "zeroing values does not touch a token's own vector, and changes less than half of these logits. By "
-            f"{name} they rest most on: {', '.join(told)} (method={name!r} shows all tokens)"
-        ]
-    return []
+    try:
+        decides = run.part(OF_VECTORS, METHODS[OF_VECTORS], None, targets_of(run.read, wish)[1]).rows
+    except RefusedError:
+        return []
+    best = {place: int(decides[place].scores.abs().argmax()) for place in small}
+    told = [f"{rows[i].name} on {found.tokens[j]} {decides[i].scores[j]:+.2f}" for i, j in best.items()]
+    return [
+        "zeroing values does not touch a token's own vector, and changes less than half of these logits. By "
+        f"{OF_VECTORS} they rest most on: {', '.join(told)} (method={OF_VECTORS!r} shows all tokens)"
+    ]

@@ -125,19 +125,16 @@ class Input:
             return {}
         words, raw = self.text.words, self.subject.tokenizer.convert_ids_to_tokens(list(self.text.ids))
         windows = [piece.window for piece in self.pieces] if len(self.pieces) > 1 else []
-        if not self.by_words:
-            found = {"tokens": list(self.names), "words": list(words), "special": list(self.special)}
-            return found | {"raw_tokens": list(map(str, raw)), "windows": windows}
-        count = len(self.firsts)
-        joined_raw = [""] * count
-        for one, word in zip(raw, words, strict=True):
-            joined_raw[word] += str(one)
+        groups: Sequence[int] = words if self.by_words else range(len(words))
+        joined_raw = dict.fromkeys(groups, "")
+        for one, group in zip(raw, groups, strict=True):
+            joined_raw[group] += str(one)
         return {
-            "tokens": list(self.text.word_texts),
-            "words": list(range(count)),
-            "special": [self.special[place] for place in self.firsts],
-            "raw_tokens": joined_raw,
-            "windows": [(words[start], words[stop - 1] + 1) for start, stop in windows],
+            "tokens": list(self.text.word_texts if self.by_words else self.names),
+            "words": list(joined_raw if self.by_words else words),
+            "special": [self.special[place] for place in (self.firsts if self.by_words else groups)],
+            "raw_tokens": list(joined_raw.values()),
+            "windows": [(groups[start], groups[stop - 1] + 1) for start, stop in windows],
         }
 
 
@@ -260,7 +257,10 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
         value = cosine_similarity(_output(subject.forward, subject, text), reference).item()
         predictions = [("cosine similarity", value)]
     target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
-    return replace(_text(subject, text, None, wish), given=(predictions, target))
+    found = replace(_text(subject, text, None, wish), given=(predictions, target))
+    if other is None:
+        found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
+    return found
 
 
 def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:

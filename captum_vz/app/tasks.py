@@ -26,7 +26,10 @@ def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     if task in _TASKS:
         predictions, rows = _TASKS[task](read, wish)
     elif wish.target is None and wish.foil is None:
-        return [], [Target(read.names[read.token], read.token, "")]
+        name, kind = read.names[read.token], type(read.subject.model).__name__
+        if wish.token is None:
+            read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
+        return [], [Target(name, read.token, "")]
     else:
         raise ArgumentError(
             f"target names a label or a word, but {type(read.subject.model).__name__} has no head that predicts one. "
@@ -149,7 +152,13 @@ def _words(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
         predictions = list(zip(map(word, likeliest.indices.tolist()), likeliest.values.tolist(), strict=True))
     numbers, told = heads.class_numbers(model, tokenizer, wish.target, wish.foil)
     read.told.update(dict.fromkeys(told))
-    return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), word)
+    given = zip(numbers, (wish.target, wish.foil), strict=True)
+    typed = {number: one.strip() for number, one in given if isinstance(one, str)}  # a word of several tokens is whole
+
+    def name(number: int) -> str:
+        return typed.get(number) or word(number)
+
+    return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), name)
 
 
 def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:

@@ -52,6 +52,11 @@ class Wish:
         is_open = self.method is None and self.window is None and self.layer in (None, DECIDING)
         return is_open and subject.task == heads.CAUSAL and subject.depth >= DEEP
 
+    def asks_embedding(self, subject: Subject, text: Any) -> bool:
+        """Whether a folder of a sentence encoder is asked about nothing but a text without a mask."""
+        marks = {"[MASK]", getattr(subject.tokenizer, "mask_token", None) or "[MASK]"}
+        return self == Wish(words=self.words) and isinstance(text, str) and not any(mark in text for mark in marks)
+
     def default_method(self, task: str) -> str:
         """The name of the method that explains a model of this task, unless the user chooses one."""
         if self.layer == DECIDING or (task in BY_MAPS and self.target is None and self.foil is None):
@@ -66,7 +71,7 @@ class Wish:
     def has_layer(self, method: Method) -> bool:
         """Whether this method has the layer that is asked for. A layer can decide if the method has its map alone."""
         if self.layer == DECIDING:
-            return method.maps is not None and not method.joins and not method.explains_output
+            return method.shows_layers
         return method.layered
 
     def unused(self, task: str, method: Method) -> list[str]:

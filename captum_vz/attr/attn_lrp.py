@@ -58,6 +58,7 @@ class AttnLRP(Described, LayerGradientXActivation):
         multiply_by_inputs: Whether gradients are multiplied by the entries of the layer. False returns the gradients.
         cp_lrp: Whether attention weights, as all outputs of a softmax, are constants (CP-LRP, `Ali et al. 2022
             <https://proceedings.mlr.press/v162/ali22a.html>`_). Relevance then flows through values alone.
+            The gate of a feed-forward network keeps its half, which the authors' package gives to the other factor.
 
     >>> from captum_vz import AttnLRP
     >>> from captum_vz.functional import token_scores

@@ -67,12 +67,6 @@ class ValueZeroing(LayerMaps):
             the layer, whose rows are the values `(batch, in, d)`. Or `(part, select)`: `select` is given what the part
             returns, and returns the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. Or a list of
             these, or a function that takes a layer and returns one.
-        matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", the
-            feed-forward multiplies the changes in bfloat16. On hardware with bfloat16 units, a map takes 0.7 to 0.9 of
-            the time. On real weights, half of the scores above 0.001 change by less than 0.04 %, and the largest
-            change is 0.6 %. On other hardware the map is exact, with a warning. The same holds for layers whose
-            feed-forward is not linear or gated after a norm. A few rows, short sentences and small models are computed
-            exactly as well, because bfloat16 saves no time there.
         intervention: What happens to a source. "zero": its value is zero, as in the paper. "mean": its value is the
             mean of the sequence's values. "knockout": it is hidden, and the other weights are divided by their sum. Or
             an object of a subclass of :class:`~captum_vz.functional.Intervention`.
@@ -105,7 +99,6 @@ class ValueZeroing(LayerMaps):
         normalize: bool = True,
         final_norm: nn.Module | None = None,
         values: Values = None,
-        matmul_precision: str = "highest",
         intervention: str | Intervention = "zero",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
@@ -118,8 +111,6 @@ class ValueZeroing(LayerMaps):
         self.reduce_heads = reduce_heads
         self.final_norm = final_norm
         self.values = values
-        check_one_of("matmul_precision", matmul_precision, "highest", "medium")
-        self.matmul_precision = matmul_precision
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances between clean and changed outputs, `(batch, row, group)`, or `(batch, head, row, group)`."""
@@ -131,7 +122,6 @@ class ValueZeroing(LayerMaps):
             max_groups=wanted.max_groups,
             heads=heads,
             intervention=get_intervention(self.intervention),
-            bfloat16_changes=self._is_fast(),
             steps=wanted.steps,
         )
         distance = self._distance(site)
@@ -139,10 +129,6 @@ class ValueZeroing(LayerMaps):
             return value_zeroing_scores(site, distance, asked)
         each = range(site.shape.heads) if heads is None else heads
         return torch.stack([value_zeroing_scores(site, distance, replace(asked, heads=(head,))) for head in each], 1)
-
-    def _is_fast(self) -> bool:
-        check_one_of("matmul_precision", self.matmul_precision, "highest", "medium")
-        return self.matmul_precision == "medium"
 
     def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
         return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)

@@ -43,7 +43,6 @@ class ValueZeroingRollout(Rollout):
         final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
             last layer of a pre-norm stack.
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
-        matmul_precision: "highest" or "medium", see :class:`~captum_vz.ValueZeroing`.
         intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
             :class:`~captum_vz.ValueZeroing`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
@@ -74,7 +73,6 @@ class ValueZeroingRollout(Rollout):
         normalize: bool = True,
         final_norm: nn.Module | None = None,
         values: Values = None,
-        matmul_precision: str = "highest",
         intervention: str | Intervention = "zero",
         per_receptive_field: bool = False,
         other_mixing: OtherMixingRule = "refuse",
@@ -89,7 +87,6 @@ class ValueZeroingRollout(Rollout):
             normalize=normalize,
             final_norm=final_norm,
             values=values,
-            matmul_precision=matmul_precision,
             intervention=intervention,
         )
         super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
@@ -100,5 +97,4 @@ class ValueZeroingRollout(Rollout):
     normalize = of_maps("normalize")
     final_norm = of_maps("final_norm")
     values = of_maps("values")
-    matmul_precision = of_maps("matmul_precision")
     intervention = of_maps("intervention")

@@ -15,10 +15,11 @@ from captum_vz._names import meant
 DEFAULT_METHODS: Final = (
     *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
     *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
-    *("value-zeroing-effect-layer", "random", "position"),
+    *("random", "position"),
 )
 EXTRA_METHODS: Final = (
-    *("value-zeroing-rollout-paper", "attention-rollout-paper", "value-zeroing-shapley", "value-zeroing-integrated"),
+    *("value-zeroing-effect-layer", "value-zeroing-rollout-paper", "attention-rollout-paper"),
+    *("value-zeroing-shapley", "value-zeroing-integrated"),
     *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2", "decision"),
     *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "attn-lrp", "alti-logit"),
 )
@@ -161,8 +162,8 @@ COMMANDS: Final = {
             "--model": model("agreement"),
             "--token": option(
                 "the token to explain: its position from 0, where negative counts from the end; or the token itself "
-                "(default: the mask, else the last token of the text; for labels the token that the head reads); '*' "
-                "for every word, of a model that labels words"
+                "(default: the mask, else the last token of the text; for labels the token that the head reads, or "
+                "[CLS] without a head); '*' for every word, of a model that labels words"
             ),
             **TARGET,
             "--method": method(
@@ -176,6 +177,7 @@ COMMANDS: Final = {
                 "as the model takes, a quarter shared)",
                 nargs="*",
             ),
+            "--maps": flag("pages and pictures of models with more than 12 layers: compute the maps, of all tokens"),
             **outputs("tokens, scores and maps", "the maps of all layers, or the scores of a method without maps"),
         },
     ),
@@ -274,17 +276,26 @@ COMMANDS: Final = {
                 nargs="?",
             ),
             "--blimp": path("sentences: the paper's five paradigms of BLiMP's data folder", "FOLDER"),
+            "--prefix": option(
+                "words before each sentence of BLiMP, so that no cue of a causal model is the first token", "TEXT"
+            )
+            | {"default": ""},
             "--jsonl": path("sentences: lines of JSON with tokens, target and cue", nargs="+", default=[]),
             "--csv": path(
                 "sentences: tables with the columns text, target, cue, good and bad, in words", nargs="+", default=[]
             ),
             "--grammar": count("sentences: so many of the package's own grammar"),
             "--model": model("agreement") | {"nargs": "+", "default": ["agreement"]},
-            "--methods": option(f"of {', '.join(METHODS)}, or of a plugin (default: {MANY})", "METHOD", nargs="+"),
+            "--methods": option(
+                f"of {', '.join(METHODS)}, NAME:deciding (of those with a map for each layer: for each sentence the "
+                f"layer in which the token reads what the decision rests on), or of a plugin (default: {MANY})",
+                "METHOD",
+                nargs="+",
+            ),
             "--limit": count("the most sentences; of more, N evenly spaced ones"),
             "--metrics": option(
-                "such as cue_mrr, blank_out:mask:size and sanity, or of a plugin; a wrong name lists all (default: "
-                "cue_dot, cue_ap, blank_out)",
+                "such as cue_dot:content (without special tokens and the target), blank_out:mask:size and sanity, or "
+                "of a plugin; a wrong name lists all (default: cue_dot, cue_ap, blank_out)",
                 "METRIC",
                 nargs="+",
             ),
@@ -293,7 +304,6 @@ COMMANDS: Final = {
                 nargs="+",
                 default=[],
             ),
-            "--content-only": flag("cue alignment without special tokens and the target"),
             "--batch-size": count("the most sentences in a batch", 32),
             "--engine": option(
                 "local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "

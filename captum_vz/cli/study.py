@@ -57,7 +57,6 @@ def study(options: argparse.Namespace) -> None:
             options.methods,
             metrics,
             batch_size=options.batch_size,
-            content_only=options.content_only,
             engine=options.engine,
             quiet=options.quiet or options.json,
         )
@@ -122,7 +121,7 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
     for path in options.csv:
         examples += read_csv(path)
     if options.blimp is not None:
-        selection = select_blimp(options.blimp, whole=not set(options.model) & set(EMBEDDED))
+        selection = select_blimp(options.blimp, whole=not set(options.model) & set(EMBEDDED), prefix=options.prefix)
         examples += selection.examples
         notes.append(str(selection))
     if options.limit is not None and options.limit < len(examples):

@@ -10,7 +10,6 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import Tensor
 
 import captum_vz
@@ -19,15 +18,14 @@ from captum_vz.cli.output import check_files, check_text, name_files, page_origi
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.attribute import default_method
-from captum_vz.generation.prompts import read_prompts
-from captum_vz.methods import COMPARED_METHODS, DECIDING, DEFAULT_METHODS, METHODS, check_layer
+from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS
 from captum_vz.result import Explanation
-from captum_vz.result.words import KINDS, TokenText
+from captum_vz.result.words import KINDS
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
-from captum_vz.tables import frame, html_table, page, paragraph, text_table
+from captum_vz.tables import frame, page, paragraph, text_table
 from captum_vz.visualization.terminal import bar, columns_of
 from captum_vz.visualization.tokens import printable
 
@@ -54,18 +52,21 @@ def explain(options: argparse.Namespace) -> None:
         say(f"maps of {len(subject.layers)} layers")
         second = pair[0] if pair is not None and len(pair) == 1 else pair
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
+        found.told = [renamed(line, options.names) for line in found.told]
+        maps = {"maps": True} if options.maps and not isinstance(found, GenerationAttribution) else {}
         if options.output is not None:
             say(f"drawing {options.output}")
-            save_picture(found.plot(), options, subject.model, found.method)
+            save_picture(found.plot(**maps), options, subject.model, found.method)
         if options.html is not None:
-            save_page(found.view(title=options.text, about=page_origin(options, subject.model)).html(), options.html)
+            about = page_origin(options, subject.model)
+            save_page(found.view(title=options.text, about=about, **maps).html(), options.html)
     if options.json:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
     count = max(len(part.layers) for part in found.parts.values())
     if count > 1 and options.html is None:
-        print(f"all {count} layers: --html FILE")
+        print(f"all {count} layers: --html FILE{', of all tokens with --maps' if count > DEEP else ''}")
     name_files(options.output, options.html)
 
 
@@ -94,6 +95,7 @@ def compare(options: argparse.Namespace) -> None:
         say(f"methods: 0/{len(names)}")
         asked = {name: getattr(options, name) for name in ("target", "token", "layer", "foil")}
         found = compared(subject, options.text, methods, **asked, advance=advance)
+        found.told = [renamed(line, options.names) for line in found.told]
         if truth is not None:
             found = with_truth(found, truth)
             best = sorted(found.agreement.items(), key=lambda one: -one[1] if one[1] == one[1] else 1.0)
@@ -136,14 +138,17 @@ def _print(found: Explanation) -> None:
     agrees = {name: [f"{one:.2f}" if one == one else ""] for name, one in found.agreement.items()}
     width = min(room() or WIDEST, WIDEST) - max(map(len, found.shares)) - (len(AGREES) + 2) * bool(agrees)
     count = max(1, min(STRONGEST, len(found.tokens), width // (LEAST + 2)))
-    cell = max(LEAST, width // count - 2)
+    cell, paints = max(LEAST, width // count - 2), is_terminal(sys.stdout)
     words = min(max(columns_of(printable(token)) for token in found.tokens), cell - NUMBER - SHORTEST)
     rows = []
     for name, shown in found.shown.items():
         column = shown.nan_to_num(nan=0.0)
         best = column.argsort(descending=True, stable=True)[:count].tolist()
-        strong = [_strong(found.tokens[place], column[place].item(), words, cell) for place in best]
-        rows.append([name, *agrees.get(name, []), *strong])
+        rows.append([name, *agrees.get(name, [])])
+        for place in best:
+            share = column[place].item()
+            token, number = _strong(found.tokens[place], share, words, cell)
+            rows[-1].append([(token, share * found.sign(name, place) if paints else None), (number, None)])
     heads = ["method", *[AGREES] * bool(agrees), *("strongest", "second", "third")[:count]]
     print(text_table(heads, rows, right=[1] * bool(agrees)))
     scopes: dict[str, list[str]] = {}
@@ -154,13 +159,14 @@ def _print(found: Explanation) -> None:
             print(f"{scope}: {', '.join(names)}")
 
 
-def _strong(token: str, share: float, words: int, cell: int) -> str:
-    """A token, its share and a bar, at most `cell` columns wide."""
+def _strong(token: str, share: float, words: int, cell: int) -> tuple[str, str]:
+    """A token, then its share and a bar, at most `cell` columns wide together."""
     name = printable(token)
     while columns_of(name) > words:
         name = name[:-2] + "…" if len(name) > 1 else ""
     number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
-    return f"{name}{' ' * (words - columns_of(name))} {number} {bar(min(share, 1.0), min(BAR, cell - NUMBER - words))}"
+    drawn = bar(min(share, 1.0), min(BAR, cell - NUMBER - words))
+    return f"{name}{' ' * (words - columns_of(name))}", f" {number} {drawn}"
 
 
 def _strongest(found: Explanation, truth: Truth) -> str:
@@ -175,14 +181,12 @@ def _strongest(found: Explanation, truth: Truth) -> str:
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
     """The interactive maps of the methods, and the table, as a page."""
-    token, columns = found.tokens[found.token or 0], found.columns()
-    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
-    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
+    token = found.tokens[found.token or 0]
     falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
     view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
     below = map(paragraph, [*lines, *found.remarks()])
-    return page(f"What {token} draws on", view, html_table(caption, heads, rows, found.token), *below)
+    return page(f"What {token} draws on", view, found.html_table(caption), *below)
 
 
 def generate(options: argparse.Namespace) -> None:
@@ -196,34 +200,27 @@ def generate(options: argparse.Namespace) -> None:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
         name, layer = options.method or default_method(subject.model, options.layer), options.layer
-        layers = captum_vz.find_layers(subject.model, "decoder" if has_encoder else None)
-        if layer != DECIDING and METHODS[name].layered:
-            depth = replace(subject, layers=layers).depth
-            layer = -1 if layer is None else layer
-            check_layer(layer, depth)
-            layer %= depth
-        elif layer not in (None, DECIDING):
+        if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
         for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
         check_room(options.text, subject, most)
-        mask = _mask(options, subject.tokenizer)
-        say(f"{name}: {most} new tokens, {len(layers)} layers")
+        say(f"{name}: {most} new tokens")
+        every = layer != DECIDING and (options.json or options.html is not None)
         found: GenerationAttribution = attribute_generation(
             subject,
             options.text,
-            name if isinstance(layer, int) else options.method,
+            options.method,
             most,
-            layer=None if layer != DECIDING and (options.json or options.html) else layer,
+            layer=None if every else layer,
             foil=options.foil,
             do_sample=options.sample is not None,
             seed=options.sample,
         )
     name, method = found.method, found.first.method
-    place = min(layer if isinstance(layer, int) else 0, len(found.layers) - 1)  # 0, if one layer is computed
-    # The first tokens of a decoder are no source.
-    mask = torch.nn.functional.pad(mask, (0, len(found.prompt.ids) - len(mask)), value=True)
+    place = found.layer_index(layer if every and layer is not None else -1)
+    mask = _mask(found, options.mask, has_encoder)
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise ArgumentError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
@@ -239,19 +236,20 @@ def generate(options: argparse.Namespace) -> None:
         return
     join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
     print(f"text: {options.text}{join}{found.text}".rstrip())
+    found.told = [renamed(line, options.names) for line in found.told]
     print(found.printed(is_terminal(sys.stdout), room(), layer=place, step=step, mask=mask))
     name_files(options.output, options.html)
 
 
-def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
-    """Which prompt tokens `--mask` leaves out, `(m,)`."""
-    (prompt,), _ = read_prompts(tokenizer, options.text)
-    tokens = TokenText.of(tokenizer, prompt.ids)
-    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+def _mask(found: GenerationAttribution, given: list[str], has_encoder: bool) -> Tensor:
+    """Which prompt tokens `--mask` leaves out, `(m,)`, and the first token of a decoder, which is no source."""
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in given]
     for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
-        if not tokens.mask([[word]]).any():
+        if not found.mask([word]).any():
             tell(f"--mask: {word!r} is no word of the prompt.")
-    mask = tokens.mask(kinds)
+    mask = found.mask(*kinds)
+    if has_encoder:
+        mask[-1] = True
     if mask.all():
         raise ArgumentError("--mask leaves out all prompt tokens: keep at least one.")
     return mask

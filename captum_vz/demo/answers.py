@@ -145,7 +145,7 @@ class Answers:
             found.truth = blanked.shares
             told.append(f"Blanking out: each token's share of what changes the {blanked.answer}.")
             told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
-        told += [f"{_sentence(line)}." for line in found.told]
+        told += [f"{_sentence(renamed(line, FIELDS))}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
         shown = frame(view)
@@ -267,16 +267,12 @@ class Files:
 
 def _table(found: Explanation, is_text: bool) -> str:
     """The shares of all methods. Of an image or a sound, the sources that have most of the first method."""
-    truth, marked = {} if found.truth is None else {"blanking out": found.truth}, found.token
-    columns = truth | {one.title: one.shares for one in found.parts.values()}
-    rows = [[f"{i} {name}", *(one[i].item() for one in columns.values())] for i, name in enumerate(found.tokens)]
-    caption = f"{_sentence(found.first.heading(found.rows[0]))}, as shares"
-    if not is_text and len(rows) > MOST_SOURCES:
+    caption, kept = f"{_sentence(found.first.heading(found.rows[0]))}, as shares", None
+    if not is_text and len(found.tokens) > MOST_SOURCES:
         largest = found.scores.abs().topk(MOST_SOURCES).indices.tolist()
-        kept = sorted({*largest} if marked is None else {*largest, marked})
-        rows, marked = [rows[place] for place in kept], None if marked is None else kept.index(marked)
+        kept = sorted({*largest} if found.token is None else {*largest, found.token})
         caption += f", where {found.method} is largest"
-    return html_table(caption, ["token", *columns], rows, marked=marked)
+    return found.html_table(caption, kept)
 
 
 def _signal(subject: Subject, file: str | None, more: bool) -> tuple[Path, str]:
@@ -313,12 +309,11 @@ def _told(remarks: list[Any]) -> list[str]:
 
 
 def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:
-    shown = ("layer", "scores", "maps", "rollout", "rows", "predictions")
-    numbers = {name: replace(found, parts={name: one}, truth=None).to_dict() for name, one in found.parts.items()}
+    more = {"predictions": [{"token": word, "probability": number} for word, number in found.predictions]}
     return {
         "text": text,
         "model": model,
         "tokens": found.tokens,
         "token": found.token,
-        "methods": {method: {name: one[name] for name in shown} for method, one in numbers.items()},
+        "methods": {name: one.to_dict() | {"layer": one.layer, **more} for name, one in found.parts.items()},
     }

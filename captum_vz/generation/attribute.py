@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import find_layers
-from captum_vz._names import known_name
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, foils_of, longest_alike
-from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, METHODS, Method, Question, as_method, name_of, shares
+from captum_vz.methods import (
+    DECIDING,
+    DECISION,
+    DEEP,
+    MAPS,
+    METHODS,
+    Method,
+    Question,
+    as_method,
+    check_layer,
+    name_of,
+    shares,
+)
+from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, parts_of
 
@@ -74,8 +86,9 @@ def attribute_generation(
             text with a space unless it continues the last word. For a model with an encoder, what `generate` returned.
         prompt_length: The number of tokens, padding included, that are the prompt. The other tokens are generated.
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.
-        layer: The only layer that is computed, from 0: a method that explains each layer by runs of its own, such as
-            "value-zeroing-effect-layer", takes less time. Methods without layers ignore it. None: all layers.
+        layer: The only layer that is computed; negative counts from the end. A method that explains each layer by runs
+            of its own, such as "value-zeroing-effect-layer", takes less time. Methods without layers ignore it. None:
+            all layers.
             "deciding": the first method of the result is "decision", and `method`, which has a map of each layer, has
             for each token the row of the layer that decides, see :func:`~captum_vz.functional.deciding_layer`.
         foil: Why the generated token rather than this one? A word is compared with the generated text: its first token
@@ -107,8 +120,6 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
-    if isinstance(method, str):
-        known_name("method", method, METHODS)
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
     shown = default_method(model, layer) if method is None else method
@@ -120,8 +131,9 @@ def attribute_generation(
     if layer == DECIDING:
         check_deciding(name_of(shown), made, both)
         asked, layer = {DECISION: METHODS[DECISION], **asked}, None
-    if layer is not None and layer < 0:
-        raise ArgumentError(f"layer is {layer}: pass the number of a layer, from 0.", "layer")
+    if layer is not None and made.layered:
+        check_layer(layer, subject.depth)
+        layer %= subject.depth
     if foil is not None and not any(one.explains_output for one in asked.values()):
         raise ArgumentError(
             f"foil is {foil!r}, but {name_of(shown)} explains the state of a token: leave it out, or choose a method "
@@ -157,23 +169,24 @@ def _explained(
     text: FinishedText, asked: dict[str, Method], subject: Subject, foil: Any, layer: int | None
 ) -> GenerationAttribution:
     """The result of one text: of one method, or of what each token rests on and of the maps of layers."""
-    tokenizer, parts = subject.tokenizer, list[tuple[str, Method, Tensor, tuple[str, ...]]]()
+    tokenizer, found = subject.tokenizer, None
     foils, remarks = foils_of(tokenizer, text, foil)
+    if foil is None and any(isinstance(one, DecisionMethod) for one in asked.values()):
+        remarks.append(f"each token {AGAINST_ALL}")
     for name, method in asked.items():
         one = layer if method.layered else None
         ask = partial(_scores, method, subject, text, foils if method.explains_output else None, layer=one)
         scores = ask()
         layers = method.layer_names(scores.shape[2]) if one is None else (method.scope(one),)
-        parts.append((name, method, scores, layers))
-    (name, method, scores, layers), *others = parts
-    tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
-    written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
-    again = partial(_joint, method, text, ask) if method.takes_features else None
-    shown = layer if method.layered else None
-    found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, shown, again)
-    found.told += remarks
-    for part in others:
-        _add_deciding(found, *part)
+        if found is not None:
+            _add_deciding(found, name, method, scores, layers)
+            continue
+        tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
+        written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
+        again = partial(_joint, method, text, ask) if method.takes_features else None
+        found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, one, again)
+        found.told += remarks
+    assert found is not None  # there is a method
     return found
 
 

@@ -95,6 +95,7 @@ class LLMTokenMaps(Attribution):
         *,
         layer: int = -1,
         skip_tokens: Sequence[int] | Sequence[str] | None = None,
+        foil: int | str | Sequence[int | str | None] | None = None,
         **kwargs: Any,
     ) -> LLMAttributionResult:
         """How much each generated token depends on each feature of the input.
@@ -112,6 +113,8 @@ class LLMTokenMaps(Attribution):
             layer: The layer whose scores are returned; negative counts from the end.
             skip_tokens: Tokens, or their ids, that are left out of a `target`, such as special tokens. Captum's
                 tutorials pass it. A text as `target` gets no special tokens here.
+            foil: Why the generated token rather than this one? See :func:`attribute_generation`. Methods that explain a
+                token's state refuse it.
             kwargs: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
 
         Returns:
@@ -131,6 +134,7 @@ class LLMTokenMaps(Attribution):
             skipped = [self.tokenizer.convert_tokens_to_ids(x) if isinstance(x, str) else x for x in skip_tokens or ()]
             ids = torch.as_tensor(ids)
             options = {"generated": ids[~torch.isin(ids, ids.new_tensor(skipped))]}
+        options["foil"] = foil
         scores, output_tokens = self._scores(inp, layer, kwargs, options)
         scores = inp.format_attr(scores)
         named = {"input_tokens": inp.values, "output_tokens": output_tokens, "inp": inp}
@@ -146,7 +150,8 @@ class LLMTokenMaps(Attribution):
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")
         index = found.layer_index(layer)
-        for remark in found.first.remarks(found.tokens[0], index):
+        told = found.told if options.get("foil") is not None else []
+        for remark in [*told, *found.first.remarks(found.tokens[0], index)]:
             warnings.warn(remark, stacklevel=3)
         columns += [None] * (len(found.prompt.ids) - len(columns))  # a decoder's start
         groups = [-1 - place if column is None else column for place, column in enumerate(columns)]

@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captum_vz._files import write_file, written
+from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
-from captum_vz.generation.forms import draw_steps, inseq_form
-from captum_vz.methods import Method
+from captum_vz.generation.forms import inseq_form
+from captum_vz.methods import Method, check_layer
 from captum_vz.result import Explanation, Part, Row, TokenText
 from captum_vz.tables import text_table
-from captum_vz.visualization import View, terminal_text, view
+from captum_vz.visualization import View, draw_comparison, terminal_text, view
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -198,10 +198,6 @@ class GenerationAttribution(Explanation):
             "prompt_share": self.prompt_share.T.tolist(),
         }
 
-    def to_json(self, path: Any = None, *, mask: Tensor | None = None) -> str:
-        """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
-        return written(json.dumps(self.to_dict(mask), ensure_ascii=False), path)
-
     def printed(
         self,
         color: bool = False,
@@ -232,9 +228,12 @@ class GenerationAttribution(Explanation):
         for place, (label, row) in enumerate(zip(steps, scores, strict=True)):
             best = sorted(kept, key=lambda i: -float(row[i].abs()))[:STRONGEST]
             share = "" if self.is_signed else f"prompt {row.sum():.2f}:"
-            cells = [place, label, share, "  ".join(f"{labels[i]} {row[i]:{form}}" for i in best)]
-            rows.append([*cells, *self._read(place, kept)])
-        told = f"the prompt tokens that each new token {'rests' if self.deciding else 'draws'} on most"
+            shares = (row / (row.abs().max() if self.is_signed else 1)).nan_to_num().tolist()
+            strong = [(f"{labels[i]} {row[i]:{form}}", shares[i] if color else None) for i in best]
+            cell = [part for one in strong for part in (("  ", None), one)][1:]
+            rows.append([place, label, share, cell, *self._read(place, kept)])
+        verb = "rests" if self.first.method.explains_output else "draws"
+        told = f"the prompt tokens that each new token {verb} on most"
         told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""
         return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *remarks])
 
@@ -272,28 +271,23 @@ class GenerationAttribution(Explanation):
         return cls.of(about["method"], method, both, tuple(about["layers"]), prompt, generated, about["text"])
 
     def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False, **options: Any) -> Figure:
-        """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
-
-        Colours of shares are by the square root, and the share of the prompt is at the right of each row.
+        """Draw the scores of a layer: generated tokens, each with the share of the prompt, by prompt tokens.
 
         Args:
             layer: The layer; negative counts from the end.
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
-            options: No other option is known.
+            options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale` and `size`.
         """
-        if options:
-            raise ArgumentError(f"plot has no {', '.join(options)}: pass layer=, mask= or prefix=.")
-        index, given, kept = self.layer_index(layer), len(self.prompt.ids), self._kept(mask)
-        shown = [*kept, *range(given, len(self.tokens) - 1)] if prefix else kept
-        return draw_steps(
-            self.all_scores[:, shown, index],
-            self.generated.labels,
-            [self.tokens[place] for place in shown],
-            split=len(kept),
-            share=self.prompt_share[:, index],
-            title=self._title(index),
-        )
+        index, shown = self.layer_index(layer), self._kept(mask)
+        if not shown:
+            raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
+        shown += range(len(self.prompt.ids), len(self.tokens) - 1) if prefix else []
+        shares = ["" if self.is_signed else f" (prompt {one:.2f})" for one in self.prompt_share[:, index].tolist()]
+        names = [f"{row.name}{share}" for row, share in zip(self.rows, shares, strict=True)]
+        rows = dict(zip(names, self.all_scores[:, shown, index], strict=True))
+        look = {"title": self._title(index), "label": "score" if self.is_signed else "share of the row"}
+        return draw_comparison(rows, [self.tokens[place] for place in shown], **(look | options))
 
     def view(
         self,
@@ -366,8 +360,7 @@ class GenerationAttribution(Explanation):
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""
         count = len(self.layers)
-        if not -count <= layer < count:
-            raise ArgumentError(f"layer {layer} is out of range: there are {count}, so pass {-count} to {count - 1}.")
+        check_layer(layer, count)
         return layer % count
 
     def _title(self, index: int) -> str:

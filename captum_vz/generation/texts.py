@@ -136,7 +136,7 @@ def _given(
     new = []
     for prompt, one in zip(prompts, each, strict=True):
         ids = _encoded(tokenizer, prompt, one, bool(start)) if isinstance(one, str) else tuple(map(int, one))
-        ids = ids[len(start) :] if ids[: len(start)] == start else ids
+        ids = _after(start, ids)
         is_row = several and not isinstance(one, str)
         new.append(_without_tail(model, ids, _padding_id(model, tokenizer, options), options) if is_row else ids)
     return new
@@ -186,7 +186,9 @@ def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | 
     space = " " * both.removeprefix(before).startswith(" ")
 
     def ids_of(word: str) -> Ids:
-        return _longer(tokenizer, text.prompt, space + word.strip())
+        if not text.start:
+            return _longer(tokenizer, text.prompt, space + word.strip())
+        return _after(text.start, _encoded(tokenizer, text.prompt, word.strip(), True))
 
     if isinstance(foil, str):
         ids = ids_of(foil)
@@ -279,6 +281,11 @@ def _encoded(tokenizer: Any, prompt: Prompt, text: str, of_decoder: bool) -> Ids
             stacklevel=2,
         )
     return ids
+
+
+def _after(start: Ids, ids: Ids) -> Ids:
+    """The ids after the tokens with which a decoder starts, if they begin with these."""
+    return ids[len(start) :] if ids[: len(start)] == start else ids
 
 
 def _longer(tokenizer: Any, prompt: Prompt, text: str) -> Ids:

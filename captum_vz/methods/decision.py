@@ -1,4 +1,4 @@
-"""What a decision rests on: the tokens whose effect is large, above all where a relevance agrees."""
+"""What a decision rests on, tokens whose effect is large and whose relevance agrees; and the layer that reads them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.functional import normalize_rows
-from captum_vz.methods.method import Index, Method, Question, added
+from captum_vz.functional import deciding_layer, normalize_rows
+from captum_vz.methods.method import Index, Method, Question, added, shares
 from captum_vz.subjects import Subject, heads
 
 #: By how much the whole of the relevance enlarges an effect, see :class:`DecisionMethod`.
 WEIGHT: Final = 0.5
+#: What a surface says of a next word without a foil.
+AGAINST_ALL: Final = "against all other answers: pass foil= to ask about one"
 #: Of longer texts the effect is left out, because it runs the model once for each token.
 LONGEST: Final = 40
 
@@ -47,6 +49,14 @@ class DecisionMethod(Method):
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The product, or one of both if the other has no rule for the model, or takes too long."""
+        target = question.target if callable(question.target) else str(question.target)
+        key = self, str(question.places), target, str(question.foil)
+        if key not in question.kept:
+            question.kept[key] = self._rows(subject, question, features)
+        found: list[Tensor] = question.kept[key]
+        return found
+
+    def _rows(self, subject: Subject, question: Question, features: Tensor | None) -> list[Tensor]:
         found, used, refused = list[Tensor](), list[str](), None
         for method, asked in self._asked(subject, question):
             try:
@@ -78,6 +88,36 @@ class DecisionMethod(Method):
             return [effect, relevance]
         words = question.asked(subject)["target"]
         return [(self.relevance, replace(question, target=log_probability(words)))]
+
+
+@dataclass(frozen=True, eq=False)
+class DecidingMethod(Method):
+    """For each row that of the layer in which the token reads what the decision rests on.
+
+    See :func:`~captum_vz.functional.deciding_layer`.
+
+    Attributes:
+        of_layers: A method with a map for each layer.
+        decision: What says on which tokens the decision rests.
+    """
+
+    explains_output = True
+
+    of_layers: Method
+    decision: Method
+
+    def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
+        """The chosen rows."""
+        asked = replace(question, token=question.places)
+        rows = shares(self.of_layers.scores(subject, asked, features).double())
+        rests_on = self.decision.scores(subject, asked, features)[0]
+        chosen = [deciding_layer(rows[:, k], rests_on[k], place)[0] for k, place in enumerate(question.places)]
+        question.kept[self] = chosen
+        return [rows[chosen, range(len(chosen))]]
+
+    def layers(self, question: Question) -> list[int]:
+        """The layers that :meth:`rows` has chosen for this question."""
+        return list(question.kept[self])
 
 
 def _support(amounts: Tensor, question: Question, features: Tensor | None) -> Tensor:

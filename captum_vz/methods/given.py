@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from captum_vz._names import known_name
 from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
@@ -29,7 +30,7 @@ from captum_vz.methods.kinds import (
     RelevanceMethod,
 )
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
-from captum_vz.methods.registry import METHODS, check_methods
+from captum_vz.methods.registry import METHODS, check_methods, known_methods
 from captum_vz.subjects import Subject
 
 #: How the names of the modules of plugins begin.
@@ -209,7 +210,9 @@ def built(kind: Callable[..., Any], subject: Subject) -> Any:
 def as_method(method: Any, *, layered: bool = False) -> Method:
     """What a user passes, as a method.
 
-    - a name of :data:`~captum_vz.study.METHODS`;
+    - a name of :data:`~captum_vz.study.METHODS`. Of methods with a map for each layer, "NAME:deciding" has for each
+      example the row of the layer in which the token reads what the decision rests on, see
+      :func:`~captum_vz.functional.deciding_layer`;
     - a :class:`~captum_vz.study.Method`;
     - a class: of this package, of Captum, or one that is built with the model and its layers and has `attribute`;
     - an object with `attribute`, which gets the inputs of a batch and, by the names of its arguments, `token`, `target`
@@ -230,7 +233,8 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, str):
-        return METHODS[check_methods([method])[0]]
+        known = known_methods()
+        return known[known_name("method", method, known)]
     inner = unwrapped(method)
     own: dict[str, Any] = {"title": name_of(method), "own": True, "source": method}
     if isclass(inner):
@@ -273,7 +277,7 @@ def given_methods(methods: Any) -> dict[str, Method]:
     None: the default methods.
     """
     if methods is None or isinstance(methods, str):
-        return {name: METHODS[name] for name in check_methods(methods)}
+        return {name: as_method(name) for name in check_methods(methods)}
     single = isinstance(methods, Method) or callable(methods) or hasattr(methods, "attribute")
     if isinstance(methods, Mapping):
         pairs = list(methods.items())

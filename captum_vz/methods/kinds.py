@@ -190,25 +190,21 @@ class EffectMethod(OutputMethod):
     takes_features = True
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """The effects of :class:`~captum_vz.ValueZeroingEffect`."""
-        made, asked = made_of(self.kind, subject, question), question.asked(subject)
-        return [made.attribute(question.inputs, feature_mask=features, **asked, **self.options)]
+        """The effects of :class:`~captum_vz.ValueZeroingEffect`, of all layers at once or of each alone."""
+        parts, asked = [replace(subject, layers=[one]) for one in subject.layers], question.asked(subject)
+        made = [made_of(self.kind, one, question) for one in (parts if self.layered else [subject])]
+        return [one.attribute(question.inputs, feature_mask=features, **asked, **self.options) for one in made]
+
+    def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
+        """The effects of this layer."""
+        check_layer(layer, len(subject.layers))
+        return self.rows(replace(subject, layers=[subject.layers[layer]]), question, features)[0]
 
 
 class LayerEffectMethod(EffectMethod):
     """The effect of the values of each layer alone."""
 
     layered = True
-
-    def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """The effects of each layer."""
-        return [self.row_of_layer(subject, question, features, layer) for layer in range(len(subject.layers))]
-
-    def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
-        """The effects of this layer."""
-        check_layer(layer, len(subject.layers))
-        (found,) = super().rows(replace(subject, layers=[subject.layers[layer]]), question, features)
-        return found
 
 
 class LogitMethod(OutputMethod):

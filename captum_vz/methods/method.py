@@ -180,6 +180,11 @@ class Method(ABC):
         return False
 
     @property
+    def shows_layers(self) -> bool:
+        """Whether it has a map of each layer alone, which needs no target, so that a layer can decide."""
+        return self.maps is not None and not self.joins and not self.explains_output
+
+    @property
     def maps(self) -> Any:
         """The class of the layer maps that it shows or joins. None: it has no such maps."""
         return None

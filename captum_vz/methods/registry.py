@@ -10,7 +10,7 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyVa
 
 import captum_vz as vz
 from captum_vz._names import chosen_names
-from captum_vz.methods.decision import DecisionMethod
+from captum_vz.methods.decision import DecidingMethod, DecisionMethod
 from captum_vz.methods.kinds import (
     BaselineMethod,
     EffectMethod,
@@ -63,7 +63,9 @@ METHODS: Final[dict[str, Method]] = {
     "alti": JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
     "alti-layer": LayerMethod("ALTI, a layer", vz.LayerALTI),
     "value-zeroing-effect": _effect,
-    "value-zeroing-effect-layer": LayerEffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect),
+    "value-zeroing-effect-layer": LayerEffectMethod(
+        "Value Zeroing's effect, a layer", vz.ValueZeroingEffect, extra=True
+    ),
     "value-zeroing-shapley": GateMethod(
         "Value Zeroing, Shapley",
         ShapleyValueSampling,
@@ -115,9 +117,20 @@ COMPARED_METHODS: Final = (
 )
 
 
+def known_methods() -> dict[str, Method]:
+    """All methods by their names. Of methods with a map for each layer, NAME:deciding has the layer that decides."""
+    decision = METHODS[DECISION]
+    deciding = {
+        f"{name}:{DECIDING}": DecidingMethod(f"{one.title}, the layer that decides", one, decision, extra=True)
+        for name, one in METHODS.items()
+        if one.shows_layers
+    }
+    return METHODS | deciding
+
+
 def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
     """The names, in the order given; None: :data:`DEFAULT_METHODS`. Unknown names are refused."""
-    return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
+    return chosen_names("methods", methods, known_methods(), DEFAULT_METHODS)
 
 
 def joined_first(names: Iterable[str], methods: Mapping[str, Method]) -> list[str]:

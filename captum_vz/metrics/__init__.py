@@ -21,7 +21,6 @@ do two methods differ on the same examples?      `compare_pairs`
 """
 
 from captum_vz.metrics.agreement import (
-    Agreement,
     agreement_matrix,
     cue_average_precision,
     cue_dot_product,
@@ -69,7 +68,6 @@ __all__ = [
     "BOUNDARIES",
     "EXHAUSTIVE",
     "FRACTIONS",
-    "Agreement",
     "Bounds",
     "Correlation",
     "DescriptionLength",

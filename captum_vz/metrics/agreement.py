@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import combinations
 from math import comb
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from captum_vz._measures import kendall_tau
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
-from captum_vz.metrics.intervals import summarize_many
+from captum_vz.metrics.intervals import Summary, summarize_many
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
@@ -228,36 +227,14 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
     return ((a * b).sum(-1) / places).masked_fill(unknown, torch.nan)
 
 
-class Agreement(NamedTuple):
-    """How far two methods agree on the same examples.
-
-    Attributes:
-        one: The name of the first method.
-        other: The name of the second.
-        mean: The mean over examples of Spearman's correlation of their rows.
-        low: The lower end of its bootstrap interval.
-        high: The upper end.
-        examples: The number of examples where it is defined.
-        undefined: The number of examples where a row is constant or holds a NaN.
-    """
-
-    one: str
-    other: str
-    mean: float
-    low: float
-    high: float
-    examples: int
-    undefined: int
-
-
 def agreement_matrix(
     scores: Mapping[str, Tensor],
     keep: Tensor | None = None,
     confidence: float = 0.95,
     resamples: int = 9999,
     seed: int = 0,
-) -> list[Agreement]:
-    r"""How far each pair of methods agrees: the mean rank correlation of their rows, with its interval.
+) -> dict[tuple[str, str], Summary]:
+    r"""How far each pair of methods agrees: by their names, the mean rank correlation of their rows with its interval.
 
     .. math:: \tfrac1n \textstyle\sum_b \operatorname{Spearman}(a_b, c_b)
 
@@ -272,17 +249,13 @@ def agreement_matrix(
         resamples: See there.
         seed: See there.
 
-    >>> (found,) = agreement_matrix({"a": torch.rand(20, 6), "b": torch.rand(20, 6)})
-    >>> found.one, found.other, found.low <= found.mean <= found.high
-    ('a', 'b', True)
+    >>> found = agreement_matrix({"a": torch.rand(20, 6), "b": torch.rand(20, 6)})
+    >>> found["a", "b"].low <= found["a", "b"].mean <= found["a", "b"].high
+    True
     """
     pairs = list(combinations(scores, 2))
     values = [spearman(scores[one], scores[other], keep) for one, other in pairs]
-    found = summarize_many(values, confidence, resamples, seed)
-    return [
-        Agreement(*pair, its.mean, its.low, its.high, its.examples, its.undefined)
-        for pair, its in zip(pairs, found, strict=True)
-    ]
+    return dict(zip(pairs, summarize_many(values, confidence, resamples, seed), strict=True))
 
 
 def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -355,11 +355,8 @@ def _forms(forms: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
     table = table.long()
     if not (table >= 0).all():
         raise ArgumentError(f"forms has the id {int(table.min())}: pass token ids, which begin at 0.")
-    # Between equal forms, only rounding would decide.
-    ordered = table.sort(-1).values
-    twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
-    if len(twice):
-        raise ArgumentError(f"forms has the id {int(twice[0])} twice for one sentence: pass different ones.")
+    if (table.sort(-1).values.diff(dim=-1) == 0).any():  # between equal forms, only rounding would decide
+        raise ArgumentError(f"forms is {table.tolist()}, with one id twice for one sentence: pass different ones.")
     return table.expand(batch, -1)
 
 

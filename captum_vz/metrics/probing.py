@@ -86,8 +86,7 @@ def description_length(
         The bits of each label, K, and the boundaries in examples.
 
     Raises:
-        ArgumentError: Shapes do not fit. Labels are out of range. Values are not finite. Boundaries do not rise to 1,
-            or there are too few examples for the boundaries.
+        ArgumentError: Shapes do not fit, values are not finite, labels or boundaries are wrong.
 
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
 from captum_vz._measures import overlap
+from captum_vz.methods import DEEP
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
 from captum_vz.tables import html_table, markdown_table, numbers_of, text_table
@@ -107,11 +107,6 @@ class Explanation:
         return next((one.layer for one in self.parts.values() if one.layer is not None), None)
 
     @property
-    def scope(self) -> str:
-        """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
-        return self.first.scope
-
-    @property
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
         return self.first.method.is_signed
@@ -127,11 +122,6 @@ class Explanation:
         return self.first.maps.rollout
 
     @property
-    def residual(self) -> float | str | None:
-        """What the rollout adds to each map for the residual connection, 0.5 or None; "inside": nothing."""
-        return self.first.residual
-
-    @property
     def shares(self) -> dict[str, Tensor]:
         """For each method the sizes of its first row as shares of their sum, `(tokens,)` in float64 on the CPU."""
         return {name: one.shares for name, one in self.parts.items()}
@@ -140,6 +130,10 @@ class Explanation:
     def shown(self) -> dict[str, Tensor]:
         """The shares that are read: the first token has NaN where it is set apart, but next to a truth it counts."""
         return self.shares if self.truth is not None else {name: one.shown for name, one in self.parts.items()}
+
+    def sign(self, name: str, place: int) -> int:
+        """-1 if the score of a token by this method is negative, else 1: shares have no signs."""
+        return -1 if name in self.parts and self.parts[name].rows[0].scores[place] < 0 else 1
 
     @property
     def scopes(self) -> dict[str, str]:
@@ -167,23 +161,23 @@ class Explanation:
         truth = self.truth
         return {} if truth is None else {name: clear_tau(column, truth) for name, column in self.shares.items()}
 
-    def plot(self, **options: Any) -> Figure:
+    def plot(self, *, maps: bool = False, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
         Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of deep
-        models of next words what the word rests on, and the rows of all layers.
+        models the rows of all layers, below what a next word rests on.
 
         Args:
+            maps: Whether to compute the maps of a model with more than 12 layers.
             options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale`, `dim` and `words`, for
                 pictures of rows.
         """
-        if self.by_rows:
+        if self.by_rows or (not self.is_table and len(self.rows) == 1 and self.has_rows_only(maps)):
             return self._plot_layers(**options)
         part, title = self.first, self.first.method.title
-        families = {name: one.family for name, one in self.parts.items()}
-        look: dict[str, Any] = {"scopes": self.scopes, "families": families}
         rows = {name: scores.double().cpu() for name, scores in part.named_rows().items()}
         if self.is_table or not (self.is_signed or self.maps or len(rows) > 1):
+            look: dict[str, Any] = {"scopes": self.scopes, "families": {x: one.family for x, one in self.parts.items()}}
             if self._first_apart:
                 first = f"{quoted(self.tokens[0])} is left out where it is white"
                 look["title"] = f"What {quoted(self.tokens[self.token or 0])} draws on. {first}"
@@ -191,9 +185,6 @@ class Explanation:
             marked = self.token if self.is_table else self.token or 0
             look |= {"truth": self.truth, "truth_name": self.truth_name.replace(TRUTH, "blanking out"), **options}
             return draw_comparison(shown, self.tokens, marked, **look)
-        if self.is_signed:
-            look = {"scale": "shared", "title": f"{title} on the output", **options}
-            return draw_comparison(rows, self.tokens, self.token, "score of a token", **look)
         if self.maps:
             # Rows sum to 1, so pictures of any two texts have the same scale.
             drawn, label = part.named_maps(bool(self.windows)), "share of the row (rows sum to 1)"
@@ -202,53 +193,59 @@ class Explanation:
             if part.apart is not None:
                 look |= {"dim": [0], "title": f"{heading}, {quoted(self.tokens[0])} pale"}
             return draw_maps(drawn, self.tokens, self.token, **(look | options))
-        heading = ", ".join(filter(None, [title, part.scope]))
-        return draw_comparison(rows, self.tokens, self.token, **({"title": heading} | options))
+        look = {"title": ", ".join(filter(None, [title, part.scope]))}
+        if self.is_signed:
+            look = {"scale": "shared", "title": f"{title} on the output", "label": "score of a token"}
+        return draw_comparison(rows, self.tokens, self.token, **(look | options))
 
     def _plot_layers(self, **options: Any) -> Figure:
         """The first row of each method, then of a method with layers its row in each layer."""
-        rows = dict[str, Tensor]()
+        rows: dict[str, Tensor] = {}
         for part in self.parts.values():
-            of_layers = list(shares_of(part.scores[0])) if part.layer is not None else []
-            rows |= {part.title: part.rows[0].scores, **{f"layer {i}": one for i, one in enumerate(of_layers)}}
-        look = {"title": f"What {self.rows[0].name} rests on, and where it is read", "scale": "shared", **options}
-        return draw_comparison({name: one.cpu() for name, one in rows.items()}, self.tokens, self.token, **look)
+            of_layers = part.rows_of_layers() if part.layer is not None else {}
+            rows |= {part.title: part.rows[0].scores, **{name: shares_of(one[0]) for name, one in of_layers.items()}}
+        title = f"What {self.rows[0].name} rests on, and where it is read" if self.by_rows else self.first.title
+        return draw_comparison(rows, self.tokens, self.token, **({"title": title, "scale": "shared"} | options))
 
-    def view(self, *, title: str = "", about: Mapping[str, str] | None = None) -> View:
+    def has_rows_only(self, maps: bool) -> bool:
+        """Whether pages and pictures show the explained token alone: there are many layers, and no maps are wanted."""
+        return not maps and any(one.layer is not None and len(one.layers) > DEEP for one in self.parts.values())
+
+    def view(self, *, title: str = "", about: Mapping[str, str] | None = None, maps: bool = False) -> View:
         """The interactive view of the maps of all methods, with their rollouts, or of the rows if no method has maps.
 
-        Value Zeroing has its distances, so that the page shows how much there was to divide.
+        Value Zeroing has its distances, so that the page shows how much there was to divide. The view of a model with
+        more than 12 layers has the rows of the explained token in all layers, unless maps are wanted.
 
         Args:
             title: The heading. Empty: the method's.
             about: Where the numbers come from, by field.
+            maps: Whether to compute the maps of a model with more than 12 layers: the rows of all tokens.
         """
-        part = next((one for one in self.parts.values() if one.layer is not None), self.first)
+        parts, cut, of_rows = list(self.parts.values()), bool(self.windows), self.has_rows_only(maps)
+        part = next((one for one in parts if one.layer is not None), self.first)
         special, apart = self.special or None, self._first_apart
-        if apart and special is not None:
+        if apart and special:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
-        below = " ".join(
-            filter(None, [self.prediction, self.first.strongest(self.tokens) if self.by_rows else "", apart])
-        )
-        told = dict[str, Any](title=title or part.method.title, about=about, subtitle=below)
-        cut = bool(self.windows)
-        maps = {one.name: one.named_maps(cut, distances=True) for one in self.parts.values() if one.maps.layers}
-        if not maps:
-            rows = {
-                one.name: {one.scope or "scores": torch.stack([row.scores for row in one.rows])}
-                for one in self.parts.values()
-            }
-            names, place = list(part.named_rows()), self.rows[0].token
-            if place is not None and len(names) == 1:
-                names, told["offset"] = [self.tokens[place]], place
-            look: dict[str, Any] = {"columns": self.tokens, "column_words": self.words, "special": special, "token": 0}
-            return replace(view(rows, names, **look, **told), leaves_out=bool(apart))
-        # Who asks for joined maps sees them first. All others see a layer.
-        layer = len(maps.get(part.name, [])) - 1 if part.layer is None else part.layer
-        shown = layer if len({len(one) for one in maps.values()}) == 1 and not cut else 0
-        look = {"words": self.words or None, "special": special, "token": self.token, "layer": shown}
-        return replace(view(maps, self.tokens, **look, **told), leaves_out=bool(apart))
+        rests = self.first.strongest(self.tokens) if self.by_rows else ""
+        below = " ".join(filter(None, [self.prediction, rests, apart]))
+        look = dict[str, Any](title=title or part.method.title, about=about, subtitle=below, special=special)
+        drawn = {} if of_rows else {one.name: one.named_maps(cut, True) for one in parts if one.maps.layers}
+        if drawn:
+            # Who asks for joined maps sees them first. All others see a layer.
+            layer = len(drawn.get(part.name, [])) - 1 if part.layer is None else part.layer
+            shown = layer if len({len(one) for one in drawn.values()}) == 1 and not cut else 0
+            look |= {"words": self.words or None, "token": self.token, "layer": shown}
+            return replace(view(drawn, self.tokens, **look), leaves_out=bool(apart))
+        layered = [one for one in parts if of_rows and one.layer is not None]
+        rows = {one.name: one.rows_of_layers(every=of_rows) for one in layered or parts}
+        names, place = list(part.named_rows()), part.rows[0].token
+        if place is not None and len(names) == 1:
+            names, look["offset"] = [self.tokens[place]], place
+        look |= {"columns": self.tokens, "column_words": self.words, "token": 0}
+        found = view(rows, names, layer=part.layer if layered else -1, **look)
+        return replace(found, leaves_out=bool(apart), continues=False)
 
     @property
     def prediction(self) -> str:
@@ -282,22 +279,22 @@ class Explanation:
         taken = f"takes {', '.join(apart)}: shares of the others are without it".replace("%", " %")
         return f"{self.tokens[0]}, the first token, {taken}" if apart and self.truth is None else ""
 
-    def columns(self) -> dict[str, Tensor]:
-        """The columns of a table: the truth, then of one method its rows, of several their shares."""
+    def columns(self, shown: bool = False) -> dict[str, Tensor]:
+        """The columns of a table: the truth, then of one method its rows, of several their shares.
+
+        If they are `shown`, the first token is left out where it is set apart.
+        """
         given = {"fall": self.falls, self.truth_name: self.truth}
         truth = {name: column for name, column in given.items() if column is not None}
-        return truth | (self.shares if len(self.parts) > 1 else self.first.named_rows())
-
-    def _shown_columns(self) -> dict[str, Tensor]:
-        """The columns of a table that is read: without the first token where it is set apart."""
-        names = self.parts if len(self.parts) > 1 else self.first.named_rows()
-        return self.columns() | (dict(zip(names, self.shown.values(), strict=False)) if self._first_apart else {})
+        scores = self.shares if len(self.parts) > 1 else self.first.named_rows()
+        apart = dict(zip(scores, self.shown.values(), strict=False)) if shown and self._first_apart else {}
+        return truth | scores | apart
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and the columns of :meth:`columns`. Needs pandas, of `study`."""
         import pandas as pd
 
-        about = {"token": self.tokens, "explained": self._explained}
+        about = {"token": self.tokens, "explained": [place == self.token for place in range(len(self.tokens))]}
         if self.raw_tokens:
             about |= {"raw": self.raw_tokens, "word": self.words, "special": self.special}
         return pd.DataFrame(about | {name: column.tolist() for name, column in self.columns().items()})
@@ -305,7 +302,8 @@ class Explanation:
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
         columns = [["" if one is None else one for one in numbers_of(column)] for column in self.columns().values()]
-        rows = zip(self.tokens, self._explained, *columns, strict=True)
+        marks = [place == self.token for place in range(len(self.tokens))]
+        rows = zip(self.tokens, marks, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
@@ -329,26 +327,17 @@ class Explanation:
         others = list(self.parts.values())[1:]
         if others:
             found["others"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
-        return found | {
-            "method": self.method,
+        return (found | self.first.to_dict()) | {
             "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
-            "scores": self.scores.tolist(),
-            "maps": [one.tolist() for one in self.maps],
-            "rollout": None if self.rollout is None else self.rollout.tolist(),
             "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
             "task": self.task,
             "raw_tokens": self.raw_tokens,
-            "rows": [
-                {"name": row.name, "token": row.token, "scores": row.scores.tolist(), "window": row.window}
-                for row in self.rows
-            ],
             "windows": [list(one) for one in self.windows],
-            "residual": self.residual,
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """A JSON object of :meth:`to_dict`, also written to `path` if it is given."""
-        return written(json.dumps(self.to_dict(), ensure_ascii=False), path)
+    def to_json(self, path: str | Path | None = None, **options: Any) -> str:
+        """A JSON object of :meth:`to_dict`, which takes the options, also written to `path` if it is given."""
+        return written(json.dumps(self.to_dict(**options), ensure_ascii=False), path)
 
     def printed(self, color: bool = False, columns: int | None = None) -> str:
         """What is printed: of one method its rows with bars, of several a table of shares.
@@ -359,7 +348,7 @@ class Explanation:
         """
         if self.is_table:
             heads = [name.replace("-", "\n") for name in self.columns()]
-            lines = [text_table(["", *heads], self._lines(True), right=range(1, len(heads) + 1))]
+            lines = [text_table(["", *heads], self._lines(True, color), right=range(1, len(heads) + 1))]
         else:
             each = self.parts.values()
             lines = [line for part in each for line in part.lines(self.tokens, columns=columns, color=color)]
@@ -375,17 +364,18 @@ class Explanation:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
         if not self.is_table:
             return lines + str(self.view()._repr_html_())
-        columns = [column.tolist() for column in self._shown_columns().values()]
-        rows = [[f"{i} {name}", *(one[i] for one in columns)] for i, name in enumerate(self.tokens)]
-        return html_table("Shares of each method", ["token", *self.columns()], rows, self.token) + lines
+        return self.html_table("Shares of each method") + lines
 
-    @property
-    def _explained(self) -> list[bool]:
-        return [place == self.token for place in range(len(self.tokens))]
+    def html_table(self, caption: str, kept: Sequence[int] | None = None) -> str:
+        """The columns that are read as HTML, of all tokens or of those that are kept."""
+        columns, kept = self.columns(shown=True), range(len(self.tokens)) if kept is None else kept
+        heads = ["token", *(", ".join(filter(None, [name, self.scopes.get(name)])) for name in columns)]
+        rows = [[f"{i} {self.tokens[i]}", *(one[i].item() for one in columns.values())] for i in kept]
+        return html_table(caption, heads, rows, None if self.token not in kept else kept.index(self.token))
 
-    def _lines(self, marks: bool) -> list[list[str]]:
+    def _lines(self, marks: bool, color: bool = False) -> list[list[Any]]:
         """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
-        columns = list(map(numbers_of, self._shown_columns().values()))
+        columns = list(map(numbers_of, self.columns(shown=True).values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
@@ -395,5 +385,8 @@ class Explanation:
                 stars = zip(cells, numbers, highest, strict=True)
                 cells = [cell + ("*" if cell.strip() and one == most else " ") for cell, one, most in stars]
                 token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
+            if color:
+                signs = (self.sign(name, place) for name in self.columns())
+                cells = [[(cell, (one or 0) * sign)] for cell, one, sign in zip(cells, numbers, signs, strict=True)]
             lines.append([token, *cells])
         return lines

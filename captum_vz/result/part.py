@@ -127,7 +127,7 @@ class Part:
         if not self.is_causal or self.method.is_signed or len(row) < 3 or self.rows[0].token == 0:
             return None
         is_sink = QUARTER < row[0] < 1 and (of_layers > HALF).double().mean() >= TENTH
-        return float(row[0]) if is_sink and not self.ends_in_first() else None
+        return float(row[0]) if is_sink and not self.remarks("") else None
 
     @property
     def shown(self) -> Tensor:
@@ -137,19 +137,15 @@ class Part:
         others = self.shares.index_fill(0, torch.tensor(0), float("nan"))
         return others / others.nansum()
 
-    def ends_in_first(self, layer: int | None = None) -> bool:
-        """Whether joined maps put nearly all of each row on the first token. None: the layer that is shown."""
-        rows = torch.stack([row.scores for row in self.rows]) if layer is None else self.scores[:, layer]
-        return self.method.joins and self._ends_in_first(rows)
-
     def _ends_in_first(self, rows: Tensor) -> bool:
-        """The same, of rows `(rows, tokens)` of joined maps."""
+        """Whether joined maps put nearly all of each row `(rows, tokens)` on the first token."""
         shares = shares_of(rows.double())
         return self.rows[0].token != 0 and shares.shape[1] > 2 and bool((shares[:, 0] > NEARLY_ALL).all())
 
     def remarks(self, first: str, layer: int | None = None) -> list[str]:
         """What a reader should know about the row, in a sentence. `first` is the first token as a person reads it."""
-        if not self.ends_in_first(layer):
+        rows = torch.stack([row.scores for row in self.rows]) if layer is None else self.scores[:, layer]
+        if not self.method.joins or not self._ends_in_first(rows):
             return []
         return [
             f"{self.name} says nothing here: nearly all is on {first}, the first token, because a product of many "
@@ -167,6 +163,12 @@ class Part:
             found[f"{place}{row.name}{window}"] = row.scores
         return found
 
+    def rows_of_layers(self, every: bool = True) -> dict[str, Tensor]:
+        """The rows `(rows, tokens)` by the names of all layers, or of what is shown."""
+        if every and self.layer is not None:
+            return dict(zip(self.layers, self.scores.unbind(1), strict=True))
+        return {self.scope or "scores": torch.stack([row.scores for row in self.rows])}
+
     def named_maps(self, is_cut: bool, distances: bool = False) -> dict[str, Tensor]:
         """The maps, or the distances in their place, by the names of their layers, and the rollout by its name.
 
@@ -179,6 +181,20 @@ class Part:
         if rollout is None or self._ends_in_first(rollout[[-1 if token is None else token]]):
             return found
         return found | {name: rollout}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of the layer that is shown and of the maps, as lists."""
+        return {
+            "method": self.name,
+            "scores": self.rows[0].scores.tolist(),
+            "rows": [
+                {"name": row.name, "token": row.token, "scores": row.scores.tolist(), "window": row.window}
+                for row in self.rows
+            ],
+            "maps": [one.tolist() for one in self.maps.layers],
+            "rollout": None if self.maps.rollout is None else self.maps.rollout.tolist(),
+            "residual": self.residual,
+        }
 
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""

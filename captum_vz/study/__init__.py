@@ -12,8 +12,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the pairs that are left out
-    sanity_checks            methods on copies of a model with random layers
-    sensitivity              methods on copies of a model whose embeddings are moved a little
+    random_layers, sensitivity  metrics of copies of the model: with random layers, with embeddings moved a little
     value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
     run_study, Study         a study in a folder, which continues after a kill, and its results
     with_interval, tied_pairs  numbers and ties of its tables in words, for a report
@@ -53,10 +52,11 @@ if TYPE_CHECKING:
         METRICS,
         lacks,
         metric_named,
-        randomized_copies,
+        random_copy,
+        random_layers,
         register_metric,
+        sensitivity,
     )
-    from captum_vz.study.scoring.sanity import sanity_checks, sensitivity
     from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
@@ -85,14 +85,14 @@ __all__ = [
     "lacks",
     "load_plugin",
     "metric_named",
-    "randomized_copies",
+    "random_copy",
+    "random_layers",
     "read_csv",
     "read_jsonl",
     "register_method",
     "register_metric",
     "run_study",
     "safe_name",
-    "sanity_checks",
     "select_blimp",
     "sensitivity",
     "sign_figure",
@@ -104,9 +104,7 @@ __all__ = [
 ]
 
 # These modules need the extra `study`, and take seconds to import. `compare` does not import them.
-_NEED_EXTRA = (
-    "scoring.metrics scoring examples.patching scoring.scorer scoring.sanity folder folder.provenance results run"
-)
+_NEED_EXTRA = "scoring.metrics scoring examples.patching scoring.scorer folder folder.provenance results run"
 
 
 def __getattr__(name: str) -> Any:

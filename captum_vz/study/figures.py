@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.methods import METHODS
+from captum_vz.methods import DECIDING, METHODS
 from captum_vz.study.examples import counted
 from captum_vz.study.scoring import Metric
 from captum_vz.study.scoring.metrics import metric_named
@@ -50,12 +50,12 @@ _PALETTE: Final = {
     "#009e73": "attention-norm attention-norm-rollout globenc globenc-layer",
     "#cc79a7": "alti alti-layer alti-logit",
     "#d55e00": "saliency input-x-gradient integrated-gradients hidden-token-attribution input-x-gradient-l2 "
-    "integrated-gradients-l2 attn-lrp",
+    "integrated-gradients-l2 attn-lrp decision",
     "0.35": "random position",
 }
 _FAMILIES: Final[Mapping[str, list[str]]] = {color: names.split() for color, names in _PALETTE.items()}
 _OWN: Final = "#56b4e9"  # methods of the user's own
-_MARKS: Final = ("o", "s", "^", "D", "v", "P", "<")
+_MARKS: Final = ("o", "s", "^", "D", "v", "P", "<", ">")
 _CONTROL_MARKS: Final = ("x", "+")  # both are seen where their lines are one
 # The least contrast of small text with its ground, by WCAG 2.
 _CONTRAST: Final = 4.5
@@ -65,8 +65,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     """Draws one metric, each model in a column of print: the methods by layer, and below it in their last layer.
 
     Methods have the same colour, mark and place in all figures. Bars and bands are the intervals of the summary.
-    Filled marks show a single layer. Hollow marks show methods that join all layers up to this one, whose lines are
-    dashed, and methods without layers, whose lines are dotted.
+    Filled marks show a single layer, stars for each sentence the layer that decides. Hollow marks show methods that
+    join all layers up to this one, whose lines are dashed, and methods without layers, whose lines are dotted.
 
     Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. Titles name the
     `data`. The figure is 3.3 inches wide; of several models, twice as wide.
@@ -86,7 +86,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
         title, last = metric_title(metric), last_layers(of_model)
         ends.append(draw_layers(above, of_model))
         above.set_ylabel(title, fontsize=FONT)
-        note, single = "hollow: all layers", last["method"].map(is_single_layer)
+        note, single = "hollow: all layers", last["method"].map(is_single_layer) & last["layer"].notna()
+        note += "; star: the one that decides" if last["method"].map(_base).ne(last["method"]).any() else ""
         if _metric(metric).two_truths:  # rows that are compared with another truth stand apart
             note = "line: the truth of this layer above, of all layers below"
             last = pd.concat([last[single], last[~single]])
@@ -228,13 +229,20 @@ def whole_figure(panels: Sequence[Axes]) -> Figure:
     return root_figure(panels[0].figure)
 
 
+def _base(method: str) -> str:
+    """The method whose layer decides, of NAME:deciding; the method itself, of others."""
+    return method.removesuffix(f":{DECIDING}")
+
+
 def method_color(method: str) -> str:
     """The colour of a method's family."""
-    return next((color for color, family in _FAMILIES.items() if method in family), _OWN)
+    return next((color for color, family in _FAMILIES.items() if _base(method) in family), _OWN)
 
 
 def method_mark(method: str) -> str:
-    """The mark of a method, which differs from those of its family."""
+    """The mark of a method, which differs from those of its family. A star: the layer that decides."""
+    if _base(method) != method:
+        return "*"
     for family in _FAMILIES.values():
         if method in family:
             return (_CONTROL_MARKS if "random" in family else _MARKS)[family.index(method)]
@@ -259,14 +267,15 @@ def mark_of(method: str) -> dict[str, Any]:
 
 def is_single_layer(method: str) -> bool:
     """Whether a registered method shows each layer by itself: it has layers, and does not join them."""
-    known = METHODS.get(method)
+    known = METHODS.get(_base(method))
     return known is not None and known.layered and not known.joins
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
     """Methods in their order in all figures: families together, those of the user's own after them, controls last."""
     *families, controls = _FAMILIES.values()
-    first, given = [name for family in families for name in family], list(dict.fromkeys(methods))
+    first = [f"{name}{word}" for family in families for name in family for word in ("", f":{DECIDING}")]
+    given = list(dict.fromkeys(methods))
     own = [name for name in given if name not in (*first, *controls)]
     return [name for name in [*first, *own, *controls] if name in given]
 

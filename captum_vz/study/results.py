@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,21 +12,16 @@ from matplotlib.figure import Figure
 from captum_vz._files import safe_name, write_whole
 from captum_vz._start import room
 from captum_vz.errors import needs_extra
+from captum_vz.methods import DECIDING
 from captum_vz.study.examples import Example, counted
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder import (
     ALL,
     MANIFEST,
-    Loaded,
     blocks_of,
     changing,
-    check_weights,
-    digest,
-    fingerprint,
     latest,
     lock_of,
-    on_device,
-    own_device,
     read_examples,
     read_settings,
     tables,
@@ -36,7 +31,6 @@ from captum_vz.study.scoring import COLUMNS
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
-    import pyarrow as pa
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,7 +69,7 @@ class Study:
             without layers.
         """
         rows = self.to_arrow(columns).to_pandas()
-        return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
+        return rows.astype({name: "Int64" for name in ("layer", "deciding", "target") if name in rows})
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a table of pyarrow, which many libraries take."""
@@ -163,8 +157,20 @@ class Study:
             lines.append(f"{model}, {metric}: {told}")
         by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
         for who, rows in skipped.groupby(by, sort=False):
-            why = f" ({rows['skipped'].iloc[0]})" if rows["skipped"].nunique() == 1 else ""
-            lines.append(f"{', '.join(filter(None, who))}: {counted(len(rows), 'example')} skipped{why}")
+            often = "" if rows["skipped"].nunique() == 1 else "most often: "
+            why = f"{often}{rows['skipped'].mode()[0]}"
+            lines.append(f"{', '.join(filter(None, who))}: {counted(len(rows), 'example')} skipped ({why})")
+        return lines + self._deciding()
+
+    def _deciding(self) -> list[str]:
+        """For each method with the layer that decides a line on the layers it has chosen."""
+        if not any(name.endswith(f":{DECIDING}") for name in self.settings["methods"]):
+            return []
+        rows, lines = self.rows(["model", "method", "deciding"]).dropna(), list[str]()
+        for (model, method), layers in rows.groupby(["model", "method"], sort=False)["deciding"]:
+            low, high, most = layers.min(), layers.max(), layers.mode()[0]
+            often = f", most often {most} (in {(layers == most).sum()} of {counted(len(layers), 'sentence')})"
+            lines.append(f"{model}, {method}: layer{f's {low} to {high}{often}' if low < high else f' {low}'}")
         return lines
 
     def plot(self, metric: str) -> Figure:
@@ -196,35 +202,6 @@ class Study:
                     f"because: {skipped[skipped['model'] == model]['skipped'].mode()[0]}. "
                     f"{self.folder / SKIPPED} lists the reasons."
                 )
-
-    def keep(self, name: str, source: Loaded, made_of: Any, make: Callable[[Any, Any], DataFrame]) -> DataFrame:
-        """A further table of a model in the study's folder. A finished table of the same things is not made again.
-
-        Of several launched processes, the first makes it.
-
-        Args:
-            name: The name of the table, whose file is ``NAME-DIGEST.parquet``.
-            source: The model and its tokenizer. Their weights must be those that have made the table.
-            made_of: What else the table is made of, values that JSON can hold. Of other values, it is made again.
-            make: Makes the table from the model, on the device of this process, and its tokenizer.
-
-        Raises:
-            ValueError: The file is broken, or other weights have made it.
-        """
-        weights, of = fingerprint(*source), digest(self.settings["captum_vz"], made_of)
-        with lock_of(self.folder, safe_name(name)):
-            before = entry = read_settings(self.folder).get("tables", {}).get(name)
-            if entry is None or entry["made_of"] != of or not (self.folder / entry["file"][0]).is_file():
-                with on_device(source, own_device()) as loaded:
-                    table = pa.Table.from_pandas(make(*loaded), preserve_index=False)
-                file = tables.write_table(self.folder, safe_name(name), table)
-                entry = {"weights": weights, "made_of": of, "file": file}
-                with changing(self.folder) as settings:
-                    settings["tables"] = settings.get("tables", {}) | {name: entry}
-                if before is not None and before["file"][0] != entry["file"][0]:
-                    (self.folder / before["file"][0]).unlink(missing_ok=True)
-            check_weights(self.folder / entry["file"][0], name, [entry["weights"]], weights)
-            return tables.read_table(self.folder, entry["file"]).to_pandas()
 
 
 def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:

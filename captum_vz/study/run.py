@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from tqdm import tqdm
 
-from captum_vz import __version__
 from captum_vz._files import remove_temporary
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import METHODS, Method, given_methods
@@ -59,7 +58,6 @@ def run_study(
     metrics: Any = None,
     *,
     batch_size: int = 32,
-    content_only: bool = False,
     confidence: float = 0.95,
     resamples: int = 1999,
     engine: str | None = None,
@@ -90,11 +88,10 @@ def run_study(
             of the process, and back. Its weights are compared with those of the finished parts.
         examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
             of pyarrow, or a `datasets.Dataset`. Their ids are all different.
-        output: The folder. It may hold a study with the same `content_only`, which then grows.
+        output: The folder. It may hold a study, which then grows.
         methods: See :class:`~captum_vz.study.Scorer`, like `metrics`.
         metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
         batch_size: The most sentences in a batch.
-        content_only: See :class:`~captum_vz.study.Scorer`.
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
         engine: "local": this process. "accelerate": one of the processes of `accelerate launch` or `torchrun`, on a
@@ -105,7 +102,7 @@ def run_study(
 
     Raises:
         ValueError: Unknown names; no examples or models; repeated ids; a model that can have none of the metrics; or a
-            folder that holds a study with other settings or other weights, or a broken file.
+            folder that holds a study of another version or with other weights, or a broken file.
         OSError: The folder cannot be written, or the disk is full. Finished parts stay.
 
     >>> import tempfile
@@ -125,20 +122,18 @@ def run_study(
     _check_examples(examples)
     check_bootstrap(confidence, resamples)
     _check_engine(engine)
-    folder, fixed = Path(output), {"captum_vz": __version__, "content_only": content_only}
+    folder = Path(output)
     sources = {name: one if one.source is None else one.source for name, one in chosen.items()}
     codes = {
         "methods": {name: code_identity(sources[name], one.version) for name, one in chosen.items()},
         "metrics": {name: code_identity(one.values, one.version) for name, one in measures.items()},
     }
-    options = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS, "content_only": content_only}
+    options = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS}
     job = Job(folder, models, chosen, measures, codes, [], options)
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
         job.scorer(name, source)  # an error, before the folder is written
-    job = job._replace(
-        blocks=store.claim(folder, fixed, list(models), codes["methods"], codes["metrics"], examples, BLOCK)
-    )
+    job = job._replace(blocks=store.claim(folder, list(models), codes["methods"], codes["metrics"], examples, BLOCK))
     for name, (model, tokenizer) in loaded.items():
         job.check_weights(name, store.fingerprint(model, tokenizer))
     total, checked = job.size_left(), job.checked()
@@ -314,8 +309,8 @@ class Job(NamedTuple):
         """The values of some metrics of rows, and the reasons for those that are missing."""
         without = self.without((scorer.model, scorer.tokenizer)) if scorer else {}
         metrics = {name: self.metrics[name] for name in names if name not in without}
-        sizes, content_only = (self.options["batch_size"], self.options["batch_tokens"]), self.options["content_only"]
-        found = measure(metrics, {one.id: one for one in examples}, rows, scorer, sizes, content_only)
+        sizes = self.options["batch_size"], self.options["batch_tokens"]
+        found = measure(metrics, {one.id: one for one in examples}, rows, scorer, sizes)
         found += [skipped_row(without[name], one, None, name) for name in names if name in without for one in examples]
         keys = [{name: row[name] for name in ("example", "method", "layer")} | {"skipped": None} for row in rows]
         return found + [

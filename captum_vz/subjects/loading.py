@@ -189,9 +189,8 @@ def _check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
             "transformers."
         )
     if unexpected:
-        warnings.warn(
-            f"{type(model).__name__} does not use all weights of {name!r}: {_some(unexpected)} stay out.", stacklevel=2
-        )
+        told = f"{type(model).__name__} does not use all weights of {name!r}: {_some(unexpected)} stay out."
+        warnings.warn(told, stacklevel=2)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ def prepare_text(
             "pass the model's own tokenizer."
         )
     tokens = tuple(readable_tokens(tokenizer, numbers))
-    if token is None and heads.reads_whole_text(model):
+    if token is None and (heads.reads_whole_text(model) or not any(masks)):
         token = _read_token(model, tokenizer, numbers)
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
@@ -149,16 +149,17 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number is not None and number not in ends}
 
 
-def _read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int:
-    """The token that a head for labels reads: the last one of a causal model, else `[CLS]` or, without it, the first.
+def _read_token(model: Any, tokenizer: Any, ids: Sequence[int]) -> int | None:
+    """The token that a head for labels reads, or that stands for the text in a model without a head, if one does.
 
-    Encoder-decoders read their last token, the end of the text.
+    Causal models and encoder-decoders read the last token, the others `[CLS]` or, without it, the first.
     """
-    causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
-    if causal or getattr(model.config, "is_encoder_decoder", False):
-        return len(ids) - 1
-    number = getattr(tokenizer, "cls_token_id", None)
-    return next((place for place, one in enumerate(ids) if one == number), 0)
+    last = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    last, number = last or model.config.is_encoder_decoder, getattr(tokenizer, "cls_token_id", None)
+    first = next((place for place, one in enumerate(ids) if one == number), None)
+    if heads.reads_whole_text(model):
+        return len(ids) - 1 if last else first or 0
+    return first if heads.task_of(model) == heads.ENCODER and not last else None
 
 
 def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
@@ -225,9 +226,8 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | st
             found.append(f"{written} is read as text: write [MASK] for the mask.")
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: token={masks[0]} is explained.")
-    if token is None and not masks:
-        fills = not heads.predicts_next(model) and not heads.class_labels(model)
-        why = "the text has no mask: its last token" if fills else "the last token of the text"
+    if token is None and not masks and heads.task_of(model) not in (heads.CAUSAL, heads.ENCODER):
+        why = "the text has no mask: its last token"
         why = f"{names[prepared.token]}, which the head reads," if heads.reads_whole_text(model) else why
         found.append(f"{why} is explained, token={prepared.token}.")
     return found

@@ -241,26 +241,14 @@ def _record(name: str, index: int, pair_id: int) -> Record:
     words[0] = words[0].capitalize()
 
     good, bad = (draft.plural, draft.singular) if plural else (draft.singular, draft.plural)
-    good_words, bad_words = ([*words[:target], form, *words[target + 1 :]] for form in (good, bad))
-    record: Record = {"sentence_good": " ".join(good_words) + ".", "sentence_bad": " ".join(bad_words) + "."}
-    # As in BLiMP: one prefix with two endings or, if the cue comes after the target, two prefixes with one ending.
-    if cue < target:
-        record |= {"one_prefix_prefix": " ".join(words[:target])}
-        record |= {"one_prefix_word_good": good, "one_prefix_word_bad": bad}
-    else:
-        record |= {
-            f"two_prefix_prefix_{kind}": " ".join(some[:cue])
-            for kind, some in (("good", good_words), ("bad", bad_words))
-        }
-        record |= {"two_prefix_word": words[cue]}
-    record |= {
-        "field": "morphology",
+    good_text, bad_text = (" ".join([*words[:target], form, *words[target + 1 :]]) + "." for form in (good, bad))
+    record: Record = {
+        "sentence_good": good_text,
+        "sentence_bad": bad_text,
         "linguistics_term": paradigm.term,
         "UID": name,
-        "simple_LM_method": True,
         "one_prefix_method": cue < target,
-        "two_prefix_method": cue > target,
-        "lexically_identical": cue < target,
+        "two_prefix_word": "" if cue < target else words[cue],
         "pairID": str(pair_id),
         "cue": [cue],
         "other_cue": [other.text.split()[cue].strip("*")],
@@ -281,10 +269,10 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
             second noun between subject and verb) or ``"subject_verb"``. None: all paradigms in turn.
 
     Returns:
-        Records in BLiMP's format (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) with the keys that
-        :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``) and three more: ``cue``,
-        a list with the position of the cue, ``other_cue``, a list with the same noun in the other number, and
-        ``label``, its number, "singular" or "plural". Positions count the words of
+        Records with those keys of BLiMP (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) that this
+        package reads; the keys that :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``,
+        ``bad``); ``cue``, a list with the position of the cue; ``other_cue``, a list with the same noun in the other
+        number; and ``label``, its number, "singular" or "plural". Positions count the words of
         :func:`~captum_vz.text.split_words` from 0.
 
     Raises:

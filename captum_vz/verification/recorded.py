@@ -155,7 +155,11 @@ def defined_map(
     by_position = not products
     products = products or definition.products
     rows_of = definition.rows_of_position if by_position else partial(definition.rows, products)
-    tokens_of = partial(_by_position_or_token, by_position, batch, out)
+
+    def tokens_of(hidden: Tensor) -> Tensor:
+        """In layers with windows, the positions, without those that the model appended to fill a window."""
+        return _by_token(_by_position(hidden)[:, :out] if by_position else hidden, batch, out)
+
     clean = tokens_of(definition.clean)
     sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(most, count)).tolist()})
     columns = []
@@ -216,11 +220,6 @@ def _by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
     if hidden.dim() != 3 or hidden.shape[:2] != (batch, out):
         raise NoDefinitionError(f"the layer returned {tuple(hidden.shape)} for a map {(batch, out)} (batch, out)")
     return hidden
-
-
-def _by_position_or_token(by_position: bool, batch: int, out: int, hidden: Tensor) -> Tensor:
-    """`_by_token`; in layers with windows, the positions, without those that the model appended to fill a window."""
-    return _by_token(_by_position(hidden)[:, :out] if by_position else hidden, batch, out)
 
 
 def _by_position(hidden: Tensor) -> Tensor:

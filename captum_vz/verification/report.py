@@ -11,15 +11,13 @@ PASSED, FAILED, REFUSED, SKIPPED, TOLD = "passed", "failed", "refused", "skipped
 
 # The checks that not all models and inputs allow. The verdict names them if they were skipped.
 OPTIONAL = ("rounding", "batch", "padding")
+_WRONG = "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table."
 # What to do if a check fails, in the order in which the verdict names failures.
 ADVICE = {
     "rerun": "Call model.eval(). A layer that draws random numbers or keeps state has no map: do not use one.",
-    "map": "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table. "
-    "Often a value is used outside the attention, or some heads are computed in another way.",
+    "map": f"{_WRONG} Often a value is used outside the attention, or some heads are computed in another way.",
     "definition": "The map of this layer may be right, but nothing shows it. Do not rely on it.",
-    "replay": "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table.",
-    "rows": "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table.",
-    "zeros": "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table.",
+    **dict.fromkeys(("replay", "rows", "zeros"), _WRONG),
     "chunk sizes": "Pass perturbations_per_eval=1, and report the layer with this table.",
     "batch": "The model itself mixes the examples of a batch. Pass one example at a time.",
     "positions": "The maps are right for the inputs as given, but the model itself moves the tokens.",

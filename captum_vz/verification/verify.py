@@ -57,10 +57,9 @@ def verify(
     model takes about ten runs for each layer.
 
     Args:
-        model: A model, or a function that runs the layers. Or what :func:`captum_vz.explain` takes: a name, a folder, a
-            pair of a model and its tokenizer, a pipeline, a SentenceTransformer.
-        inputs: A text, or inputs as in `attribute`. Use sentences of the kind and the length that you explain, because
-            long inputs are computed in other ways than short ones.
+        model: A model, a function that runs the layers, or what :func:`captum_vz.explain` takes.
+        inputs: A text, or inputs as in `attribute`. Long inputs are computed in other ways than short ones, so use
+            sentences of the length that you explain.
         layers: A layer or a list of layers. None: all layers that `captum_vz.find_layers(model)` returns.
         tokenizer: The tokenizer of a model that is passed alone, for a text.
         additional_forward_args: Further arguments of `model`, as in `attribute`.

@@ -57,10 +57,8 @@ def text_record(
     where they are darkest. The column "Attribution Score" holds the sum of the scores before scaling.
 
     Args:
-        tokens: The words to draw. HTML characters such as ``<`` are escaped, as in the names of classes. Control
-            characters are written as escapes.
-        scores: One score for each token, of any method and either sign: `(tokens,)`, or `(1, tokens)` as `attribute`
-            returns it for one sentence and one token.
+        tokens: The words to draw. HTML and control characters are escaped, as in the names of classes.
+        scores: One score for each token, of either sign, `(tokens,)` or `(1, tokens)`.
         attr_class: The column "Attribution Label", such as the method, or what the scores explain.
         true_class: The column "True Label".
         pred_class: The column "Predicted Label", the model's prediction.

@@ -38,23 +38,18 @@ def terminal_text(
 
     Args:
         tokens: The words to write. Control characters are written as escapes.
-        scores: One score for each token: `(tokens,)`, or `(1, tokens)` as `attribute` returns it for one sentence and
-            one token.
-        token: The position of the token that the scores explain. This token is marked. Negative positions count from
-            the end.
+        scores: One score for each token, `(tokens,)` or `(1, tokens)`.
+        token: The position of the token that the scores explain, which is marked. Negative ones count from the end.
         color: Whether to colour the tokens and signed bars. If False, the text holds no escape sequence.
-        full: The size of the score of a full bar and of the darkest colour, such as 1 for shares. The bars of two texts
-            can then be compared. None: the largest size.
+        full: The score of a full bar and of the darkest colour, such as 1 for shares. None: the largest size.
         signed: Whether scores have a sign, which numbers and bars show. None: if a score is negative.
-        columns: The width of the lines. Bars become shorter to fit, and are left out if there is no room for four
-            characters. None: bars of 24 characters.
+        columns: The width of the lines, which bars become shorter to fit. None: bars of 24 characters.
 
     Returns:
         Lines of text. The last line has no line break.
 
     Raises:
-        ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`; or `token` is out
-            of range.
+        ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`.
 
     >>> print(terminal_text(["pictures", "of", "[MASK]"], torch.tensor([0.5, 0.25, 0.25]), token=2, color=False))
       0  pictures  0.5000  ████████████████████████
@@ -85,13 +80,18 @@ def terminal_text(
     for position, (word, number, part) in enumerate(zip(words, numbers, parts, strict=True)):
         padded = word + " " * (width - columns_of(word))
         if color:  # a background from white to dark
-            step = round(abs(part) * (len(SHADES[0]) - 1))
-            colors = f"48;5;{SHADES[part < 0][step]};38;5;{WHITE if step >= FIRST_DARK else BLACK}"
-            padded = f"\x1b[{colors}m {padded} \x1b[0m"
+            padded = painted(f" {padded} ", part)
         drawn = "" if length < LEAST_BAR else _signed_bar(part, length, color) if signed else bar(part, length)
         mark = ">" if position == marked else " "
         lines.append(f"{mark} {position:>{digits}}  {padded}  {number}  {drawn}".rstrip())
     return "\n".join(lines)
+
+
+def painted(text: str, share: float) -> str:
+    """The text on a background from white to dark blue for a share from 0 to 1, to dark red for one from 0 to -1."""
+    step = round(min(abs(share), 1) * (len(SHADES[0]) - 1))
+    colors = f"48;5;{SHADES[share < 0][step]};38;5;{WHITE if step >= FIRST_DARK else BLACK}"
+    return f"\x1b[{colors}m{text}\x1b[0m"
 
 
 def bar(share: float, width: int = BAR) -> str:

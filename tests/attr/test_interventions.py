@@ -280,10 +280,3 @@ def test_windows_can_only_be_zeroed() -> None:
     block = Halves(lambda x: x)
     with pytest.raises(RefusedError, match="windows or in another order, where values can only be zeroed"):
         ValueZeroing(block, block, intervention="mean").attribute(sequences(2, 6))
-
-
-def test_matmul_precision_needs_zeroed_values() -> None:
-    case = FAMILIES["bert"].case
-    method = ValueZeroing(case.model, case.layers[0], intervention="mean", matmul_precision="medium")
-    with pytest.warns(UserWarning, match="'medium' has no effect: only changes of zeroed values"):
-        method.attribute(case.inputs)

@@ -20,18 +20,15 @@ from tests.benchmarks.models import SIZES, build, token_ids
 HEADS = (
     "tokens",
     "maps",
-    "fast",
     "row",
     "forward",
     "sequential",
     "floor",
     "torch's floor",
     "seq/maps",
-    "seq/fast",
     "maps/(floor+fwd)",
     "row/fwd",
     "maps of peak",
-    "fast of peak",
 )
 
 
@@ -48,20 +45,18 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    # Half precision is replayed in float32, and what matmul_precision="medium" multiplies is in bfloat16.
-    peaks = highest_rate(torch.float32, options.device), highest_rate(torch.bfloat16, options.device)
+    peak = highest_rate(torch.float32, options.device)  # half precision is replayed in float32
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
         f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; "
-        f"median of {options.rounds} rounds; peak {' and '.join(f'{peak / 1e12:.2f}' for peak in peaks)} TFLOP/s in "
-        "float32 and bfloat16"
+        f"median of {options.rounds} rounds; peak {peak / 1e12:.2f} TFLOP/s in float32"
     )
     for name in options.models:
         depth = len(SIZES[name].layers(build(SIZES[name], dtype, options.device)))
         print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>18}" for head in HEADS))
         for tokens in options.tokens:
             with_definition = tokens <= options.longest_sequential
-            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition, peaks)
+            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition, peak)
             print(f"{tokens:>18} " + " ".join(f"{value:>18.3f}" for value in row), flush=True)
         memory_by_depth(name, options.tokens[-1], dtype, options.device, options.threads)
 
@@ -73,18 +68,17 @@ def one_length(
     device: str,
     rounds: int,
     with_definition: bool,
-    peaks: tuple[float, float],
+    peak: float,
 ) -> tuple[float, ...]:
     """A row of the table, without its first entry."""
     size = SIZES[name]
     model = build(size, dtype, device)
     layers = size.layers(model)
-    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, matmul_precision="medium")
+    explain = ValueZeroing(model, layers)
     ids = token_ids(tokens, device)
     pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
     contenders = {
         "maps": lambda: explain.attribute(ids),
-        "fast": lambda: fast.attribute(ids),
         "row": lambda: explain.attribute(ids, token=-1),
         "forward": lambda: model(ids),
     }
@@ -95,16 +89,14 @@ def one_length(
     definition = seconds.get("sequential", float("nan"))
     return (
         seconds["maps"],
-        seconds["fast"],
         seconds["row"],
         seconds["forward"],
         definition,
         seconds["floor"],
         definition / seconds["maps"],
-        definition / seconds["fast"],
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
-        *(operations(contenders[way]) / seconds[way] / peak for way, peak in zip(("maps", "fast"), peaks, strict=True)),
+        operations(contenders["maps"]) / seconds["maps"] / peak,
     )
 
 

@@ -25,7 +25,6 @@ from captum_vz.study.folder.provenance import code_identity
 from captum_vz.study.folder.tables import TABLES, collect, paired_differences, summarise, write_table
 from captum_vz.study.results import write_results
 
-FIXED = {"captum_vz": "0", "content_only": False}
 TOKENS = 12
 CHOSEN = ["cue_dot", "cue_ap", "blank_out"]
 
@@ -38,7 +37,7 @@ def write_study(folder: Path, models: int, methods: int, layers: int, sentences:
     names = list(METHODS)[:methods]
     codes = {name: code_identity(METHODS[name]) for name in names}
     measures = {name: code_identity(METRICS[name].values) for name in CHOSEN}
-    blocks, rows = claim(folder, FIXED, [f"model {n}" for n in range(models)], codes, measures, examples, 64), 0
+    blocks, rows = claim(folder, [f"model {n}" for n in range(models)], codes, measures, examples, 64), 0
     with changing(folder) as settings:
         metrics = dict.fromkeys(names, measures)
         settings["holds"]["all"] = {"weights": "", "methods": codes, "metrics": metrics, "made_by": {"model": "random"}}

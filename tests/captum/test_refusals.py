@@ -40,7 +40,6 @@ REFUSED = {
     "distance of a wrong shape": lambda: ValueZeroing(model, layers[0], distance=lambda a, b: a).attribute(ids),
     "p=3": lambda: LayerALTI(model, layers[0], p=3),
     "include": lambda: LayerAttentionNorm(model, layers[0], include="all"),
-    "matmul_precision": lambda: ValueZeroing(model, layers[0], matmul_precision="fast"),
     "probes": lambda: HiddenTokenAttribution(model, layers[0], probes=0),
     "perturbations": lambda: ValueZeroing(model, layers[0]).attribute(ids, perturbations_per_eval=0),
     "feature_mask": lambda: ValueZeroing(model, layers[0]).attribute(ids, feature_mask=ids[:, :2]),

@@ -14,7 +14,7 @@ from tests.captum.configurations import POST_NORM_METHODS, AttentionGradient, Co
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
-ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "matmul_precision", "intervention"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "intervention"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING[:3], "reduce_heads", *ZEROING[3:]],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
@@ -39,7 +39,6 @@ DEFAULTS = {
     "multiply_by_inputs": False,
     "final_norm": None,
     "values": None,
-    "matmul_precision": "highest",
     "intervention": "zero",
     "other_mixing": "refuse",
     "per_receptive_field": False,

@@ -51,14 +51,12 @@ def test_a_rollout_runs_the_new_forward(method: Any) -> None:
         (ValueZeroingRollout, "distance", "euclidean"),
         (ValueZeroingRollout, "heads", [1]),
         (ValueZeroingRollout, "normalize", False),
-        (ValueZeroingRollout, "matmul_precision", "medium"),
         (AttentionRollout, "heads", [0, 2]),
         (AttentionFlow, "reduce_heads", "max"),
         (ALTI, "p", 2),
         (GlobEnc, "normalize", False),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*matmul_precision:UserWarning")
 def test_options_of_the_maps(method: Any, name: str, value: Any) -> None:
     case = FAMILIES["bert"].case
     changed, built = method(case.model, case.layers), method(case.model, case.layers, **{name: value})
@@ -78,7 +76,6 @@ def test_options_of_the_maps(method: Any, name: str, value: Any) -> None:
         (AttentionRollout, "reduce_heads"),
         (ValueZeroingRollout, "normalize"),
         (ValueZeroingRollout, "distance"),
-        (ValueZeroingRollout, "matmul_precision"),
         (ALTI, "p"),
     ],
 )

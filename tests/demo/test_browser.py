@@ -310,19 +310,6 @@ def test_hostile_text_is_text(visit: Visit) -> None:
         assert frame.evaluate("typeof window.hit") == "undefined"
 
 
-def test_table_looks_as_on_other_pages(visit: Visit) -> None:
-    """Gradio rewrites the style sheet, so what arrives is what counts."""
-    page = visit.page
-    visit.ask("#explain")
-    assert page.get_by_text("Explained: [MASK], position 6.").is_visible()
-    page.get_by_role("tab", name="Methods", exact=True).click()
-    looks = "(one, name) => getComputedStyle(one)[name]"
-    assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
-    assert page.locator("#shares tr.marked th").evaluate(looks, "borderLeftWidth") == "4px"
-    for part in ("table", "thead", "tbody", "tr.marked"):
-        assert page.locator(f"#shares {part}").evaluate(looks, "borderRightWidth") == "0px", part
-
-
 def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
     visit = Visit(browser, demo)
     assert visit.page.locator("#view iframe").is_visible()  # the answer on load

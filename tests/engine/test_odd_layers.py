@@ -15,7 +15,6 @@ from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.structure import layout
 from captum_vz.errors import UnsupportedLayerError
-from tests.budget import set_budget
 from tests.engine.blocks import Block, Reader, SelfAttention, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.odd import Odd
@@ -135,13 +134,6 @@ def test_windows_in_half_precision() -> None:
     run.layer.float()
     exact = Run(run.layer, (run.hidden.float(), *run.args[1:]), run.kwargs).odd().attribute()
     assert_same(scores, exact, tolerance=1e-6)
-
-
-def test_bfloat16_changes_of_windows_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_budget(monkeypatch, folding_calls=0)
-    with pytest.warns(UserWarning, match="matmul_precision='medium' has no effect"):
-        fast = swin().odd(options={"matmul_precision": "medium"}).attribute()
-    assert torch.equal(fast, swin().odd().attribute())
 
 
 def test_a_rollout_stays_within_a_stage() -> None:

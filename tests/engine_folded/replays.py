@@ -17,10 +17,6 @@ from tests.reference import FAMILIES, Case
 from tests.reference.inputs import noise, padded_tokens
 
 LENGTHS = (24, 17, 9)
-# Values of the argument that lets changes be multiplied in bfloat16, and of the default.
-MEDIUM: dict[str, Any] = {"matmul_precision": "medium"}
-HIGHEST: dict[str, Any] = {"matmul_precision": "highest"}
-
 FOLDED = "folded pairs"
 _ARGUMENTS_OF_CALL = ("token", "feature_mask", "perturbations_per_eval")
 

@@ -479,14 +479,6 @@ def test_pairs_that_cancel_before_a_norm(name: str, replays: Replays) -> None:
     torch.testing.assert_close(folded[0], expected, rtol=0, atol=1e-8)
 
 
-def test_norm_of_attention_in_bfloat16(replays: Replays) -> None:
-    replays.monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    case = long_case("olmo2")
-    with pytest.warns(UserWarning, match="no effect on Olmo2DecoderLayer"):
-        medium = replays.folded(case.model, case.layers, case.inputs, matmul_precision="medium")
-    torch.testing.assert_close(medium, replays.folded(case.model, case.layers, case.inputs), rtol=0, atol=0)
-
-
 def test_threshold_with_norm_of_attention(replays: Replays) -> None:
     replays.monkeypatch.undo()
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ T tokens, d features, D features inside the feed-forward, H heads. One layer, on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from captum_vz._engine.numerics import tensors
 from captum_vz._engine.replay.folded.plan import LEAST_SHARE, SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
-from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows
+from tests.engine_folded.replays import set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -54,20 +53,14 @@ def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     set_chunk_rows(monkeypatch, 10**6)
 
 
-def operations(
-    build: Build,
-    only: str | None = None,
-    precision: dict[str, Any] = HIGHEST,
-    tokens: int = T,
-    **options: int,
-) -> int:
+def operations(build: Build, only: str | None = None, tokens: int = T, **options: int) -> int:
     """The operations of a map by one replay or by all, and of the model's own pass through the layer.
 
     Rotary positions are left out, which transformers 5.16 computes by a product.
     """
     model, layer = build()
     with traced_replays(only), FlopCounterMode(display=False) as counter:
-        ValueZeroing(model, layer, **precision).attribute(torch.arange(tokens)[None], **options)
+        ValueZeroing(model, layer).attribute(torch.arange(tokens)[None], **options)
     rotary = [sum(counts.values()) for name, counts in counter.get_flop_counts().items() if name.endswith("rotary_emb")]
     return counter.get_total_flops() - sum(rotary)
 
@@ -111,19 +104,16 @@ def test_definition(build: Build, firsts: int, causal: bool) -> None:
 
 
 @each_model
-@pytest.mark.parametrize("precision", [HIGHEST, MEDIUM], ids=str)
 # For many sources, the first matrix is multiplied with the projection once.
 @pytest.mark.parametrize(("tokens", "composed"), [(16, False), (T, True)])
 def test_folded_replay(
     build: Build,
     firsts: int,
     causal: bool,
-    precision: dict[str, Any],
     tokens: int,
     composed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
     pairs = tokens * (tokens + 1) // 2 if causal else tokens * tokens
     traced = SAMPLED_TARGETS + 1 + 1  # some targets, one known row of the chunk, and one that is NaN
     rows = pairs + tokens + 1  # each target with nothing zeroed, and one known row
@@ -136,14 +126,13 @@ def test_folded_replay(
     expected += 2 * traced * d * d + feed_forward(traced, firsts)
     expected += 2 * tokens * d * d  # the attention's output of each target
     expected += 2 * tokens * d * d + 2 * d * d  # the same for changed contexts, and the loss
-    expected += 2 * d * d if precision == MEDIUM else 0  # what is left of the known row
     expected += 2 * tokens * d * d  # W_O times each head of each source
     expected += 2 * H * (pairs + 1) * d  # sums of these vectors
     expected += firsts * 2 * d * D  # W times beta
     expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * multiplied * d * D)
     expected += firsts * 2 * H * (pairs + 1 - direct) * D  # sums of these vectors
     expected += 2 * rows * D * d  # the last matrix
-    assert operations(build, None, precision, tokens) == expected
+    assert operations(build, None, tokens) == expected
 
 
 def test_folded_replay_saves_a_third() -> None:
@@ -151,22 +140,18 @@ def test_folded_replay_saves_a_third() -> None:
     assert folded < 2 / 3 * without
 
 
-def forms(build: Build, tokens: int, precision: dict[str, Any] = HIGHEST) -> tuple[int, int, int]:
+def forms(build: Build, tokens: int) -> tuple[int, int, int]:
     """The operations of the form that is chosen, of packed pairs, and of folded pairs."""
-    counts = [operations(build, None, precision, tokens), operations(build, PACKED, tokens=tokens)]
+    counts = [operations(build, None, tokens), operations(build, PACKED, tokens=tokens)]
     with pytest.MonkeyPatch.context() as patch:
         set_budget(patch, folding_calls=-1e18)  # folds always
-        return counts[0], counts[1], operations(build, None, precision, tokens)
+        return counts[0], counts[1], operations(build, None, tokens)
 
 
 @each_model
 @pytest.mark.parametrize("tokens", [4, 8, 12, 16, 24, T])
-@pytest.mark.parametrize("precision", [HIGHEST, MEDIUM], ids=str)
-def test_chosen_form_is_not_dearer(
-    build: Build, firsts: int, causal: bool, tokens: int, precision: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    chosen, without, folded = forms(build, tokens, precision)
+def test_chosen_form_is_not_dearer(build: Build, firsts: int, causal: bool, tokens: int) -> None:
+    chosen, without, folded = forms(build, tokens)
     assert chosen in (without, folded)
     assert chosen <= without
     if folded < 0.8 * without:
@@ -187,18 +172,16 @@ def test_sources_with_few_targets_are_direct() -> None:
     assert chosen == folded < 0.82 * without
 
 
-@pytest.mark.parametrize(("precision", "share"), [(HIGHEST, 1), (MEDIUM, 2)])
-def test_folds_only_where_it_pays(precision: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    _, without, folded = forms(bert, T, precision)
+def test_folds_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, without, folded = forms(bert, T)
     products = 2 * (T * T + T) * (d * d + 2 * d * D)
-    saved = share * (without - folded - LEAST_SHARE * products)
+    saved = without - folded - LEAST_SHARE * products
     for calls, only in ((0.97 * saved, None), (1.03 * saved, PACKED)):
-        expected = operations(bert, only, precision)
+        expected = operations(bert, only)
         with monkeypatch.context() as patch:
             set_budget(patch, folding_calls=calls)
-            assert operations(bert, None, precision) == expected
-    assert operations(bert, None, precision) < operations(bert, PACKED, precision)
+            assert operations(bert) == expected
+    assert operations(bert) < operations(bert, PACKED)
 
 
 def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:

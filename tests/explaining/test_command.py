@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -72,15 +71,6 @@ def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], caps
     assert "<script" in Path("x.html").read_text()
 
 
-def test_image_file(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
-    name = saved(*image_classifier())
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save("image.png")
-    assert main(["explain", "image.png", "--model", name, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["scores"] == captum_vz.explain(name, "image.png").scores.tolist()
-    assert "there is no file 'none.png'" in refused(capsys, "explain", "none.png", "--model", name)
-
-
 @pytest.mark.parametrize(
     ("make", "arguments", "told"),
     [
@@ -133,14 +123,6 @@ def test_compare_takes_labels(
     else:
         assert main([*wrong, "--target", "THING", "--foil", "O", "--truth"]) == 0
         assert "the lead of THING over O " in capsys.readouterr().out
-
-
-def test_compare_takes_answers() -> None:
-    """As `explain` does: the first row is the start of the answer."""
-    model = reader(), tokenizer()
-    found = compare(model, QUESTION, ["value-zeroing-effect", "attention"], text_pair=TEXT)
-    effect = captum_vz.explain(model, QUESTION, TEXT).scores.double().abs()
-    torch.testing.assert_close(found.shares["value-zeroing-effect"], effect / effect.sum())
 
 
 @pytest.mark.parametrize("case", ["classifier", "map", "pair", "tagger", "answer", "choice"])

@@ -97,14 +97,6 @@ def test_command_takes_a_foil_for_the_layer(capsys: pytest.CaptureFixture[str]) 
     assert "changes no score" in capsys.readouterr().err
 
 
-def test_command_says_which_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", PREFIX, "--model", "causal", "--layer", "deciding", "--foil", "is"]) == 0
-    shown = capsys.readouterr().out
-    layer = captum_vz.explain("causal", PREFIX, foil="is", layer="deciding").layer
-    assert shown.startswith(f"value-zeroing, layer {layer}: how much")
-    assert f"value-zeroing: layer {layer} reads most of what the decision rests on" in shown
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import captum_vz
 from captum_vz import AttnLRP, ValueZeroingEffect, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import word_mask
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Question
 from captum_vz.methods.decision import LONGEST
@@ -30,15 +30,16 @@ def amounts(model: Any, inputs: Any, target: Any, foil: Any = None) -> list[list
     return [effect.tolist(), AttnLRP(model).attribute(inputs, target=target, foil=foil)[0].sum(-1).tolist()]
 
 
-@pytest.mark.parametrize("name", ["causal", "agreement"])
-def test_decision_against_a_foil_is_the_product(name: str) -> None:
+@pytest.mark.parametrize(("name", "foil"), [("causal", "is"), ("agreement", "is"), ("agreement", None)])
+def test_decision_is_the_product(name: str, foil: str | None) -> None:
+    """Of a next word against a foil, and of a word at a mask also without one."""
     text = PREFIX if name == "causal" else f"{PREFIX} [MASK] scaring marcus."
-    found = captum_vz.explain(name, text, method="decision", target="are", foil="is")
+    found = captum_vz.explain(name, text, method="decision", target="are", foil=foil)
     model, tokenizer = load_model(name)
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
-    expected = joint(amounts(model, inputs, (place, are), (place, other)), (0, place))
+    expected = joint(amounts(model, inputs, (place, are), foil and (place, other)), (0, place))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
     assert found.told == ["decision: by Value Zeroing's effect and AttnLRP"]
 
@@ -56,19 +57,8 @@ def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
 
     relevance = AttnLRP(model).attribute(inputs, target=read)[0].sum(-1)
     torch.testing.assert_close(found.scores, torch.tensor(joint([relevance.tolist()], (0, place))).double())
-    assert found.told[0] == "decision: by AttnLRP, against all others"
-
-
-def test_words_at_a_mask_have_both() -> None:
-    """Also without a foil."""
-    text = f"{PREFIX} [MASK] scaring marcus."
-    found = captum_vz.explain("agreement", text, method="decision")
-    model, tokenizer = load_model("agreement")
-    inputs, place = tokenizer(text, return_tensors="pt"), found.token
-    assert place is not None
-    best = int(model(**inputs).logits[0, place].argmax())
-    expected = joint(amounts(model, inputs, (place, best)), (0, place))
-    torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
+    against = f"{found.predictions[0][0]}, against all other answers: pass foil= to ask about one"
+    assert found.told[:2] == ["decision: by AttnLRP", against]
 
 
 def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
@@ -85,7 +75,12 @@ def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
     assert found.to_dict()["others"]["value-zeroing"] == {"layer": shown.layer, "scores": shown.rows[0].scores.tolist()}
     names = [label.get_text() for label in found.plot().axes[0].get_yticklabels()]
     assert names[:3] == ["decision", f"value-zeroing, layer {shown.layer}", "layer 0"]
-    assert "rests on" in found.view().subtitle
+    page = found.view()
+    assert "rests on" in page.subtitle
+    assert (page.rows.tokens, page.offset, page.layer) == (["hat"], found.token, shown.layer)
+    (method,) = page.methods  # no map is computed
+    torch.testing.assert_close(torch.cat([panel.scores for panel in method.panels]), shown.scores[0])
+    assert len(found.view(maps=True).rows.tokens) == len(found.tokens)
 
 
 @pytest.mark.parametrize("options", [{"method": "value-zeroing"}, {"layer": 3}, {"window": 4}])
@@ -108,26 +103,6 @@ def test_long_texts_are_explained_by_relevance_alone(monkeypatch: pytest.MonkeyP
     found = captum_vz.explain(deep(12), text, target="are", foil="is")
     assert not calls
     assert found.told[0] == "decision: by AttnLRP"
-
-
-def test_words_have_one_share_each() -> None:
-    text = "the unhappiness of some hat"  # a word of several tokens
-    found = captum_vz.explain("causal", text, method="decision", target="are", foil="is", words=True)
-    model, tokenizer = load_model("causal")
-    inputs = tokenizer(text, return_tensors="pt")
-    groups = word_mask(inputs)
-    words, place = groups[0].tolist(), inputs["input_ids"].shape[1] - 1
-    are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
-    index = {"target": (place, are), "foil": (place, other)}
-    effect = ValueZeroingEffect(model).attribute(inputs, feature_mask=groups, **index)[0].tolist()
-    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1).tolist()
-    order = list(dict.fromkeys(words))
-    by_word = [
-        [effect[words.index(word)] for word in order],
-        [sum(one for one, of in zip(relevance, words, strict=True) if of == word) for word in order],
-    ]
-    expected = joint(by_word, (0, order.index(words[place])))
-    torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -197,6 +172,24 @@ def test_commands_show_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> N
     found = attribute_generation("causal", PREFIX, max_new_tokens=2, layer="deciding", foil="is")
     assert str(found) in shown
     assert f"layer {found.deciding[0]}: " in shown
+
+
+def test_maps_of_deep_models_are_computed_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the page: of all tokens, with a bar on a terminal."""
+    for part in deep(13):
+        part.save_pretrained(tmp_path)
+    monkeypatch.setattr("captum_vz.app.explain.is_terminal", lambda stream: True)
+    asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
+    for more, told in ([], False), (["--maps"], True):
+        assert main([*asked, "--html", str(page), *more]) == 0
+        assert ("Value Zeroing attribution" in capsys.readouterr().err) is told
+        sizes.append(len(page.read_text()))
+    assert sizes[1] > sizes[0]
 
 
 def test_tables_of_several_methods_stay_tables() -> None:

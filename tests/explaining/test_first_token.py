@@ -95,8 +95,9 @@ def test_rollout_of_many_layers_says_nothing(deep: tuple[Any, Any]) -> None:
     found = captum_vz.explain(deep, TEXT, method="value-zeroing", token=-1)
     assert found.rollout is not None
     assert found.rollout[-1, 0] > 0.95
-    assert len(found.plot().axes) == 24 + 1  # a colour bar
-    assert [panel.label for panel in found.view().methods[0].panels] == [f"layer {index}" for index in range(24)]
+    assert len(found.plot(maps=True).axes) == 24 + 1  # a colour bar
+    labels = [panel.label for panel in found.view(maps=True).methods[0].panels]
+    assert labels == [f"layer {index}" for index in range(24)]
     several = compare(deep, TEXT, [ROLLOUT, "value-zeroing"], token=-1)
     assert [line.split(" says ")[0] for line in several.remarks()] == [ROLLOUT]
     assert several.view().layer == 23

@@ -83,6 +83,7 @@ def test_next_word_is_asked_by_first_token() -> None:
     model, numbers = next_words(tokenizer), tokenizer.convert_tokens_to_ids(["Ġon", "Ġa"])
     found = captum_vz.explain(model, **asked)
     assert found.told == ["foil ab is asked about by its first token, ' a'"]
+    assert found.rows[0].name == "on rather than ab"
     by_numbers = captum_vz.explain(model, **asked | dict(zip(("target", "foil"), numbers, strict=True)))
     torch.testing.assert_close(found.scores, by_numbers.scores)
     told = compare((model, tokenizer), "on", ["value-zeroing-effect", "random"], "on", foil="ab", token=1).told
@@ -97,8 +98,7 @@ def test_characters_in_tables_pictures_and_views() -> None:
     tokenizer = byte_tokenizer()
     model = next_words(tokenizer)
     text = "éüñ"  # pictures write the numbers of letters that their fonts lack
-    with pytest.warns(UserWarning, match="last token"):
-        found = captum_vz.explain(model, text, tokenizer=tokenizer)
+    found = captum_vz.explain(model, text, tokenizer=tokenizer)
     expected = [f"{letter}{number}" for letter in text for number in "₁₂"]
     assert found.raw_tokens == tokenizer(text).tokens()
     assert all(token in str(found) for token in expected)

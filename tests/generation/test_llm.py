@@ -109,16 +109,6 @@ def test_values_of_a_template_are_zeroed_together(form: str) -> None:
     assert (result.token_attr[:, 1] - found.scores[:, 4:7, -1].sum(1)).abs().max() > 1e-4
 
 
-def test_masked_values_are_one_feature() -> None:
-    inp = TextTemplateInput("{} of {} has {}", ["pictures", "woman", "anna"], mask=[7, 3, 7])
-    result = maps().attribute(inp, target="upset marcus")
-    assert result.token_attr.shape == (2, 3)
-    assert torch.equal(result.token_attr[:, 0], result.token_attr[:, 2])
-    found = attribute_generation((MODEL, TOKENS), "pictures of woman has anna", ValueZeroing, generated="upset marcus")
-    joint = found.grouped([0, 1, 2, 3, 0]).scores[..., -1]
-    torch.testing.assert_close(result.token_attr[:, :2], joint[:, [0, 2]])
-
-
 def test_empty_value_has_no_score() -> None:
     result = maps().attribute(TextTemplateInput("the {} {} hat", ["", "pictures"]), target="upset")
     assert result.token_attr[0, 0] == 0
@@ -215,6 +205,15 @@ def test_effect_in_captums_class(attr_target: str) -> None:
     assert method.forward_func is MODEL
 
 
+def test_foil_of_generated_tokens() -> None:
+    asked, inp = {"target": TARGET, "foil": ["anna", None, 7]}, INPUTS["tokens"]
+    found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
+    expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
+    torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
+    with pytest.raises(ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
+        maps().attribute(inp, **asked)
+
+
 def test_wrong_arguments() -> None:
     effect = ValueZeroingEffect(MODEL, LAYERS)
     with pytest.raises(ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
@@ -253,18 +252,6 @@ def test_scores_of_an_encoder_decoder(inseq: Any) -> None:
     assert one.target[0].id == case_of("bart").model.config.decoder_start_token_id
     torch.testing.assert_close(one.source_attributions.T, found.scores[:, :source, -1].float())
     torch.testing.assert_close(one.target_attributions[0], found.scores[:, source, -1].float())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bart"])
-def test_shown_and_saved(inseq: Any, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    result = of_inseq(name).to_inseq()
-    result.show()
-    shown = capsys.readouterr().out
-    assert "Target Saliency Heatmap" in shown and ("Source Saliency Heatmap" in shown) == (name == "bart")
-    assert "woman" in result.show(display=False, return_html=True)
-    result.save(tmp_path / "scores.json")
-    again = inseq.FeatureAttributionOutput.load(tmp_path / "scores.json")
-    torch.testing.assert_close(again[0].target_attributions, result[0].target_attributions, equal_nan=True)
 
 
 def test_equals_inseqs_own_attention(inseq: Any) -> None:

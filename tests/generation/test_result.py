@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
-from captum_vz.visualization import as_llm_result, describe
+from captum_vz.visualization import as_llm_result
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
 
@@ -260,57 +259,27 @@ def test_captums_result_of_a_map() -> None:
 
 
 def drawn(figure: Any) -> Tensor:
-    panels = [axes.images[0].get_array().filled(float("nan")) for axes in figure.axes if axes.images]
-    return torch.cat([torch.as_tensor(panel) for panel in panels], dim=1)
-
-
-def labels(figure: Any) -> list[str]:
-    return [text.get_text() for axes in figure.axes if axes.images for text in axes.get_xticklabels()]
+    return torch.cat([torch.as_tensor(image.get_array().filled(float("nan"))) for image in figure.axes[0].images])
 
 
 def test_picture_has_all_scores() -> None:
     found = found_by()
     figure = found.plot(layer=1)
     assert torch.equal(drawn(figure), found.scores[..., 1])
-    assert labels(figure) == list(found.prompt.labels)
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list(found.generated.labels)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == list(found.prompt.labels)
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    shares = found.prompt_share[:, 1].tolist()
+    assert names == [f"{row.name} (prompt {one:.2f})" for row, one in zip(found.rows, shares, strict=True)]
     assert figure.get_suptitle() == "ValueZeroing, layer 1"
-    described = describe(figure)
-    assert "3 generated tokens by 14 sources" in described.text
-    assert [row[-1] for row in described.rows] == found.scores[..., 1].flatten().tolist()
-    norm = figure.axes[0].images[0].norm
-    assert float(norm(norm.vmax / 4)) == pytest.approx(0.5)  # small shares are seen
-    signed = found_by(ALTILogit).plot().axes[0].images[0].norm
-    assert signed.vmin == -signed.vmax < 0
-
-
-def test_picture_with_mask_and_prefix() -> None:
-    found = found_by()
     mask = found.mask("stop", "special")
-    figure = found.plot(mask=mask, prefix=True)
     expected = torch.cat([found.scores[:, ~mask, -1], found.prefix[:, :2, -1]], dim=1)
-    assert torch.equal(drawn(figure), expected)
-
-
-@pytest.mark.parametrize(("count", "panels"), [(60, 1), (150, 3)])
-def test_picture_of_long_prompt_is_legible(count: int, panels: int) -> None:
-    """Captum's picture of 60 prompt tokens is 78 inches wide."""
-    asked = (case_of("llama").model, tokenizer_of_words()), (PROMPT * 30)[:count], LayerAttention
-    found = attribute_generation(*asked, generated=NEW)
-    figure = found.plot()
-    assert figure.get_size_inches()[0] < 13
-    figure.draw_without_rendering()
-    places = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
-    assert len(places) * panels == len(labels(figure)) == count
-    assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(places))
-    shown = drawn(figure)
-    assert torch.equal(shown[:, ~shown[0].isnan()], found.scores[..., -1])
+    assert torch.equal(drawn(found.plot(mask=mask, prefix=True)), expected)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer": 3}, "layer 3 is out of range: there are 3"),
+        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
         ({"mask": torch.zeros(4, dtype=torch.bool)}, "mask is \\(4,\\)"),
         ({"mask": torch.zeros(14)}, "of torch.float32"),
         ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),

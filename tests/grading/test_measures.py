@@ -43,6 +43,24 @@ def test_rollout_and_its_mistakes() -> None:
     assert_named(with_half, {"is forgotten": right, "halved": right / 8, "to each map": (right + eye) / 2})
 
 
+def test_layer_products_and_their_mistakes() -> None:
+    rows = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)).double().softmax(-1)
+    relevance = torch.tensor([3.0, -1, 2, 1, 5])
+    right = (rows[:, 2] * 2 + rows[:, 3]) / 3
+    graded = partial(check.layer_products, rows=rows, relevance=relevance)
+    assert graded(right)
+    wrong = {
+        "the first token counts": rows @ torch.tensor([3.0, 0, 2, 1, 0]).double() / 6,
+        "the explained token counts": rows @ torch.tensor([0.0, 0, 2, 1, 5]).double() / 8,
+        "the first and the explained token count": rows @ torch.tensor([3.0, 0, 2, 1, 5]).double() / 11,
+        "negative relevances count. ": rows @ torch.tensor([0.0, -1, 2, 1, 0]).double() / 2,
+        "with their size": rows @ torch.tensor([0.0, 1, 2, 1, 0]).double() / 4,
+        "divide the relevances": right * 3,
+        "one token": rows[:, 2],
+    }
+    assert_named(graded, wrong)
+
+
 def test_generation_slice_and_its_mistakes() -> None:
     maps = [one.tril() for one in random_maps(3, 7)]
     whole, m = torch.stack([one[0] for one in maps], -1), 4

@@ -142,7 +142,7 @@ def test_constant_scores_are_nan() -> None:
         ({"target": 6}, "target 6 points at padding"),
         ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
         ({"forms": [-1, GOOD]}, "forms has the id -1: pass token ids, which begin at 0"),
-        ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, f"forms has the id {BAD} twice for one sentence"),
+        ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, "with one id twice for one sentence"),
         ({"target": True}, "target is True: pass a position"),
         ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
     ],

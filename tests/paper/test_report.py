@@ -21,7 +21,6 @@ from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization import read_provenance
 from paper import Reproduction, reproduce
 from paper.evaluations import FEWEST
-from paper.report import TABLE_3
 from tests.study.conftest import Shipped, parts_of
 
 METHODS = ["value-zeroing", "alti", "random"]
@@ -92,12 +91,12 @@ def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Pat
 def test_second_start_computes_nothing(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
 ) -> None:
-    kept = sorted((folder / "agreement").glob("*.parquet"))
-    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "removing", "variants"]
+    kept = sorted((folder / "agreement").glob("*-*.csv"))
+    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "variants"]
     before = [path.stat().st_mtime_ns for path in kept]
     again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
-    assert sorted((folder / "agreement").glob("*.parquet")) == kept
+    assert sorted((folder / "agreement").glob("*-*.csv")) == kept
     assert [path.stat().st_mtime_ns for path in kept] == before
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
@@ -119,13 +118,13 @@ def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> Non
     for name in ("summary", "probing", "correlation"):
         written = pd.read_csv(folder / f"{name}.csv", dtype={"layer": "Int64"} if name == "summary" else None)
         pd.testing.assert_frame_equal(written, found.tables[name])
-    for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing", "faithfulness"):
+    for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "page.pdf").read_bytes()
     assert page.startswith(b"%PDF")
     assert b"/Subtype /CIDFontType2" in page  # TrueType
     (digest,) = {line.split()[7].rstrip(",") for line in found.repeat if line.startswith("Model agreement")}
-    for name in ("page", "faithfulness", "probing"):
+    for name in ("page", "probing"):
         assert digest in read_provenance(folder / f"{name}.png")["model agreement"]
 
 
@@ -135,18 +134,11 @@ def points(panel: Any) -> list[float]:
 
 
 def test_figures_show_the_numbers(found: Reproduction) -> None:
-    (panel,) = found.plot("faithfulness").axes
-    names = [label.get_text() for label in panel.get_yticklabels()]
-    last = found.tables["summary"].query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
-    means = last.set_index("method")["mean"]
-    assert points(panel) == pytest.approx(means[names].tolist())
-    quoted = {names[round(place)]: value for value, place in panel.collections[-1].get_offsets().tolist()}
-    assert quoted == {"alti": TABLE_3["alti"]}
     above, below = found.plot("probing").axes
     assert list(above.lines[0].get_ydata()) == pytest.approx(found.tables["probing"]["compression"].tolist())
     assert sorted(points(below)) == sorted(found.tables["correlation"]["statistic"])
     named = replace(found, title="a name of the data")
-    for what in ("faithfulness", "probing", "variants", "page"):
+    for what in ("probing", "page"):
         titles = " ".join(part.get_suptitle() for part in parts_of(named.plot(what)))
         assert "a name of the data" in titles.replace("\n", " "), what
     by_layer, _ = found.plot("cue_ap").axes
@@ -165,10 +157,8 @@ def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Exa
     assert "Without blank-out: BertModel has no head that predicts words" in report
     assert "Without saliency: BertModel gives no logits" in report
     assert f"Without probing: 6 sentences have a label, of 2 kinds. Pass at least {FEWEST}, of 2 kinds" in report
-    assert not (tmp_path / "out" / "faithfulness.png").exists()
-    for what in ("faithfulness", "probing"):
-        with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):
-            found.plot(what)
+    with pytest.raises(ValueError, match="what is 'probing': pass one of 'cue_dot', 'cue_ap'"):
+        found.plot("probing")
 
 
 def test_report_shows_all_methods(found: Reproduction) -> None:
@@ -186,7 +176,6 @@ def test_report_says_what_limits_claims(found: Reproduction) -> None:
     assert "quoted second-hand. That its rows are the same methods is assumed" in report
     assert "Probes of 5 seeds" in report
     assert "the smallest that 4 layers can have is 1/24" in report
-    assert "given these two forms" not in report  # no method of this study gets them
 
 
 def test_report_begins_with_its_source(found: Reproduction) -> None:

@@ -172,7 +172,6 @@ METHODS: dict[str, Callable[[Subject], Any]] = {
     "ValueZeroing, one head": _maps(vz.ValueZeroing, heads=[1]),
     "ValueZeroing, mean": _maps(vz.ValueZeroing, intervention="mean", distance="euclidean"),
     "ValueZeroing, knockout": _maps(vz.ValueZeroing, intervention="knockout"),
-    "ValueZeroing, medium": _maps(vz.ValueZeroing, matmul_precision="medium"),
     "ValueZeroingRollout": _maps(vz.ValueZeroingRollout),
     "ValueZeroingEffect": _effect,
     "AttnLRP": _relevance,

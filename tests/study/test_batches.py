@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -54,26 +53,6 @@ def test_batches_are_filled_by_tokens(tokens: int, shipped: Shipped, ragged: lis
     if tokens == 64:  # no two neighbours would have fitted together
         pairs = zip(watched.seen, watched.seen[1:], strict=False)
         assert all((one[0] + 1) * other[1] > tokens or (one[0] + 1) * one[1] > tokens for one, other in pairs)
-
-
-def test_most_sentences_in_a_batch(shipped: Shipped, ragged: list[Example]) -> None:
-    watched = Watched()
-    scored(shipped, ragged, watched, batch_size=5)
-    assert [count for count, _ in watched.seen] == [5, 5, 5, 5, 4]
-
-
-def test_numbers_do_not_depend_on_batches(shipped: Shipped, ragged: list[Example]) -> None:
-    model, tokenizer = shipped
-    precise = type(model)(model.config).double().eval()
-    precise.load_state_dict(model.state_dict())
-    methods, metrics = ["value-zeroing", "attention-rollout", "alti"], ["cue_dot", "blank_out", "comprehensiveness"]
-    whole, *others = (
-        Scorer(precise, tokenizer, methods, metrics, batch_tokens=tokens).score(ragged) for tokens in (4096, 1, 50)
-    )
-    for rows in others:
-        for one, other in zip(whole, rows, strict=True):
-            for name in ("scores", *metrics):
-                np.testing.assert_allclose(one[name], other[name], rtol=1e-9, atol=1e-11, err_msg=name)
 
 
 def test_batch_without_memory_is_halved(shipped: Shipped, ragged: list[Example]) -> None:

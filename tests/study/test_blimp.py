@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from captum_vz.study import Example, encode
+from captum_vz.study import Example
 from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp, with_other_cues
-from captum_vz.study.examples.encoding import BadExampleError
 from captum_vz.testbed import held_out, mask_target, read_paradigm
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from captum_vz.text import form_ids, split_words
@@ -153,16 +152,6 @@ def test_pairs_of_several_tokens_dropped(folder: Path, shipped: Shipped) -> None
     assert f"{len(kept)} of {total} pairs of BLiMP. Left out: {total - pairs} that the embedded" in str(selection)
     assert len(select_blimp(folder, whole=True).examples) == total == 6 * len(ALL)
     assert all(example.good in vocabulary and example.bad in vocabulary for example in kept)
-
-
-def test_sentence_without_cue_has_reason(folder: Path, shipped: Shipped) -> None:
-    path = folder / f"{NOUN}.jsonl"
-    lines = [json.loads(line) | {"two_prefix_word": "ship"} for line in path.read_text("utf-8").splitlines()]
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    examples = [example for example in blimp_examples(folder) if example.group == NOUN]
-    assert [example.cue for example in examples] == [()] * 9
-    with pytest.raises(BadExampleError, match="there is no cue"):
-        encode(shipped[1], examples[0], needs_cue=True)
 
 
 @pytest.mark.skipif(

@@ -9,7 +9,7 @@ from typing import Any
 import captum.attr
 import pytest
 import torch
-from captum.attr import FeatureAblation, LayerIntegratedGradients, NoiseTunnel, Saliency, TextTokenInput
+from captum.attr import FeatureAblation, NoiseTunnel, Saliency, TextTokenInput
 
 import captum_vz
 from captum_vz import TokenAttribution, explain
@@ -79,17 +79,6 @@ def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
         assert found.count_nonzero() > 1
 
 
-def test_class_with_a_layer_runs_as_an_object() -> None:
-    """What the error advises. The word embedding as layer is the input itself."""
-    model, tokenizer = load_model()
-    words = model.get_input_embeddings()
-    by_layer = TokenAttribution(model, LayerIntegratedGradients, tokenizer, layer=words)
-    by_input = TokenAttribution(model, captum.attr.IntegratedGradients, tokenizer)
-    found, expected = (explain(model, TEXT, tokenizer=tokenizer, method=one).scores for one in (by_layer, by_input))
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert found.count_nonzero() > 1
-
-
 def test_wrapper_runs_as_an_object() -> None:
     """What the error advises. Without noise, the tunnel changes nothing."""
     model, tokenizer = load_model()
@@ -102,13 +91,6 @@ def test_wrapper_runs_as_an_object() -> None:
 class Quiet(NoiseTunnel):
     def attribute(self, inputs: Any, **options: Any) -> Any:
         return super().attribute(inputs, nt_samples=2, stdevs=0.0, **options)
-
-
-def test_partial_of_token_attribution() -> None:
-    model, tokenizer = load_model()
-    given = partial(TokenAttribution, method=Saliency, reduce="l2")
-    expected = compare((model, tokenizer), TEXT, {"it": TokenAttribution(model, Saliency, tokenizer, reduce="l2")})
-    assert torch.allclose(compare((model, tokenizer), TEXT, {"it": given}).shares["it"], expected.shares["it"])
 
 
 @pytest.mark.parametrize("kind", [FeatureAblation, Saliency, captum.attr.IntegratedGradients])

@@ -53,7 +53,7 @@ def test_typed_options_override_the_file(folder: Path) -> None:
     config = folder / "conf" / "config.toml"
     config.write_text(
         'jsonl = "mine.jsonl"\nfolder = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
-        "batch-size = 3\nquiet = true\ncontent_only = false\n"
+        "batch-size = 3\nquiet = true\n"
     )
     assert main(["study", "conf/config.toml", "--methods", "random"]) == 0
     study = Study(folder / "conf" / "out")
@@ -82,6 +82,10 @@ def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytes
     assert main([*options, "whole", "--model", "own", "--html", "page.html"]) == 0
     assert capsys.readouterr().out.startswith("50 of 50 pairs of BLiMP. Left out: none.\n")
     assert "50 of 50 pairs of BLiMP" in Path("page.html").read_text("utf-8")
+    assert main([*options, "behind", "--prefix", "As we all know,", "--quiet"]) == 0
+    behind = Study("behind").examples
+    assert {example.text for example in behind} == {"As we all know, the sketch of Rosa [MASK] red."}
+    assert {example.words[max(example.cue)] for example in behind if example.cue} == {"sketch"}
 
 
 def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +105,7 @@ def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) 
         (["--folder", "s", "--grammar", "-1"], "argument --grammar: -1 is less than 1"),
         (["--folder", "s", "--grammar", "2", "--methods", "magic"], "--methods is ['magic']"),
         (["--folder", "s", "--grammar", "2", "--model", "./none", "--quiet"], "there is no ./none"),
-        (["--folder", "s", "--grammar", "2", "--metrics", "blank_out:swap"], "blank_out takes one of :mask and :de"),
+        (["--folder", "s", "--grammar", "2", "--metrics", "blank_out:swap"], "blank_out takes :mask, :delete, :vo"),
         (["--folder", "file/s", "--grammar", "2"], "cannot write file/s: "),
         (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),

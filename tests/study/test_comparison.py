@@ -107,15 +107,6 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
         assert column.sum() == pytest.approx(1)
 
 
-def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
-    model, tokenizer = shipped
-    own = compare((model, tokenizer), SENTENCE, "saliency")
-    named = compare((model, tokenizer), SENTENCE, "saliency", target="are")
-    other = compare((model, tokenizer), SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
-    torch.testing.assert_close(own.shares["saliency"], named.shares["saliency"])
-    assert not torch.allclose(own.shares["saliency"], other.shares["saliency"])
-
-
 def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     model, tokenizer = load_model("causal")
     text = "the pictures of some hat"
@@ -126,31 +117,6 @@ def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     torch.testing.assert_close(table.shares["alti-logit"], normalize_rows(added.abs())[0].double())
     with pytest.raises(RefusedError, match="post-norm"):
         compare(shipped, SENTENCE, "alti-logit")
-
-
-def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
-    """Those that ask for the output too."""
-    model, _ = shipped
-    inputs = shipped[1](SENTENCE, return_tensors="pt")
-    right, wrong = shipped[1].convert_tokens_to_ids(["are", "is"])
-    choice = {"target": (MASK, right), "foil": (MASK, wrong)}
-    rollout = Rollout(LayerAttentionGradient(model, normalize=False), residual="add")
-    given = {"gradient": LayerAttentionGradient, "relevance": rollout, "effect": ValueZeroingEffect(model)}
-    table = compare(shipped, SENTENCE, given, target="are", foil="is")
-    last = LayerAttentionGradient(model, find_layers(model)[-1])
-    expected = {
-        "gradient": last.attribute(inputs, **choice, token=MASK),
-        "relevance": rollout.attribute(
-            inputs, lambda output: output.logits[:, MASK, right] - output.logits[:, MASK, wrong], token=MASK
-        ),
-        "effect": ValueZeroingEffect(model).attribute(inputs, **choice).abs(),
-    }
-    assert list(table.shares) == list(given)
-    for name, row in expected.items():
-        torch.testing.assert_close(table.shares[name], normalize_rows(row)[0].double(), rtol=1e-4, atol=1e-6, msg=name)
-    assert list(compare(shipped, SENTENCE, [ValueZeroing, "random"]).shares) == ["ValueZeroing", "random"]
-    with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
-        compare(shipped, SENTENCE, ["atention"])
 
 
 def test_error_of_a_method_or_a_model_is_raised(shipped: Shipped) -> None:
@@ -264,14 +230,6 @@ def test_table_prints_aligned(table: Explanation) -> None:
     ]
 
 
-def test_hostile_tokens_are_exported(table: Explanation, tmp_path: Path) -> None:
-    """NUL and half of a surrogate pair, which a file of text may not hold."""
-    found = replace(table, tokens=["a\x00", "\ud800", "[MASK]"])
-    found.to_csv(tmp_path / "t.csv")
-    _, *rows = csv.reader(io.StringIO((tmp_path / "t.csv").read_text("utf-8")))
-    assert [row[0] for row in rows] == ["a\\x00", "\\ud800", "[MASK]"]
-
-
 def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
@@ -292,38 +250,6 @@ def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     page = table._repr_html_()
     assert page.count("<tr") == 4
     assert "it is pre-norm" in page
-
-
-def test_any_token_fits_markdown_cell() -> None:
-    tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
-    table = explanation(list(tokens), 0, {"random": torch.full((6,), 1 / 6), "position": torch.full((6,), 1 / 6)})
-    assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
-        r"| **\<s\>**",
-        r"| \</s\>",
-        r"| a\|b",
-        r"| a\\nb",
-        r"| \&amp;",
-        r"| \_\_x\_\_",
-        "",
-    ]
-
-
-def test_long_token_shortened_in_figure() -> None:
-    figure = explanation(["a" * 50, "b\n"], 0, {"random": torch.tensor([0.5, 0.5])}).plot()
-    panel = figure.axes[0]
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
-    assert figure.get_suptitle() == f"What “{'a' * 19}…” draws on"
-
-
-def test_figure_shows_scores_in_place(table: Explanation, tmp_path: Path) -> None:
-    figure = table.plot()
-    panel = figure.axes[0]
-    rows = [torch.as_tensor(image.get_array().filled())[0] for image in panel.images]  # type: ignore[union-attr]
-    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.shares.values()]))
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing, layer 3", "alti, layers 0 to 3"]
-    numbers = [text.get_text() for text in panel.texts]
-    assert numbers == ["1.00", ".50", ".25", ".25"]
-    figure.savefig(tmp_path / "table.png")  # one token looks like a formula
 
 
 def lead(logits: torch.Tensor, answers: list[int]) -> float:
@@ -424,29 +350,6 @@ def test_wrong_patch_is_refused(
         compare(shipped, SENTENCE, "position", patch=patch, **asked)
 
 
-def test_truth_between_two_forms(shipped: Shipped) -> None:
-    model, tokenizer = shipped
-    table = compare((model, tokenizer), SENTENCE, "position", target="are", foil="is", truth=True)
-    assert table.truth is not None
-    assert table.tokens[int(table.truth.nan_to_num().argmax())] == "pictures"
-    assert table.truth.nansum() == pytest.approx(1)
-
-
-def test_residual_of_rollouts(shipped: Shipped) -> None:
-    """A name fixes the residual, as its column shows. Classes have their own, and the scope says it."""
-    model, tokenizer = shipped
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    given: dict[str, Any] = {"class": ValueZeroingRollout, "object": AttentionRollout(model)}
-    table = compare((model, tokenizer), SENTENCE, given)
-    for name, kind, residual in (
-        ("class", ValueZeroingRollout, "no residual"),
-        ("object", AttentionRollout, "residual 0.5"),
-    ):
-        expected = kind(model).attribute(inputs, token=MASK)[0].double()
-        torch.testing.assert_close(table.shares[name], expected, rtol=1e-5, atol=1e-6)
-        assert table.scopes[name] == f"layers 0 to 3, {residual}"
-
-
 def test_truth_is_shown_and_exported(table: Explanation) -> None:
     truth = torch.tensor([0.75, 0.25, float("nan")], dtype=torch.float64)
     table = replace(table, truth=truth)
@@ -468,29 +371,28 @@ def test_truth_is_shown_and_exported(table: Explanation) -> None:
     assert labels == ["blanking out", "value-zeroing, layer 3", "alti, layers 0 to 3"]
 
 
-def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
-    config = BertConfig(
-        vocab_size=len(shipped[1]), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    with pytest.raises(RefusedError, match="expected logits"):
-        compare((BertModel(config).eval(), shipped[1]), SENTENCE, "position", truth=True)
-
-
-def test_methods_have_no_order_without_a_truth(table: Explanation) -> None:
-    assert table.agreement == {}
-
-
-def test_families_of_methods() -> None:
-    """A name of the user is of no family."""
-    known = {"value-zeroing": "a layer", "globenc": "joins layers", "saliency": "explains the output"}
-    known |= {"random": "without a model"}
-    parts = explanation(["a"], 0, dict.fromkeys(known, torch.ones(1))).parts
-    assert {name: part.family for name, part in parts.items()} == known
-    assert replace(parts["random"], name="x").family == ""
-
-
 @pytest.mark.parametrize("target", ["are", None])
 def test_foil_that_is_explained_is_refused(target: str | None, shipped: Shipped) -> None:
     """The model predicts "are", which is explained without a target."""
     with pytest.raises(ArgumentError, match=r"foil is .*[Pp]ass another foil"):
         compare(shipped, SENTENCE, "value-zeroing-effect", target=target, foil="are")
+
+
+def test_any_token_fits_markdown_cell() -> None:
+    tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
+    table = explanation(list(tokens), 0, {"random": torch.full((6,), 1 / 6), "position": torch.full((6,), 1 / 6)})
+    assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
+        r"| **\<s\>**",
+        r"| \</s\>",
+        r"| a\|b",
+        r"| a\\nb",
+        r"| \&amp;",
+        r"| \_\_x\_\_",
+        "",
+    ]
+
+
+def test_scope_says_the_residual(shipped: Shipped) -> None:
+    given: dict[str, Any] = {"class": ValueZeroingRollout, "object": AttentionRollout(shipped[0])}
+    scopes = compare(shipped, SENTENCE, given).scopes
+    assert scopes == {"class": "layers 0 to 3, no residual", "object": "layers 0 to 3, residual 0.5"}

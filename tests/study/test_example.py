@@ -37,12 +37,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "examples.jsonl") == examples
 
 
-def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "wugs.jsonl"
-    path.write_text(json.dumps(WUGS), encoding="utf-8-sig")
-    assert [example.id for example in read_jsonl(path)] == ["wugs 1"]
-
-
 def test_jsonl_of_other_programs_is_read(tmp_path: Path) -> None:
     path = tmp_path / "wugs.jsonl"
     lines = [WUGS, {"text": "It [MASK].", "target": 1, "id": 7, "cue": 0}, RECORDS[0]]
@@ -84,18 +78,6 @@ def test_bad_example_names_its_line(changed: dict[str, Any], complaint: str, tmp
     path.write_text(f"{json.dumps(WUGS)}\n{json.dumps(WUGS | changed)}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=rf"wugs\.jsonl, line 2: .*{complaint}"):
         read_jsonl(path)
-
-
-@pytest.mark.parametrize(("line", "complaint"), [("[1]", "expected a JSON object"), ("{", "Expecting property name")])
-def test_bad_json_names_its_line(line: str, complaint: str, tmp_path: Path) -> None:
-    (tmp_path / "odd.jsonl").write_text(line, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"odd\.jsonl, line 1: .*{complaint}"):
-        read_jsonl(tmp_path / "odd.jsonl")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is missing"):
-        read_jsonl(tmp_path / "nowhere.jsonl")
 
 
 def test_csv_is_read_in_words(tmp_path: Path) -> None:

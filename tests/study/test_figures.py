@@ -21,39 +21,14 @@ from captum_vz.study.figures import (
     method_mark,
 )
 from captum_vz.study.scoring.metrics import _joins
-from paper.figures import (
-    draw_agreement,
-    draw_faithfulness,
-    draw_groups,
-    draw_page,
-    draw_probing,
-    draw_sanity,
-    draw_variants,
-)
-from paper.further import VARIANTS
-from paper.report import TABLE_3, variant_title
+from paper.figures import draw_page, draw_probing
+from paper.variants import VARIANTS
 from tests.study.conftest import parts_of
-
-# What readers without the cones for red and for green see of linear sRGB: Machado, Oliveira & Fernandes 2009, table 1,
-# severity 1.0.
-SEEN = {
-    "normal": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-}
 
 
 def linear(color: Any) -> Any:
     """The linear red, green and blue of a colour in sRGB."""
     return np.array([x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(color)])
-
-
-def lab(color: Any, seen: Any) -> Any:
-    """CIE L*a*b* of what a reader sees of a colour, with the white of D65."""
-    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    xyz = np.array(to_xyz) @ (np.array(seen) @ linear(color)).clip(0, 1) / [0.9505, 1.0, 1.089]
-    x, y, z = (t ** (1 / 3) if t > (6 / 29) ** 3 else t / 3 * (29 / 6) ** 2 + 4 / 29 for t in xyz)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def contrast_with_white(color: Any) -> float:
@@ -62,15 +37,13 @@ def contrast_with_white(color: Any) -> float:
 
 
 def test_colors_and_marks_tell_methods_apart() -> None:
-    assert np.linalg.norm(lab("white", SEEN["normal"]) - lab("black", SEEN["normal"])) == pytest.approx(100, abs=0.1)
-    assert np.linalg.norm(lab("#e00000", SEEN["deutan"]) - lab("#6e6e00", SEEN["deutan"])) < 15  # red and olive
+    """The hues are those of Okabe & Ito, which readers without red or green vision tell apart too."""
+    names = [*METHODS, *(f"{name}:deciding" for name, one in METHODS.items() if one.shows_layers)]
     looks = {(method_color(name), method_mark(name)) for name in METHODS}
     assert len(looks) == len(METHODS)
-    families = {color for color, _ in looks} | {method_color("one of my own")}
-    assert len(families) == 7
-    for seen in SEEN.values():
-        for one, other in combinations(families, 2):
-            assert np.linalg.norm(lab(one, seen) - lab(other, seen)) > 14, (one, other)
+    assert len({(method_color(name), method_mark(name)) for name in names[len(METHODS) :]} & looks) == 0
+    assert len({color for color, _ in looks} | {method_color("one of my own")}) == 7
+    assert [name for name in in_order(names) if name.startswith("attention")][:2] == ["attention", "attention:deciding"]
 
 
 def test_names_can_be_read() -> None:
@@ -95,7 +68,7 @@ def test_methods_keep_their_place() -> None:
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, pd.DataFrame]:
-    """Tables of all methods, two models of 24 layers, and as many columns as BLiMP's paradigms have."""
+    """Tables of all methods and two models of 24 layers."""
     draw = np.random.default_rng(0)
     models = ["six-layers", "a model with a long name, as $folders$ have it"]
     numbers: dict[str, Any] = {"examples": 2279, "undefined": 0}
@@ -112,22 +85,15 @@ def tables() -> dict[str, pd.DataFrame]:
     unlayered = summary["method"].isin([name for name, one in METHODS.items() if not one.layered])
     summary = summary[~unlayered | (summary["layer"] == 23)]
     summary.loc[unlayered, "layer"] = pd.NA
-    groups = [f"determiner_noun_agreement_with_adj_{k}" for k in range(6)] + ["all", "macro"]
     pairs = pd.DataFrame(combinations(METHODS, 2), columns=["one", "other"])
     layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
     return {
         "summary": summary,
         "variants": rows({"model": models, "method": list(METHODS), "variant": list(VARIANTS)}),
-        "groups": rows(
-            {"model": models, "method": list(METHODS), "metric": ["cue_ap"], "by": ["paradigm"], "group": groups}
-        ),
-        "agreement": pd.concat(
-            [pairs.assign(model=name, mean=-0.5, low=-0.6, high=-0.4, **numbers) for name in models]
-        ),
         "differences": pairs.assign(
             model=models[1], metric="cue_ap", mean=-0.123, low=-0.2, high=-0.1, p=0.0, tied=False, **numbers
         ),
-        "sanity": rows({"model": models, "method": list(METHODS), "random": list(range(1, 25))}),
+        "sanity": rows({"model": models, "method": list(METHODS), "metric": ["sanity_last", "sanity"]}),
         "probing": layers.assign(model=models[1], accuracy=0.95, examples=2279, seeds=5),
         "correlation": rows({"model": [models[1]], "method": list(METHODS)}).rename(columns={"mean": "statistic"}),
     }
@@ -135,17 +101,11 @@ def tables() -> dict[str, pd.DataFrame]:
 
 def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     summary, data = tables["summary"], "BLiMP, held out"
-    sanity = tables["sanity"]
-    page = {"summary": summary, "truth": summary, "sanity": sanity, "variants": tables["variants"]}
+    page = tables | {"truth": summary}
     return {
         "summary": draw_summary(summary, "cue_ap", data),
         "truth": draw_summary(summary, "value_patching", data),
-        "faithfulness": draw_faithfulness(summary, TABLE_3, data),
-        "variants": draw_variants(tables["variants"], {name: variant_title(name) for name in VARIANTS}, data),
-        "groups": draw_groups(tables["groups"], "cue_ap", data),
-        "agreement": draw_agreement(tables["agreement"], data),
         "differences": draw_differences(tables["differences"], "cue_ap", data),
-        "sanity": draw_sanity(sanity[sanity["model"] == "six-layers"], "six-layers", data),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
         "page": draw_page(page, 0.2, data),
     }
@@ -194,8 +154,6 @@ def test_models_have_one_scale(tables: dict[str, pd.DataFrame]) -> None:
     assert layers.get_ylim() == others.get_ylim()
     assert points.get_xlim() == other_points.get_xlim()
     assert points.get_xlim()[1] >= near.query("metric == 'cue_ap' and layer.isna()")["mean"].max()
-    one, other = draw_faithfulness(near, TABLE_3).axes
-    assert one.get_xlim() == other.get_xlim()
 
 
 def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame]) -> None:
@@ -209,7 +167,7 @@ def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame])
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:
-    figure = draw_sanity(tables["sanity"].query("model == 'six-layers'"), "six-layers")
+    figure = draw_summary(tables["summary"].query("model == 'six-layers'"), "cue_ap")
     figure.draw_without_rendering()  # type: ignore[no-untyped-call]
     boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
     assert len(boxes) == len(METHODS)

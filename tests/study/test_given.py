@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients, LayerGradientXActivation, Saliency
+from captum.attr import InputXGradient, IntegratedGradients, LayerGradientXActivation, Saliency
 from torch import Tensor
 
 from captum_vz import (
@@ -140,12 +140,6 @@ def test_captums_object_gets_ids_and_mask(shipped: Shipped, examples: list[Examp
         np.testing.assert_allclose(row["scores"], (sizes / sizes.sum()).detach(), rtol=1e-3, atol=1e-5)
 
 
-def test_captums_perturbations_run(shipped: Shipped, examples: list[Example]) -> None:
-    (row,) = scored(shipped, examples[:1], FeatureAblation)
-    assert row["skipped"] is None
-    assert row["method"] == "FeatureAblation"
-
-
 #: What a method returns for a batch of some sentences and tokens, and what the error says of it for 1 and 12.
 WRONG: dict[str, tuple[Callable[[int, int], Any], str]] = {
     "three": (lambda count, tokens: torch.ones(3), r"\(3,\) of torch.float32"),
@@ -173,16 +167,6 @@ def test_wrong_rows_are_an_error(kind: str, shipped: Shipped, examples: list[Exa
     told = f"^method 'bad', example 'anaphor 0': the method returned {came}.*; expected "
     assert re.search(told, skipped[0]["skipped"])
     assert [row["skipped"] for row in rows if row["method"] == "position"] == [None, None]
-
-
-def test_nan_is_an_undefined_answer(shipped: Shipped, examples: list[Example]) -> None:
-    def unknown(batch: Batch) -> Tensor:
-        return torch.full(batch.inputs["input_ids"].shape, torch.nan)
-
-    for row in scored(shipped, examples[:2], unknown):
-        assert row["skipped"] is None
-        assert np.isnan(row["scores"]).all()
-        assert np.isnan(row["cue_dot"])
 
 
 def failing(batch: Batch) -> Tensor:

@@ -207,25 +207,6 @@ def test_starts_at_the_same_time_keep_both(some: list[Example], shipped: Shipped
     assert counts["slow", "cue_dot"] == counts["position", "cue_ap"] == 8
 
 
-def test_part_without_memory_is_replaced(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    """Also by a start that has more methods."""
-    room: list[bool] = []
-
-    def narrow(batch: Batch) -> Tensor:
-        if not room:
-            raise MemoryError("no room")
-        return flat(batch)
-
-    mine = {"mine": versioned(narrow)}
-    study(tmp_path / "s", some[:4], shipped, methods=["random"])
-    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random"})
-    assert len(found.skipped.query("method == 'mine'")) == 4
-    room.append(True)
-    found = study(tmp_path / "s", some[:4], shipped, methods=mine | {"random": "random", "position": "position"})
-    assert "mine" not in set(found.skipped["method"])
-    assert set(found.rows()["method"]) == {"mine", "random", "position"}
-
-
 def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     """Of the other model they are there. A model that lacks all is refused before the first one runs."""
     model, tokenizer = shipped

@@ -18,10 +18,6 @@ def helper(number: int) -> int:
     return number + 1
 
 
-def other_helper(number: int) -> int:
-    return number + 2
-
-
 def uses(number: int) -> int:
     return helper(number)
 
@@ -57,49 +53,17 @@ def test_different_code_has_different_identities(one: Any, other: Any) -> None:
     assert code_identity(one) != code_identity(other)
 
 
-@pytest.mark.parametrize("thing", [uses, Base, Base(), Base().attribute])
-def test_changed_helper_changes_the_identity(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_identity(thing)
-    monkeypatch.setitem(globals(), "helper", other_helper)
-    assert code_identity(thing) != before
-
-
 #: Plugins that define `mine`, a method. The number in the place of NUMBER decides its scores.
 PLUGINS = {
-    "list": "W = [NUMBER]\ndef mine(batch): return W[0]",
-    "dictionary": "W = {'a': NUMBER}\ndef mine(batch): return W['a']",
-    "set": "W = {'a', 'b', NUMBER}\ndef mine(batch): return len(W)",
-    "tensor": "W = torch.zeros(1000)\nW[17] = NUMBER\ndef mine(batch): return W",
-    "sparse": "W = torch.full((2, 2), NUMBER).to_sparse()\ndef mine(batch): return W",
-    "array": "W = np.array(NUMBER)\ndef mine(batch): return W",
-    "objects": "W = np.array([None, [NUMBER]], dtype=object)\ndef mine(batch): return W",
-    "partial": "def f(k, batch): return k\nW = partial(f, NUMBER)\ndef mine(batch): return W(batch)",
+    "data": "W = [NUMBER]\ndef mine(batch): return W[0]",
+    "partial": "def f(k, batch): return k\nmine = partial(f, NUMBER)",
     "base class": "class B:\n    def attribute(self): return NUMBER\nclass C(B): pass\nmine = C()",
-    "class attribute": "W = [NUMBER]\nclass C:\n    k = W\n    def attribute(self): return self.k\nmine = C()",
-    "class in a function": (
-        "def make(k):\n    class C:\n        def attribute(self): return k\n    return C()\nmine = make(NUMBER)"
-    ),
-    "default": "W = [NUMBER]\nclass C:\n    def attribute(self, w=W): return w\nmine = C()",
     "slots": (
         "class C:\n    __slots__ = 'k'\n    def __init__(self, k): self.k = k\n    def attribute(self): return self.k\n"
         "mine = C(NUMBER)"
     ),
-    "enclosed array": "def make(w):\n    return lambda batch: w\nmine = make(np.array(NUMBER))",
-    "decorator": (
-        "def twice(f):\n    @wraps(f)\n    def g(batch): return f(batch) * NUMBER\n    return g\n"
-        "@twice\ndef mine(batch): return 1"
-    ),
     "decorated": "def f(): return NUMBER\n@torch.no_grad()\ndef mine(batch): return f()",
-    "cache": "def f(): return NUMBER\n@cache\ndef g(): return f()\ndef mine(batch): return g()",
-    "cached property": (
-        "def f(): return NUMBER\nclass C:\n    @cached_property\n    def k(self): return f()\n"
-        "    def attribute(self): return self.k\nmine = C()"
-    ),
-    "probe": (
-        "class C:\n    def __init__(self, k):\n        self.probe = torch.nn.Linear(1, 1, bias=False)\n"
-        "        torch.nn.init.constant_(self.probe.weight, k)\n    def attribute(self): return self.probe\n"
-        "mine = C(NUMBER)"
-    ),
+    "cache": "def f(): return NUMBER\n@cache\ndef mine(batch): return f()",
     "module": (
         "class M(torch.nn.Module):\n    def __init__(self, k):\n        super().__init__()\n        self.k = k\n"
         "def make(m):\n    return lambda batch: m\nmine = make(M(NUMBER))"
@@ -146,14 +110,3 @@ def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for kind, number in zip(kinds, (7, 8), strict=True):
         assert f"return {number}" in getsource(kind)
     assert len({code_identity(kind).split()[-1] for kind in kinds}) == 2
-
-
-def test_registry_of_the_package_is_no_part(tmp_path: Path) -> None:
-    """A method that reads the registry stays the same when others are registered."""
-    source = "from captum_vz.study import METHODS\ndef mine(batch): return batch.scores(METHODS['attention'])"
-    before = identity_of(source, tmp_path)
-    METHODS["further"] = METHODS["random"]
-    try:
-        assert identity_of(source, tmp_path) == before
-    finally:
-        del METHODS["further"]

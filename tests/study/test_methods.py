@@ -13,8 +13,7 @@ from captum_vz import LayerAttention, ValueGates, find_layers
 from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question, rollout_of
-from captum_vz.methods.kinds import JoinedMethod
-from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Scorer, as_method, compare
+from captum_vz.study import METHODS, Batch, Scorer, as_method, compare
 from captum_vz.study.examples import Example
 from captum_vz.subjects import Subject
 from tests.study.conftest import Shipped
@@ -48,19 +47,6 @@ def test_new_row_reaches_every_reader(
     assert found["scores"][0][0] == [1.0] * 3  # raw, of each prompt token
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.joins])
-def test_joined_rows_share_the_maps(name: str, shipped: Shipped) -> None:
-    """The maps that a row names are those that its class joins, so they may be computed once for all methods."""
-    model, _ = shipped
-    layers, method = find_layers(model), METHODS[name]
-    assert isinstance(method, JoinedMethod)
-    assert method.maps is not None
-    own, shared = method.kind(model, layers).maps, method.maps(model, layers)
-    assert type(own) is type(shared)
-    options = {key: value for key, value in vars(shared).items() if isinstance(value, (str, int, float, type(None)))}
-    assert {key: vars(own)[key] for key in options} == options
-
-
 @pytest.mark.parametrize(
     ("name", "rollout"),
     [
@@ -92,14 +78,6 @@ def test_rollout_of_each_method(name: str, rollout: str | None) -> None:
 )
 def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
     assert METHODS[name].scope(2) == scope
-
-
-def test_default_methods_omit_slow_ones() -> None:
-    gradients = {"saliency", "input-x-gradient", "integrated-gradients", "attention-gradient"}
-    gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
-    forms = {name for name in METHODS if name.endswith(("-paper", "-l2"))}
-    omitted = {*gradients, *gates, *forms, "attention-flow", "attn-lrp", "decision"}
-    assert set(DEFAULT_METHODS) == set(METHODS) - omitted - {"alti-logit", "hidden-token-attribution"}
 
 
 def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,22 +117,3 @@ def test_gated_rows_are_captums(name: str, shipped: Shipped) -> None:
     scores = kind(choice).attribute(torch.ones(inputs["input_ids"].shape), **options)
     torch.testing.assert_close(found.float(), normalize_rows(scores.abs())[0].float(), rtol=1e-3, atol=1e-4)
     assert inputs.tokens()[found.argmax()] == "pictures"
-
-
-def test_integrated_rows_of_a_batch(shipped: Shipped) -> None:
-    """The rows of a padded batch are those of its sentences, and padding has none."""
-    model, tokenizer = shipped
-    texts = ["the hats [MASK] here.", "the pictures of some hat [MASK] scaring marcus."]
-
-    def rows(*texts: str) -> Tensor:
-        inputs = tokenizer(list(texts), padding=True, return_tensors="pt")
-        places = [ids.index(tokenizer.mask_token_id) for ids in inputs["input_ids"].tolist()]
-        subject = Subject(model, model, find_layers(model), tokenizer)
-        (found,) = METHODS["value-zeroing-integrated"].scores(subject, Question(inputs, places))
-        return found
-
-    together = rows(*texts)
-    for row, text in zip(together, texts, strict=True):
-        (alone,) = rows(text)
-        torch.testing.assert_close(row[: len(alone)], alone, rtol=1e-3, atol=1e-5)
-        assert not row[len(alone) :].any()

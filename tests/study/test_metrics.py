@@ -96,10 +96,11 @@ def test_names_of_metrics_say_how_tokens_are_removed(precise: Shipped) -> None:
     assert list(scorer.metrics) == ["blank_out:mask:size", "sufficiency:delete"]
     assert metric_named("blank_out:delete:vocabulary").title == "Spearman with blank-out (delete, vocabulary)"
     for wrong, told in (
-        ("blank_out:unk", "blank_out takes one of :mask and :delete, and :vocabulary, and :size"),
-        ("blank_out:mask:delete", "blank_out takes one of"),
-        ("infidelity:size", "infidelity takes one of :mask and :delete."),
-        ("cue_dot:mask", "cue_dot takes no words"),
+        ("blank_out:unk", "blank_out takes :mask, :delete, :vocabulary, :size, and not both"),
+        ("blank_out:mask:delete", "blank_out takes :mask"),
+        ("infidelity:size", "infidelity takes :mask, :delete, and not both"),
+        ("cue_dot:mask", "cue_dot takes :content."),
+        ("sanity:mask", "sanity takes no words"),
         ("blankout:mask", "did you mean blank_out"),
     ):
         with pytest.raises(ValueError, match=told):

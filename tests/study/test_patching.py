@@ -137,21 +137,6 @@ def test_states_equal_plain_hooks(doubles: dict[str, tuple[Any, Any]], name: str
         assert whole.falls[0].sum() == pytest.approx(whole.difference - whole.other)
 
 
-def test_differences_are_the_models(doubles: dict[str, tuple[Any, Any]]) -> None:
-    model, tokenizer = doubles["agreement"]
-    example = pairs(1, False)[0]
-    for patching in (value_patching, activation_patching):
-        found = patching(model, tokenizer, example)
-        for one, difference in ((example, found.difference), (counterpart(example), found.other)):
-            encoded = encode(tokenizer, one)
-            with torch.no_grad():
-                logits = model(torch.tensor([encoded.ids])).logits[0, encoded.target]
-            good, bad = encoded.forms
-            assert difference == pytest.approx(float(logits[good] - logits[bad]))
-        assert found.difference > 1 > -1 > found.other
-        assert not any(module._forward_pre_hooks for module in model.modules())
-
-
 def test_small_differences_have_no_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
     """Of an untrained model the two forms are about as likely."""
     model, tokenizer = doubles["agreement"]
@@ -205,18 +190,6 @@ def test_metrics_equal_a_loop(doubles: dict[str, tuple[Any, Any]]) -> None:
             assert (row[name], row[f"{name}_top"]) == pytest.approx(expected, abs=1e-9, nan_ok=True)
             defined += np.isfinite(truth).all()
     assert defined > len(rows)
-
-
-def test_examples_without_a_pair_are_skipped_with_the_reason(doubles: dict[str, tuple[Any, Any]]) -> None:
-    model, tokenizer = doubles["agreement"]
-    good = pairs(1, False)
-    without = Example("none", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
-    rows = Scorer(model, tokenizer, ["position"], METRICS[:1]).score([*good, without])
-    values = {row["example"]: row[METRICS[0]] for row in rows if row["skipped"] is None}
-    assert 0 < values[good[0].id] < 1
-    assert values["none"] is None
-    (reason,) = [row["skipped"] for row in rows if row["skipped"]]
-    assert "patching needs the other number of each cue word" in reason
 
 
 class ByLayer(Intervention):

@@ -13,7 +13,6 @@ from captum_vz.study.folder.provenance import code_identity
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint
-from tests.study.test_run import study
 
 METHODS = ["value-zeroing", "random"]
 
@@ -51,27 +50,9 @@ def test_figures_carry_it(typed: Study) -> None:
         assert maker["weights"] in kept["model agreement"]
 
 
-def test_weights_in_other_types_are_told_apart(examples: list[Example], tmp_path: Path) -> None:
-    model, tokenizer = load_model()
-    found = study(tmp_path / "s", examples[:2], {"half": (model.bfloat16(), tokenizer)}, methods=["attention"])
-    (maker,) = found.settings["provenance"]["models"]["half"]
-    assert maker["dtype"] == "bfloat16"
-    assert maker["weights"] == weights_fingerprint(model)
-
-
 def test_lines_to_repeat_a_study(typed: Study) -> None:
     kinds = [line.partition(" ")[0].strip(":") for line in typed.repeat]
     assert kinds == ["Versions", "Model", "Sentences", "Seeds"]
-
-
-def test_unfinished_study_has_none(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stops(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("captum_vz.study.run.write_results", stops)
-    with pytest.raises(KeyboardInterrupt):
-        study(tmp_path / "s", examples[:2])
-    assert Study(tmp_path / "s").repeat == []
 
 
 def test_own_code_is_named(examples: list[Example], tmp_path: Path) -> None:

@@ -128,16 +128,6 @@ def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decod
         assert f"{who}: {counted(count, 'example')} skipped" in str(found)
 
 
-def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> None:
-    found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
-    assert len(found.skipped) == 10
-    assert set(found.summary.query("group == 'all'")["skipped"]) == {10}
-    told = "cue_dot: 9 examples skipped (there is no cue)\nagreement: 1 example skipped (the target is word "
-    assert told in str(found)
-    with pytest.raises(ValueError, match=r"'agreement' could use none of the 10 examples.*there is no cue"):
-        found.check_used()
-
-
 def test_figure_shows_last_layers(reference: Study) -> None:
     by_layer, last = reference.plot("cue_dot").axes
     summary = reference.summary.query("group == 'all'").groupby("method").tail(1).set_index("method")["mean"]
@@ -154,7 +144,12 @@ def test_figure_shows_last_layers(reference: Study) -> None:
 
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
     """Start the work in a forked process, which does not import anything again."""
-    process = multiprocessing.get_context("fork").Process(target=work)
+
+    def alone() -> None:
+        torch.set_num_threads(1)  # A fork makes torch's pool anew: threads that load weights would race for it.
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=alone)
     process.start()
     return process
 
@@ -218,25 +213,10 @@ def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -
     assert parts(reference.folder) == before
 
 
-def test_other_settings_refused(bad: list[Example], reference: Study) -> None:
-    told = "other settings: content_only was False and is True. Pass those, or another folder"
-    with pytest.raises(ValueError, match=told):
-        study(reference.folder, bad, content_only=True)
-
-
-@pytest.mark.slow
-def test_other_weights_refused(bad: list[Example], reference: Study, shipped: Shipped, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    study(folder, bad)
-    model, tokenizer = shipped
-    other = type(model)(model.config).eval(), tokenizer
-    refused = pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now")
-    with refused:  # no work is left
-        study(folder, bad, {"agreement": other})
-    next((folder / "scores").iterdir()).unlink()
-    for source in (other, lambda: other):
-        with refused:
-            study(folder, bad, {"agreement": source})
+def test_other_version_refused(bad: list[Example], reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captum_vz.study.folder.__version__", "9")
+    with pytest.raises(ValueError, match=r"holds a study of captum_vz .*, and this is 9: pass another"):
+        study(reference.folder, bad)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +240,6 @@ def test_repeated_ids_refused(bad: list[Example], tmp_path: Path) -> None:
         study(tmp_path, [*bad, bad[0]])
 
 
-@pytest.mark.slow
-def test_failed_loader_leaves_folder_usable(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train mode"):
-        study(tmp_path / "s", bad, {"agreement": in_train_mode})
-    assert_same_study(study(tmp_path / "s", bad), reference)
-
-
 def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
     mixed = [replace(bad[0], group="all"), *bad[1:]]
     with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
@@ -276,27 +249,6 @@ def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
         study(tmp_path / "s", [replace(bad[0], id="new", group="other")], methods=["random"])
     assert alone.summary["examples"].tolist() == [8]
-
-
-@pytest.mark.slow
-def test_copied_part_is_ignored(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    """The examples come from a generator."""
-    found = study(tmp_path / "s", (example for example in bad))
-    assert_same_study(found, reference)
-    one = next((tmp_path / "s" / "scores").iterdir())
-    copy = one.with_name(f"{one.stem} (conflicted copy).parquet")
-    copy.write_bytes(one.read_bytes())
-    pd.testing.assert_frame_equal(found.rows(), reference.rows())
-    assert study(tmp_path / "s", bad, confidence=0.5).summary["mean"].equals(reference.summary["mean"])
-    assert copy.is_file()
-
-
-def test_foreign_folder_is_not_changed(bad: list[Example], tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match=r"is not empty, and holds no study\.json"):
-        study(tmp_path, bad)
-    with pytest.raises(FileNotFoundError, match="expected the folder of a study"):
-        Study(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -327,20 +279,3 @@ def test_full_disk_keeps_finished_parts(
     assert not list(folder.rglob("*.tmp"))
     assert_same_study(study(folder, bad), reference)
     assert before.items() <= parts(folder).items()
-
-
-def test_impossible_folder_is_reported(bad: list[Example], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot write .*study\.json.*Not a directory"):
-        study(tmp_path / "file" / "study", bad)
-
-
-def test_bar_shows_rate(bad: list[Example], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study(tmp_path / "quiet", bad, methods=["random"])
-    assert capsys.readouterr().err == ""
-    study(tmp_path / "study", bad, methods=["random"], quiet=False)
-    bar = capsys.readouterr().err
-    assert "10/10" in bar
-    assert "example/s" in bar
-    study(tmp_path / "study", bad, methods=["random"], quiet=False)
-    assert capsys.readouterr().err == ""  # no work is left

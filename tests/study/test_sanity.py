@@ -1,104 +1,70 @@
-"""Sanity checks: copies with random layers, and the correlation with their scores."""
+"""Metrics of changed models: with random layers, and with embeddings that are moved a little."""
 
 import copy
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from captum.metrics import sensitivity_max
 from scipy import stats
 from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.study import Batch, Example, Scorer, randomized_copies, sanity_checks
-from paper.figures import draw_sanity
-from tests.study.conftest import Shipped
+from captum_vz.study import Batch, Example, Scorer, random_copy, random_layers, sensitivity
+from tests.study.conftest import Decoder, Shipped
+
+METHODS = ["value-zeroing", "attention-rollout", "input-x-gradient", "position"]
+SAMPLES, RADIUS = 3, 0.2
 
 
-def test_layers_become_random_from_the_last(shipped: Shipped) -> None:
+def test_last_layers_become_random(shipped: Shipped) -> None:
     model, _ = shipped
-    before = copy.deepcopy(model.state_dict())
-    layers = find_layers(model)
-    for count, changed, own in randomized_copies(model, layers):
-        same = [
-            all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-            for one, two in zip(own, layers, strict=True)
-        ]
-        # A vector of equal numbers, such as a bias of zeros, stays as it is: its standard deviation is 0.
-        assert same == [True] * (len(layers) - count) + [False] * count
+    before, layers = copy.deepcopy(model.state_dict()), find_layers(model)
+    copies = [random_copy(model, layers, count, seed=2) for count in range(1, len(layers) + 1)]
+    for count, changed in enumerate(copies, 1):
+        for place, (one, two) in enumerate(zip(find_layers(changed), layers, strict=True)):
+            # A vector of equal numbers, such as a bias of zeros, stays as it is: its standard deviation is 0.
+            same = all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+            assert same == (place < len(layers) - count)
         assert torch.equal(changed.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    assert count == len(layers)
+    whole = random_copy(model, layers, seed=2).state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in copies[-1].state_dict().items())
+    other = random_copy(model, layers, seed=3).state_dict()
+    assert any(not torch.equal(value, whole[name]) for name, value in other.items())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_all_at_once_equals_the_last_copy(shipped: Shipped) -> None:
-    model, _ = shipped
-    layers = find_layers(model)
-    *_, (_, cascaded, _) = randomized_copies(model, layers, seed=2)
-    ((count, once, _),) = randomized_copies(model, layers, seed=2, cascading=False)
-    assert count == len(layers)
-    for name, value in once.state_dict().items():
-        assert torch.equal(value, cascaded.state_dict()[name])
-    ((_, other, _),) = randomized_copies(model, layers, seed=3, cascading=False)
-    assert any(not torch.equal(value, once.state_dict()[name]) for name, value in other.state_dict().items())
 
 
 def test_moments_are_kept() -> None:
     layer = nn.Linear(300, 300)
-    ((_, changed, _),) = randomized_copies(nn.Sequential(layer), [layer])
-    (weight,) = [value for name, value in changed.named_parameters() if name.endswith("weight")]
+    weight = random_copy(nn.Sequential(layer), [layer])[0].weight  # type: ignore[index]  # of a Sequential
     assert weight.mean().item() == pytest.approx(layer.weight.mean().item(), abs=1e-3)
     assert weight.std().item() == pytest.approx(layer.weight.std().item(), rel=0.02)
 
 
+def test_foreign_layers_refused() -> None:
+    for layers in ([nn.Linear(2, 2)], []):
+        with pytest.raises(ArgumentError, match="pass layers of the model"):
+            random_copy(nn.Sequential(nn.Linear(2, 2)), layers)
+
+
 def test_correlations_equal_a_loop(shipped: Shipped, examples: list[Example]) -> None:
     model, tokenizer = shipped
-    methods = ["value-zeroing", "position"]
-    found = sanity_checks(model, tokenizer, examples, methods, resamples=50).set_index(["method", "random"])
-    trained = Scorer(model, tokenizer, methods, "cue_dot").scores(examples)
-    for count, changed, _ in randomized_copies(model, find_layers(model)):
-        other = Scorer(changed, tokenizer, methods, "cue_dot").scores(examples)
-        values = [
-            stats.spearmanr(one["scores"], two["scores"]).statistic
-            for one, two in zip(trained, other, strict=True)
-            if one["method"] == "value-zeroing" and one["layer"] == 3
-        ]
-        assert found.loc[("value-zeroing", count), "mean"] == pytest.approx(np.mean(values), abs=1e-6)
-        assert found.loc[("position", count), "mean"] == pytest.approx(1)
-        assert found.loc[("value-zeroing", count), "examples"] == len(examples)
+    metrics = {"all": random_layers(), "two": random_layers(2), "one": random_layers(1)}
+    found = Scorer(model, tokenizer, METHODS, metrics, batch_size=3).score(examples)
+    for metric, count in zip(metrics, (4, 2, 1), strict=True):
+        changed = random_copy(model, find_layers(model), count)
+        other = Scorer(changed, tokenizer, METHODS, "cue_dot").scores(examples)
+        for one, two in zip(found, other, strict=True):
+            expected = stats.spearmanr(one["scores"], two["scores"]).statistic
+            assert one[metric] == pytest.approx(expected, abs=1e-6)
+            unmoved = one["method"] == "position" or (one["method"] == "value-zeroing" and one["layer"] < 4 - count)
+            assert not unmoved or one[metric] == pytest.approx(1)
 
 
-def test_figure_shows_the_means(shipped: Shipped, examples: list[Example]) -> None:
-    found = sanity_checks(*shipped, examples[:4], ["attention", "position"], resamples=50)
-    (panel,) = draw_sanity(found, "the model").axes
-    lines = [line for line in panel.lines if line.get_marker() in ("o", "+")]
-    for line, (_, rows) in zip(lines, found.groupby("method", sort=False), strict=True):
-        assert line.get_ydata() == pytest.approx([1, *rows["mean"]])
-    assert [text.get_text() for text in panel.texts] == ["attention", "position"]
-
-
-def test_foreign_layers_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"layers is \['Linear'\]: pass layers of the model"):
-        next(randomized_copies(nn.Sequential(nn.Linear(2, 2)), [nn.Linear(2, 2)]))
-    with pytest.raises(ArgumentError, match="layers is empty"):
-        next(randomized_copies(nn.Sequential(nn.Linear(2, 2)), []))
-
-
-@pytest.mark.parametrize(("metric", "count"), [("sanity", 4), ("sanity_last", 1)])
-def test_metric_of_a_study_equals_a_loop(shipped: Shipped, examples: list[Example], metric: str, count: int) -> None:
-    model, tokenizer = shipped
-    methods = ["value-zeroing", "attention-rollout", "position"]
-    found = Scorer(model, tokenizer, methods, metric, batch_size=3).score(examples)
-    changed = next(changed for number, changed, _ in randomized_copies(model, find_layers(model)) if number == count)
-    other = Scorer(changed, tokenizer, methods, "cue_dot").scores(examples)
-    for one, two in zip(found, other, strict=True):
-        expected = stats.spearmanr(one["scores"], two["scores"]).statistic
-        assert one[metric] == pytest.approx(expected, abs=1e-6)
-    unmoved = [row for row in found if row["method"] == "value-zeroing" and row["layer"] < 4 - count]
-    assert all(row[metric] == pytest.approx(1) for row in unmoved)  # layers below the random ones
-
-
-def test_metric_is_undefined_where_a_copy_has_no_scores(shipped: Shipped, examples: list[Example]) -> None:
+def test_undefined_where_a_copy_has_no_scores(shipped: Shipped, examples: list[Example]) -> None:
     """A method that has NaN for random layers, or refuses them."""
     trained = shipped[0].bert.encoder.layer[0].attention.self.value.weight
 
@@ -118,3 +84,56 @@ def test_metric_is_undefined_where_a_copy_has_no_scores(shipped: Shipped, exampl
     assert len(reasons) == 3
     assert all("refused fails with a changed copy of the model" in reason for reason in reasons)
     assert all("not this one" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("method", ["value-zeroing", "attention-rollout"])
+def test_sensitivity_equals_captums(shipped: Shipped, examples: list[Example], method: str) -> None:
+    model, tokenizer = shipped
+    before = copy.deepcopy(model.state_dict())
+    clean = model.bert.embeddings.word_embeddings.weight.detach()
+    generators = [torch.Generator().manual_seed(SAMPLES + number) for number in range(SAMPLES)]
+    noises = [torch.rand(clean.shape, generator=one, dtype=torch.float64) * 2 - 1 for one in generators]
+    radius = RADIUS * clean.double().std(correction=0)
+
+    def with_embeddings(weight: Tensor) -> Any:
+        """The model with other word embeddings; the decoder keeps its own."""
+        changed = copy.deepcopy(model)
+        changed.bert.embeddings.word_embeddings = nn.Embedding.from_pretrained(weight)
+        return changed.eval()
+
+    def explained(example: Example, weights: Any) -> tuple[Tensor]:
+        """The row of the last layer, for each matrix of embeddings."""
+        models = map(with_embeddings, weights[0] if isinstance(weights, tuple) else weights)
+        rows = [Scorer(one, tokenizer, method, "cue_dot").scores([example])[-1]["scores"] for one in models]
+        return (torch.tensor(rows, dtype=torch.float64),)
+
+    def noisy(weights: Any) -> Tensor:
+        each = weights[0] if isinstance(weights, tuple) else weights
+        return (each.double() + radius * torch.stack(noises)).to(clean.dtype)
+
+    rows = Scorer(model, tokenizer, [method, "position"], {"step": sensitivity(RADIUS, SAMPLES, 1)}).score(examples[:3])
+    for example in examples[:3]:
+        expected = sensitivity_max(partial(explained, example), clean[None], noisy, n_perturb_samples=SAMPLES).item()
+        own = [row["step"] for row in rows if row["example"] == example.id]
+        assert own[-2] == pytest.approx(expected, abs=1e-7)  # the last layer
+        assert expected > 0.001
+        assert own[-1] == 0  # a baseline without a model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_wrong_noise_refused() -> None:
+    for options in ({"radius": 0}, {"radius": float("nan")}, {"samples": 0}):
+        with pytest.raises(ArgumentError, match="pass numbers above 0"):
+            sensitivity(**options)
+
+
+def test_hidden_embeddings_cost_own_rows_only(decoder: Decoder) -> None:
+    model, tokenizer = decoder
+    hidden = copy.deepcopy(model)
+    hidden.transformer.wte = nn.Sequential(hidden.transformer.wte)
+    example = Example("one", ("the", "cat", "is"), target=2)
+    rows = Scorer(hidden, tokenizer, ["attention", "position"], "sensitivity").score([example])
+    reasons = [row["skipped"] for row in rows if row["skipped"]]
+    assert len(reasons) == 2
+    assert all("word embeddings of GPT2LMHeadModel are Sequential" in reason for reason in reasons)
+    assert all(row["sensitivity"] is None for row in rows)

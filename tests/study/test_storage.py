@@ -1,12 +1,10 @@
 """A study's folder: what faults, other processes and other studies may do to it without changing a row in silence."""
 
-import errno
 import json
 import multiprocessing
 import os
 import random
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +22,6 @@ from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.test_run import in_a_process, parts, study
-
-FIXED = {"captum_vz": "1", "content_only": False}
-SETTINGS = {**FIXED, "models": ["a"], "methods": {}, "metrics": {}, "holds": {}, "parts": {}}
-SETTINGS["examples"] = {"count": 3, "blocks": [["0", 3]]}
 
 
 def small(folder: Path, examples: list[Example], **changed: Any) -> Study:
@@ -81,27 +75,6 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     assert len({known, one, fingerprint(model, again)}) == 3
 
 
-def test_kept_table_is_made_again_of_other_things(examples: list[Example], tmp_path: Path) -> None:
-    """The older file is gone. Other weights are refused."""
-    source = load_model()
-    found, made = small(tmp_path / "s", examples, methods=["random"]), []
-
-    def kept(number: int, source: Any = source) -> list[int]:
-        def make(*_: Any) -> pd.DataFrame:
-            made.append(number)
-            return pd.DataFrame({"number": [number]})
-
-        return list(found.keep("a/b", source, [number], make)["number"])
-
-    assert [kept(number) for number in (1, 1, 2)] == [[1], [1], [2]]
-    assert made == [1, 2]
-    (path,) = (tmp_path / "s").glob("*.parquet")
-    assert path.name.startswith(safe_name("a/b"))
-    model, tokenizer = source
-    with pytest.raises(ValueError, match="was made with other weights than those of the model 'a/b' now"):
-        kept(2, (type(model)(model.config).eval(), tokenizer))
-
-
 # Several processes
 
 
@@ -116,7 +89,7 @@ def test_starts_at_once_are_merged(tmp_path: Path) -> None:
         def first(number: int, folder: Path = folder, start: Any = start) -> None:
             start.wait()
             name, example = f"{number}", Example(f"{number}", ("a", "b"), 0)
-            claim(folder, FIXED, [name], {name: name}, {name: name}, [example, SHARED], 1)
+            claim(folder, [name], {name: name}, {name: name}, [example, SHARED], 1)
 
         processes = [in_a_process(lambda number=number: first(number)) for number in range(4)]
         for process in processes:
@@ -137,37 +110,15 @@ def test_changed_examples_are_noticed(examples: list[Example], tmp_path: Path) -
         small(tmp_path / "s", examples)
 
 
-def test_file_of_another_users_process_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_ours(*_: Any) -> None:
-        raise PermissionError(errno.EPERM, "not your process")
-
-    written = tmp_path / f".x.{socket.gethostname()}.1234{TEMPORARY}"
-    written.write_text("")
-    monkeypatch.setattr(os, "kill", not_ours)
-    remove_temporary(tmp_path)
-    assert written.is_file()
-
-
-def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
-    dead = in_a_process(lambda: None)
-    dead.join()
-    here = socket.gethostname()
-    left = [".x.tmp", "draft.tmp", f".x.elsewhere.{dead.pid}{TEMPORARY}", f".x.{here}.{os.getppid()}{TEMPORARY}"]
-    left.append(f".x.{here}.1{TEMPORARY}")
-    for name in [*left, f".x.{here}.{dead.pid}{TEMPORARY}"]:
+def test_old_temporary_files_are_removed(tmp_path: Path) -> None:
+    """Other processes are still writing the young ones, and other programs have their own."""
+    names = [f".old{TEMPORARY}", f".young{TEMPORARY}", ".old.tmp"]
+    for name in names:
         (tmp_path / name).write_text("")
+        if "old" in name:
+            os.utime(tmp_path / name, (0, 0))
     remove_temporary(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
-
-
-def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "x", b"data")
-    assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 # Names
@@ -247,16 +198,10 @@ BROKEN = {
     "binary": b"\x89PNG\r\n\x1a\n\x00\xff",
     "UTF-16": '{"tokens": ["a"], "target": 0}'.encode("utf-16"),
     "deep": b"[" * 100_000,
-    "deep object": b'{"tokens": ' + b"[" * 100_000,
     "null": b"null",
-    "list": b"[1, 2]",
-    "number": b"5",
     "no JSON": b"{",
-    "empty object": b"{}",
     "surrogates": b'{"tokens": ["a", "\\ud800"], "target": 0}',
-    "surrogate id": b'{"tokens": ["a", "b"], "target": 0, "id": "\\udfff"}',
     "wrong types": b'{"tokens": {"a": 1}, "target": []}',
-    "large number": b'{"tokens": ["a"], "target": ' + b"9" * 9999 + b"}",
 }
 
 
@@ -271,7 +216,7 @@ def test_broken_jsonl_is_one_line(
     with pytest.raises(ValueError, match=where):
         read_jsonl("x.jsonl")
     told = refused(capsys, "study", "--jsonl", "x.jsonl", "--folder", "s")
-    assert len(told) < 300 or kind == "large number"
+    assert len(told) < 300
     assert not Path("s").exists()
 
 
@@ -288,18 +233,9 @@ def test_broken_settings_are_one_line(
         Study("s")
 
 
-@pytest.mark.parametrize(
-    ("changed", "cause"),
-    [
-        ({"examples": {"count": 3, "blocks": [["0", 2]]}}, r"3 examples in blocks of \[2\]"),
-        ({"models": [5]}, "the names of models"),
-        ({"methods": ["random"]}, "has no attribute 'items'"),
-        ({"parts": None}, "expected captum_vz, content_only, parts and holds"),
-    ],
-)
-def test_impossible_settings_are_refused(changed: dict[str, Any], cause: str, tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text(json.dumps(SETTINGS | changed))
-    with pytest.raises(ValueError, match=f"does not hold the settings of a study .*{cause}"):
+def test_settings_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
+    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
         Study(tmp_path)
 
 

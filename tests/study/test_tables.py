@@ -32,7 +32,8 @@ def test_rows_as_a_table_of_pyarrow(reference: Study) -> None:
     rows = reference.rows()
     assert table.column_names == list(rows.columns)
     assert table.schema.field("layer").type == pa.int32()
-    pd.testing.assert_frame_equal(table.to_pandas().astype({"layer": "Int64", "target": "Int64"}), rows)
+    whole = dict.fromkeys(("layer", "deciding", "target"), "Int64")
+    pd.testing.assert_frame_equal(table.to_pandas().astype(whole), rows)
     some = reference.to_arrow(["model", "cue_dot"])
     assert some.to_pydict() == reference.rows(["model", "cue_dot"]).to_dict("list")
 

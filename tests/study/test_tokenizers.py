@@ -4,21 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     ElectraConfig,
     ElectraForMaskedLM,
     ElectraForPreTraining,
     ElectraTokenizerFast,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForMaskedLM,
     RobertaTokenizerFast,
 )
 
-from captum_vz.study import Example, compare, encode
+from captum_vz.study import Example, encode
 from captum_vz.testbed import agreement_sentences, expand_contractions
 from paper import reproduce
 from paper.__main__ import main as run_paper
@@ -57,24 +52,14 @@ def electra() -> ElectraTokenizerFast:
     return ElectraTokenizerFast(tokenizer_object=tokenizer)
 
 
-@pytest.fixture(scope="module")
-def folders(
-    roberta: RobertaTokenizerFast, electra: ElectraTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """Small models with random weights, saved like published ones."""
+@pytest.fixture
+def discriminator(electra: ElectraTokenizerFast, tmp_path: Path) -> str:
+    """A small model with random weights, saved like a published one."""
     size = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
-    torch.manual_seed(0)
     config = ElectraConfig(vocab_size=len(electra), embedding_size=8, **size)
-    saved: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerFast]] = {
-        "roberta": (RobertaForMaskedLM(RobertaConfig(vocab_size=len(roberta), pad_token_id=1, **size)), roberta),
-        "discriminator": (ElectraForPreTraining(config), electra),
-    }
-    paths = {}
-    for name, (model, tokenizer) in saved.items():
-        paths[name] = str(tmp_path_factory.mktemp(name))
-        model.save_pretrained(paths[name])
-        tokenizer.save_pretrained(paths[name])
-    return paths
+    ElectraForPreTraining(config).save_pretrained(tmp_path / "discriminator")
+    electra.save_pretrained(tmp_path / "discriminator")
+    return str(tmp_path / "discriminator")
 
 
 def test_robertas_mask_includes_space_before(roberta: RobertaTokenizerFast) -> None:
@@ -132,24 +117,17 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
 
 
 def test_electras_discriminator_is_refused(
-    folders: dict[str, str], electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    discriminator: str, electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--folder", str(tmp_path / "out"), "--quiet"]
-    assert run_paper(["--grammar", "3", "--model", folders["discriminator"], *output]) == 2
+    assert run_paper(["--grammar", "3", "--model", discriminator, *output]) == 2
     line = capsys.readouterr().err
     assert "is a discriminator of ELECTRA" in line
     assert "such as 'google/electra-base-generator'" in line
     # Its weights have no head for words, so such a head would predict at random.
-    with_head = ElectraForMaskedLM.from_pretrained(folders["discriminator"])
-    whole = ElectraForPreTraining.from_pretrained(folders["discriminator"])
+    with_head = ElectraForMaskedLM.from_pretrained(discriminator)
+    whole = ElectraForPreTraining.from_pretrained(discriminator)
     for model in (with_head, whole):
         with pytest.raises(ValueError, match="is a discriminator of ELECTRA"):
             reproduce({"electra": (model.eval(), electra)}, [HATS], tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_one_text_is_compared(folders: dict[str, str], roberta: RobertaTokenizerFast) -> None:
-    model = RobertaForMaskedLM.from_pretrained(folders["roberta"]).eval()
-    table = compare((model, roberta), "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
-    assert " ".join(table.tokens) == "<s> Our girls beside the lake respect <mask> . </s>"
-    assert table.token == 7

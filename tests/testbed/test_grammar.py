@@ -13,12 +13,6 @@ PLURAL_FORMS = {"these", "those", "are", "were", "have", "do", "themselves"}
 SINGULAR_FORMS = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
 WITHOUT_NUMBER = {"the", "some", "my", "your", "our"}
 
-BLIMP_KEYS = {"field", "linguistics_term", "UID", "pairID", "lexically_identical", "sentence_good", "sentence_bad"}
-BLIMP_KEYS |= {f"{method}_method" for method in ("simple_LM", "one_prefix", "two_prefix")}
-ONE_PREFIX_KEYS = {"one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad"}
-TWO_PREFIX_KEYS = {"two_prefix_prefix_good", "two_prefix_prefix_bad", "two_prefix_word"}
-OUR_KEYS = {"masked", "target", "good", "bad", "cue", "other_cue", "label"}
-
 
 @pytest.fixture(scope="module", params=KINDS)
 def records(request: pytest.FixtureRequest) -> list[Record]:
@@ -70,22 +64,12 @@ def test_both_numbers_are_equally_frequent(records: list[Record]) -> None:
     assert [record["label"] == "plural" for record in records] == plural
 
 
-def test_records_have_blimp_keys(records: list[Record]) -> None:
+def test_records_have_keys_of_blimp(records: list[Record]) -> None:
     for record in records:
-        method = ONE_PREFIX_KEYS if record["one_prefix_method"] else TWO_PREFIX_KEYS
-        assert set(record) == BLIMP_KEYS | method | OUR_KEYS
-        assert record["one_prefix_method"] != record["two_prefix_method"]
+        words = split_words(record["sentence_good"])
+        assert record["one_prefix_method"] == (record["cue"][0] < record["target"])
+        assert record["two_prefix_word"] == ("" if record["one_prefix_method"] else words[record["cue"][0]])
     assert [record["pairID"] for record in records] == [str(number) for number in range(len(records))]
-
-
-def test_sentences_start_with_prefixes(records: list[Record]) -> None:
-    for record in records:
-        for form in ("good", "bad"):
-            if record["one_prefix_method"]:
-                start = f"{record['one_prefix_prefix']} {record[f'one_prefix_word_{form}']}"
-            else:
-                start = f"{record[f'two_prefix_prefix_{form}']} {record['two_prefix_word']}"
-            assert record[f"sentence_{form}"].startswith(start)
 
 
 def test_sentences_differ_only_in_target(records: list[Record]) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from captum_vz import find_layers
 from captum_vz.testbed import agreement_sentences, held_out, load_model, mask_target, prefers_good
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed.data import Record
 from captum_vz.testbed.models import EMBEDDED
 from captum_vz.text import form_ids
 from tests.testbed.conftest import CAUSAL_PARADIGMS, KINDS, Embedded, trained_sentences
@@ -63,17 +61,6 @@ def test_transformers_loads_the_same_model(name: str) -> None:
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
     loaded: Any = (AutoModelForCausalLM if name == "causal" else AutoModelForMaskedLM).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_loading_in_new_process_is_silent() -> None:
-    program = f"""
-from captum_vz.testbed import load_model
-model, tokenizer = load_model()
-model(**tokenizer({TEXT!r}, return_tensors="pt"))
-"""
-    run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
@@ -171,23 +158,6 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
 
 def accuracy_on_card(name: str) -> Any:
     return json.loads((EMBEDDED[name] / "card.json").read_text(encoding="utf-8"))["accuracy"]
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_accuracy_on_card(name: str) -> None:
-    figures = accuracy_on_card(name)
-    held, grammar = (
-        {kind: part[kind]["accuracy"] for kind in part if kind not in ("overall", "dropped")}
-        for part in (figures["held_out"], figures["grammar"])
-    )
-    assert figures["held_out"]["overall"]["accuracy"] >= 0.97
-    assert min(grammar.values()) >= 0.95
-    if name in ("agreement", "causal"):
-        assert min(held.values()) >= 0.95
-        assert set(held) == set(CAUSAL_PARADIGMS if name == "causal" else HELD_OUT_PARADIGMS)
-    if name == "causal":
-        assert figures["continuations"]["pairs"] == 1000
-        assert figures["continuations"]["accuracy"] >= 0.97
 
 
 @pytest.mark.skipif(

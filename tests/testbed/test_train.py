@@ -103,24 +103,9 @@ def test_words_of_text_are_pieces(tokenizer: PreTrainedTokenizerFast) -> None:
     assert " ".join(pieces) == "the hats and the hat are red ; that cats have . zoe ' s 2 wugs"
 
 
-def test_drop_matches_at_rate_zero(tokenizer: PreTrainedTokenizerFast) -> None:
-    vocabulary = tokenizer.get_vocab()
-    for word in ("hats", "thats", "hatred", "x", "and2"):
-        expected = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word))
-        assert drop_matches(word, vocabulary, 0, random.Random(0)) == expected
-
-
 def test_drop_matches_frequency(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary, draw = tokenizer.get_vocab(), random.Random(0)
     splits = [tokenizer.convert_ids_to_tokens(drop_matches("hats", vocabulary, 0.3, draw)) for _ in range(2000)]
     assert sum(split == ["hats"] for split in splits) / 2000 == pytest.approx(0.7, abs=0.03)
     assert {"".join(piece.removeprefix("##") for piece in split) for split in splits} == {"hats"}
     assert len({tuple(split) for split in splits}) > 2
-
-
-def test_script_with_wrong_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--blimp", str(tmp_path), "--output", str(tmp_path / "never")])
-    assert stop.value.code == 2
-    assert "anaphor_number_agreement.jsonl is missing: expected BLiMP's" in capsys.readouterr().err
-    assert not (tmp_path / "never").exists()

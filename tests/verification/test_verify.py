@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from captum_vz import UnsupportedLayerError, ValueZeroing, find_layers, verify
+from captum_vz import UnsupportedLayerError, ValueZeroing, verify
 from captum_vz._engine import value_zeroing
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
@@ -23,10 +23,11 @@ from captum_vz.verification import VerificationReport, layers
 from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
-from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, Projections, as_added, block_of, sequences
+from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, as_added, block_of, sequences
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES
+from tests.verification.test_definition import ValueInAGate
 
 SENTENCES = ["some hat [MASK] small.", "the pictures of some hat [MASK] scaring marcus."]
 
@@ -136,15 +137,6 @@ def test_mixed_examples_are_found(count: int) -> None:
     assert {check.outcome for check in named(report, "map")} == {"passed"}
     assert {check.outcome for check in named(report, "batch")} == {"failed"}
     assert "mixes the examples of a batch" in report.verdict
-
-
-class ValueInAGate(Projections):
-    """The values also gate the context, so zeroing a projected row does more than the attention shows."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = self.heads(x)
-        context = nn.functional.scaled_dot_product_attention(query, key, value, mask)
-        return self.output(((1 + value.tanh()) * context).transpose(1, 2).flatten(2))
 
 
 def test_value_used_twice_does_not_pass() -> None:
@@ -397,15 +389,6 @@ def test_progress_names_each_layer() -> None:
     assert told == ["layer 0", "layer 1", "chunk sizes, batches and padding"]
 
 
-def test_skipped_checks_have_no_worst_layer() -> None:
-    lines = verify(Stack(), texts(6)).lines()
-    skipped = [line for line in lines if line[-1] == "skipped"]
-    assert skipped
-    assert {line[2] for line in skipped} == {""}
-    passed = [line for line in lines if line[0] == "map"]
-    assert passed[0][2] in ("0", "1")
-
-
 def test_long_inputs_verify_folded_pairs() -> None:
     """Short inputs skip this replay, and long ones are computed by it."""
     layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
@@ -464,9 +447,3 @@ def assert_same_report(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def test_command_refuses_an_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the text is empty" in refused(capsys, "verify", " ")
-
-
-def test_layers_are_found() -> None:
-    model, tokenizer = load_model()
-    inputs = tokenizer(SENTENCES[:1], return_tensors="pt")
-    assert verify(model, inputs, find_layers(model)).layers == verify(model, inputs).layers

@@ -1,4 +1,4 @@
-"""Lessons on Value Zeroing: ten notebooks, their grader, and commands for a class.
+"""Lessons on Value Zeroing: eleven notebooks, their grader, and commands for a class.
 
 `captum_vz_lessons.check` grades the exercises, `captum_vz_lessons.lab` writes copies for students and grades what they
 hand in. The command `captum-vz-lessons` does the same from a terminal.

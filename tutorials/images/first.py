@@ -1,8 +1,9 @@
 """Draw the first picture of the README: python tutorials/images/first.py
 
-Left: the row of `[MASK]` in each layer of the embedded model, and what blanking out each word does to the answer.
-Right: the share of the cue in the row of each method, over sentences of the package's own grammar. All numbers are
-computed.
+Above, the embedded model. Left: the row of `[MASK]` in each layer, and what blanking out each word does to the answer.
+Right: the share of the cue in the row of each method, over sentences of the package's own grammar.
+Below, SmolLM2. Left: on which words an answer rests, and rows of the last word. Right: its rows in all layers, with the
+layer that decides in a frame. All numbers are computed.
 """
 
 import tempfile
@@ -13,7 +14,8 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from torch import Tensor
 
 from captum_vz import explain
 from captum_vz.study import METHODS, Example, Method, compare, run_study
@@ -21,6 +23,7 @@ from captum_vz.testbed import agreement_sentences
 
 PICTURE = Path(__file__).with_name("first.png")
 SENTENCE, TARGET, FOIL = "the pictures of some hat [MASK] scaring marcus.", "are", "is"
+REAL, ANSWER, OTHER = "As everybody knows, the capital of Russia is", "Moscow", "Athens"
 MARK, GREY = "#d55e00", "#6b7280"
 #: The methods on the right, as the picture names them.
 COMPARED: dict[str, Method] = {
@@ -55,41 +58,75 @@ def shares(count: int = 260, metric: str = "cue_dot") -> dict[str, float]:
     return {name: float(means[name]) for name in COMPARED}
 
 
+def real() -> tuple[list[str], Tensor, int, dict[str, list[float]]]:
+    """The words of the real text, the rows of all layers, the layer that decides, and the rows on the left."""
+    found = explain("smollm2", REAL, target=ANSWER, foil=OTHER, words=True)
+    decision, maps = found.parts["decision"], found.parts["value-zeroing"]
+    rolled = explain("smollm2", REAL, method="value-zeroing-rollout", words=True).rows[0].scores
+    layers, layer = maps.scores[0], maps.layer
+    assert layer is not None
+    shown = {f"layer {layer}": layers[layer], f"layer {len(layers) - 1}": layers[-1], "rollout": rolled}
+    shown["decision*"] = decision.shares
+    return [word.strip() for word in found.tokens], layers, layer, {name: row.tolist() for name, row in shown.items()}
+
+
 def draw(path: Path = PICTURE, count: int = 260) -> None:
     """Draw the picture into a file."""
-    fig = Figure(figsize=(9.6, 3.9), dpi=150)
-    left, right = fig.add_axes((0.0, 0.0, 0.63, 1.0)), fig.add_axes((0.775, 0.26, 0.185, 0.5))
+    fig = Figure(figsize=(9.6, 7.4), dpi=150)
+    left, right = fig.add_axes((0.0, 0.48, 0.63, 0.52)), fig.add_axes((0.775, 0.615, 0.185, 0.26))
     words, mask, numbers = rows()
-    draw_words(left, words, mask, numbers)
+    told = "Rows of [MASK] by Value Zeroing: zero the value of a word, measure how far [MASK] moves."
+    truth = f"* Blank out a word: how much of the lead of “{TARGET}” over “{FOIL}” goes with it."
+    asked = f"Which word decides between “{TARGET}” and “{FOIL}”?"
+    draw_words(left, asked, words, mask, numbers, (told, truth))
     draw_bars(right, shares(count), count)
+    left, right = fig.add_axes((0.0, 0.0, 0.63, 0.48)), fig.add_axes((0.735, 0.08, 0.225, 0.32))
+    words, layers, layer, numbers = real()
+    told = f"Rows of “{words[-1]}” by Value Zeroing in SmolLM2. The last layer shows the first and the last word."
+    rests = f"* What the lead of “{ANSWER}” over “{OTHER}” rests on. No layer reads more of it than layer {layer}."
+    asked = f"Which layer decides between “{ANSWER}” and “{OTHER}”?"
+    draw_words(left, asked, words, len(words) - 1, numbers, (told, rests))
+    draw_layers(right, words, layers, layer)
     fig.savefig(path, metadata={"Software": None})
 
 
-def draw_words(ax: Axes, words: Sequence[str], mask: int, numbers: Mapping[str, Sequence[float]]) -> None:
-    """The words of each row, on a colour for their share."""
+def draw_words(
+    ax: Axes, asked: str, words: Sequence[str], own: int, numbers: Mapping[str, Sequence[float]], told: Sequence[str]
+) -> None:
+    """The words of each row, on a colour for their share. The last row is a truth."""
     ax.set_axis_off()
     ax.set(xlim=(-1.3, len(words) + 0.1), ylim=(len(numbers) + 2.1, -1.0))
-    ax.text(-1.25, -0.5, f"Which word decides between “{TARGET}” and “{FOIL}”?", size=14, weight="bold", va="center")
-    blues, cue = colormaps["Blues"], int(torch.tensor(numbers["truth*"]).argmax())
+    ax.text(-1.25, -0.5, asked, size=14, weight="bold", va="center")
+    blues, cue = colormaps["Blues"], int(torch.tensor(list(numbers.values())[-1]).argmax())
     for number, (name, row) in enumerate(numbers.items()):
-        y = number + 0.3 * (name == "truth*")
+        y = number + 0.3 * name.endswith("*")
         bold = "bold" if row[cue] > 0.9 else None
         ax.text(-0.12, y + 0.42, name, size=9, ha="right", va="center", weight=bold)
         for place, (word, share) in enumerate(zip(words, row, strict=True)):
-            edge = {"ec": MARK, "lw": 1.6} if place == mask else {"ec": "#d1d5db", "lw": 0.7}
+            edge = {"ec": MARK, "lw": 1.6} if place == own else {"ec": "#d1d5db", "lw": 0.7}
             box = FancyBboxPatch((place + 0.04, y), 0.92, 0.84, boxstyle="round,pad=0,rounding_size=0.12", **edge)
-            box.set_facecolor("white" if place == mask else blues(share**0.5))
+            box.set_facecolor("white" if place == own else blues(share**0.5))
             ax.add_patch(box)
-            ink = "white" if share > 0.3 and place != mask else "black"
-            tell = share >= 0.05 and place != mask
-            ax.text(place + 0.5, y + (0.3 if tell else 0.42), word, size=8.5, color=ink, ha="center", va="center")
+            ink = "white" if share > 0.3 and place != own else "black"
+            tell, size = share >= 0.05 and place != own, min(8.5, 68 / len(word))
+            ax.text(place + 0.5, y + (0.3 if tell else 0.42), word, size=size, color=ink, ha="center", va="center")
             if tell:
                 ax.text(place + 0.5, y + 0.64, f"{share:.2f}", size=7, color=ink, ha="center", va="center")
     end = len(numbers) + 0.55
-    told = "Rows of [MASK] by Value Zeroing: zero the value of a word, measure how far [MASK] moves."
-    ax.text(-1.25, end + 0.2, told, size=8, color=GREY, va="center")
-    told = f"* Blank out a word: how much of the lead of “{TARGET}” over “{FOIL}” goes with it."
-    ax.text(-1.25, end + 0.65, told, size=8, color=GREY, va="center")
+    for number, line in enumerate(told):
+        ax.text(-1.25, end + 0.2 + 0.45 * number, line, size=8, color=GREY, va="center")
+
+
+def draw_layers(ax: Axes, words: Sequence[str], layers: Tensor, layer: int) -> None:
+    """The rows of all layers, without the first word and the word itself, and a frame around the layer that decides."""
+    shown = words[1:-1]
+    ax.imshow(layers[:, 1:-1], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    ax.add_patch(Rectangle((-0.5, layer - 0.5), len(shown), 1, fill=False, ec=MARK, lw=1.6))
+    ax.set_xticks(range(len(shown)), shown, size=8.5, rotation=35, ha="right", rotation_mode="anchor")
+    ax.set_yticks([0, 10, layer, len(layers) - 1], ["layer 0", "10", f"layer {layer}", len(layers) - 1], size=8.5)
+    ax.tick_params(length=0)
+    ax.spines[:].set_color("#d1d5db")
+    ax.set_title(f"All {len(layers)} layers,\nwithout the first word and “{words[-1]}”", size=9, loc="left")
 
 
 def draw_bars(ax: Axes, found: Mapping[str, float], count: int) -> None:

@@ -14,6 +14,7 @@ from accelerate import PartialState
 
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Example, load_plugin, select_blimp
+from captum_vz.study.examples import evenly
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.evaluations import reproduce
@@ -30,6 +31,8 @@ def parser() -> argparse.ArgumentParser:
     data = found.add_mutually_exclusive_group(required=True)
     data.add_argument("--blimp", type=Path, metavar="FOLDER", help="BLiMP's data folder: its held-out pairs")
     data.add_argument("--grammar", type=int, metavar="N", help="how many sentences of the package's own grammar")
+    found.add_argument("--prefix", default="", metavar="TEXT", help="as of captum-vz study, for causal models")
+    found.add_argument("--limit", type=int, metavar="N", help="the most sentences, evenly spaced")
     found.add_argument("--folder", type=Path, required=True, help="the folder of the results")
     found.add_argument("--model", nargs="+", default=["agreement"], help="names, folders or Hugging Face ids")
     found.add_argument("--methods", nargs="+", metavar="METHOD", help="of captum_vz.study.METHODS, or of a plugin")
@@ -53,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about = f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
         else:
             tokenizers = [(one() if callable(one) else one)[1] for one in models.values()]
-            selection = select_blimp(options.blimp, tokenizers)
+            selection = select_blimp(options.blimp, tokenizers, prefix=options.prefix)
             examples, about = selection.examples, str(selection)
+        if options.limit is not None and options.limit < len(examples):
+            about += f" {options.limit:,} of these, evenly spaced."
+            examples = evenly(examples, options.limit)
         found = reproduce(
             models,
             examples,

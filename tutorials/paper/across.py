@@ -21,6 +21,8 @@ TRUTHS: Final = {
     "activation_patching": "states, overlap",
     "activation_patching_top": "states, largest",
 }
+#: The metrics of the sanity checks: the last layer is random, and all layers are.
+CHECKS: Final = ("sanity_last", "sanity")
 #: The size of a mean correlation below which a method passes, with the whole interval.
 NEAR_ZERO: Final = 0.2
 
@@ -64,7 +66,7 @@ def across_sections(tables: Mapping[str, DataFrame]) -> list[str]:
     return [
         *(_sanity(sanity) if len(sanity) else []),
         *(_truth(truth, tables.get("truth_differences"), tables.get("truth_skipped")) if len(truth) else []),
-        *(_models(summary, truth, tables.get("findings")) if summary["model"].nunique() > 1 else []),
+        *(_models(summary, truth) if summary["model"].nunique() > 1 else []),
     ]
 
 
@@ -74,12 +76,12 @@ def _sanity(sanity: DataFrame) -> Iterator[str]:
         "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
         f"{int(sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at once. "
         f"Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} when all "
-        "layers are random, *no* if none of it is, else *open*. Figures show all copies, last layer first."
+        "layers are random, *no* if none of it is, else *open*."
     )
     columns = list(product(sanity["model"].unique(), ("last layer", "all layers", "passes")))
     table = pd.DataFrame("-", sanity["method"].unique(), pd.MultiIndex.from_tuples(columns))
-    for (method, model), copies in sanity.sort_values("random").groupby(["method", "model"]):
-        first, last = copies.iloc[0], copies.iloc[-1]
+    for (method, model), checks in sanity.groupby(["method", "model"]):
+        first, last = (checks.set_index("metric").loc[name] for name in CHECKS)
         if last["mean"] == last["mean"]:
             told = with_interval(last["mean"], last["low"], last["high"])
             table.loc[method, (model, slice(None))] = [number(first["mean"]), told, passes(last["low"], last["high"])]
@@ -127,8 +129,8 @@ def _truth(truth: DataFrame, differences: DataFrame | None, skipped: DataFrame |
         yield from failed_lines(skipped, ["method"])
 
 
-def _models(summary: DataFrame, truth: DataFrame, found: DataFrame | None) -> Iterator[str]:
-    """For each metric a table: the mean of each method in each model, in the last layer; and what holds in all models.
+def _models(summary: DataFrame, truth: DataFrame) -> Iterator[str]:
+    """For each metric a table: the mean of each method in each model, in the last layer.
 
     Heads have the number of sentences, because the truths are known for fewer than the other metrics.
     """
@@ -142,46 +144,3 @@ def _models(summary: DataFrame, truth: DataFrame, found: DataFrame | None) -> It
         heads = [f"{model} ({int(counts.get(model, 0)):,} sentences)" for model in models]
         yield f"{metric_title(str(metric))}:"
         yield markdown_table(["method", *heads], table.loc[rows["method"].unique()], missing="-")
-    yield from told_findings(found if found is not None else pd.DataFrame(), len(models))
-
-
-def findings(differences: DataFrame) -> DataFrame:
-    """For each metric and pair of methods, in how many models one is above the other.
-
-    A pair differs in a model by the rule of :attr:`Study.differences <captum_vz.study.Study.differences>`.
-
-    Rows have ``metric``, ``above`` and ``below`` (methods), ``models`` (that have both), ``holds_in`` (where `above` is
-    above `below`), ``ties`` and ``turns_in`` (where it is below). `above` is the method that is above in more models;
-    pairs without any difference are left out.
-    """
-    turned = differences["one"] > differences["other"]  # models may have the methods in another order
-    differences = differences.copy()
-    differences.loc[turned, ["one", "other"]] = differences.loc[turned, ["other", "one"]].to_numpy()
-    differences.loc[turned, "mean"] *= -1
-    rows = []
-    for (metric, one, other), pair in differences.groupby(["metric", "one", "other"], sort=False):
-        differing = pair[~pair["tied"].astype(bool)]
-        up, down = int((differing["mean"] > 0).sum()), int((differing["mean"] < 0).sum())
-        if up + down:
-            above, below = (one, other) if up >= down else (other, one)
-            counts = {"models": len(pair), "holds_in": max(up, down), "ties": len(pair) - up - down}
-            rows.append({"metric": metric, "above": above, "below": below, **counts, "turns_in": min(up, down)})
-    return pd.DataFrame(rows, columns=["metric", "above", "below", "models", "holds_in", "ties", "turns_in"])
-
-
-def told_findings(found: DataFrame, models: int) -> Iterator[str]:
-    """What holds in so many models, in Markdown: for each metric the methods that each is above, and the turns."""
-    yield f"## Findings that hold in all {models} models"
-    yield (
-        "A method is listed before those that it is above in every model, each time by the rule of the paired "
-        "comparisons. `findings.csv` has all pairs."
-    )
-    lines = [] if len(found) else ["No pair of methods is shown to differ in any model."]
-    for metric, of_metric in found.groupby("metric", sort=False) if len(found) else ():
-        compared = of_metric[of_metric["models"] == models]
-        whole = compared[compared["holds_in"] == models]
-        turned = compared[compared["turns_in"] > 0]
-        counts = f"{len(whole)} pairs hold in all models, {len(turned)} turn over between models."
-        lines.append(f"- {metric_title(str(metric))}: {counts}")
-        lines += [f"    - {above} > {', '.join(pairs['below'])}" for above, pairs in whole.groupby("above", sort=False)]
-    yield "\n".join(lines)

@@ -1,9 +1,11 @@
-"""The evaluations of each model: cue alignment, probing, faithfulness, controls, and the further tables."""
+"""The evaluations of each model: cue alignment, probing, faithfulness, controls, and the variants of blank-out."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,13 +25,13 @@ from captum_vz.study import (
     metric_named,
     run_study,
     safe_name,
-    sanity_checks,
+    write_whole,
 )
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
-from paper.across import TRUTHS, findings
-from paper.further import further_tables
+from paper.across import CHECKS, TRUTHS
 from paper.report import Reproduction
+from paper.variants import variant_values, variants_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -116,9 +118,6 @@ def reproduce(
         parts.append(part)
     tables = {key: [part.tables[key] for part in parts if key in part.tables] for part in parts for key in part.tables}
     joined = {key: pd.concat(some, ignore_index=True) for key, some in tables.items() if any(map(len, some))}
-    both = [joined[key] for key in ("differences", "truth_differences") if key in joined]
-    if len(models) > 1 and both:
-        joined["findings"] = findings(pd.concat(both, ignore_index=True))
     repeat = dict.fromkeys(line for part in parts for line in part.study.repeat)
     for part in parts:  # the controls have other sentences; what else they need is said already
         lines = part.truth.repeat if part.truth else []
@@ -146,7 +145,7 @@ class Part:
         self, name: str, source: tuple[Any, Any], folder: Path, options: dict[str, Any], how: dict[str, Any]
     ) -> None:
         self.name, self.source, self.folder, self.options, self.how = name, source, folder, options, how
-        self.resamples = options["resamples"]
+        self.resamples, self.batch = options["resamples"], {"batch_size": options["batch_size"]}
         self.truth: Study | None = None
 
     def evaluate(self, examples: Sequence[Example], methods: Any, controls: int) -> None:
@@ -179,35 +178,47 @@ class Part:
             tables |= self._probing(labels)
         if controls and "blank_out" in metrics:
             tables |= self._controls(controls, usable)
-        predicts = "blank_out" in metrics
-        tables |= further_tables(self.source, study, held, usable, predicts, **self.options)
+        if "blank_out" in metrics:
+            values = self._kept("variants", [], lambda: variant_values(self.source, study, held, **self.batch))
+            tables["variants"] = variants_table(values, usable, self.resamples)
         tables["omitted"] = pd.DataFrame(refused.items(), columns=["what", "reason"])
         named = {key: table.assign(model=name) for key, table in tables.items()}
         self.tables = {key: table[["model", *table.columns.drop("model")]] for key, table in named.items()}
 
     def _controls(self, count: int, methods: Mapping[str, Any]) -> dict[str, DataFrame]:
-        """The truths by patching, and the sanity checks, which the study keeps."""
+        """The truths by patching, and the sanity checks."""
         examples = [Example.from_record(record) for record in agreement_sentences(count, seed=1)]
-        folder = self.folder / "controls"
-        self.truth = truth = run_study({self.name: self.source}, examples, folder, methods, list(TRUTHS), **self.how)
-        made_of = [truth.settings["methods"], list(methods), [one.to_dict() for one in examples], self.resamples]
-        sanity = truth.keep(
-            "sanity", self.source, made_of, lambda *loaded: sanity_checks(*loaded, examples, methods, **self.options)
-        )
+        folder, metrics = self.folder / "controls", [*TRUTHS, *CHECKS]
+        self.truth = truth = run_study({self.name: self.source}, examples, folder, methods, metrics, **self.how)
         tables = {"truth": truth.summary, "truth_differences": truth.differences, "truth_skipped": truth.skipped}
-        return tables | {"sanity": sanity}
+        last = truth.summary.query("group == 'all'").groupby(["method", "metric"], sort=False).tail(1)
+        found = {name: table[~table["metric"].isin(CHECKS)] for name, table in tables.items()}
+        return found | {"sanity": last[last["metric"].isin(CHECKS)].drop(columns=["layer", "group", "model"])}
 
     def _probing(self, labels: Mapping[Example, str]) -> dict[str, DataFrame]:
-        """The compression of the labels in each layer, whose bits the study keeps, and its correlation."""
+        """The compression of the labels in each layer, and its correlation with cue alignment."""
 
-        def made(model: Any, tokenizer: Any) -> DataFrame:
-            states = Scorer(model, tokenizer, batch_size=self.options["batch_size"]).target_states(labels)
+        def made() -> DataFrame:
+            states = Scorer(*self.source, **self.batch).target_states(labels)
             return probe(states, list(labels.values()))
 
         # Other examples may have run out of memory at the last start.
-        bits = self.study.keep("probing", self.source, [SEEDS, [example.to_dict() for example in labels]], made)
+        bits = self._kept("probing", [SEEDS, [example.to_dict() for example in labels]], made)
         probing = compressions(bits, len(set(labels.values())), self.resamples)
         return {"probing": probing, "correlation": _correlations(self.study, probing, self.resamples)}
+
+    def _kept(self, name: str, made_of: list[Any], make: Callable[[], DataFrame]) -> DataFrame:
+        """A table in the folder, which is not made again of the same study and things. The first process makes it."""
+        of = json.dumps([self.study.settings["provenance"]["results"], made_of])
+        path = self.folder / f"{name}-{sha256(of.encode()).hexdigest()[:12]}.csv"
+        with PartialState().main_process_first():
+            if not path.is_file():
+                older, table = list(self.folder.glob(f"{name}-*.csv")), make()
+                write_whole(path, table.to_csv(index=False).encode())
+                for one in older:
+                    one.unlink(missing_ok=True)
+        names = {"example": str, "method": str}
+        return pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
 
 
 def _first_usable(name: str, scorer: Scorer, examples: Sequence[Example]) -> Example:

@@ -2,89 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatter
 
-from captum_vz.study import METRICS
 from captum_vz.study.figures import (
-    COLUMN,
     FONT,
-    IN_CELLS,
-    LAST_LAYER,
     ROW,
-    draw_grid,
     draw_layers,
     draw_points,
     in_order,
     label_ends,
-    last_layers,
-    length_of,
-    mark_of,
-    method_color,
-    metric_title,
     name_layers,
     new_figure,
     panel_title,
-    set_table,
     share_limits,
     stacked,
     whole_figure,
     write_title,
 )
-from captum_vz.visualization.pictures.scales import COLORS, SIGNED_COLORS, short_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_QUOTED: Final = "the paper's Table 3, BERT family (second-hand;\nthat the methods are the same is assumed)"
 #: The width of a page of two columns, in inches.
 PAGE: Final = 6.9
-# In inches: the width of a column of means, of a column of ranks, and of the methods' names.
-_CELL: Final = 0.23
-_RANK: Final = 0.15
-_NAMES: Final = 1.15
-_NUMBERS: Final = ("mean", "low", "high", "examples", "undefined")
-
-
-def _panels(rows: DataFrame, heights: Sequence[float], width: float = COLUMN) -> Iterator[tuple[Any, ...]]:
-    """For each model its name, its rows, and its panels."""
-    models = rows["model"].unique().tolist()
-    panels = stacked(heights, width, len(models))
-    for place, model in enumerate(models):
-        of_model = panels[place * len(heights) : (place + 1) * len(heights)]
-        yield model, rows[rows["model"] == model], *of_model
-
-
-def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float], data: str = "") -> Figure:
-    """Draws the faithfulness of each method to blanking out, with intervals: a panel for each model, on one scale."""
-    drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
-    panels = []
-    for model, rows, panel in _panels(drawn, [1.2 + max(0.5, ROW * drawn["method"].nunique())]):
-        last = last_layers(rows)
-        draw_points(panel, last)
-        quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
-        if quoted:
-            look: Any = {"marker": "d", "s": 14, "facecolor": "white", "edgecolor": "black", "linewidth": 0.7}
-            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, zorder=3, **look)
-            panel.figure.legend(loc="outside lower center", fontsize=FONT - 0.5, frameon=False)
-        panel.axvline(0, color="black", linewidth=0.6)
-        count = f"{int(rows['examples'].max()):,} sentences"
-        write_title(panel, panel_title(str(model), data, count, f"{LAST_LAYER} (hollow: all layers)"))
-        panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT)
-        panels.append(panel)
-    share_limits(panels, "x")
-    return whole_figure(panels)
 
 
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment."""
-    upper = []
-    for model, rows, above, below in _panels(probing, [2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())]):
+    models = probing["model"].unique().tolist()
+    panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], models=len(models))
+    for model, above, below in zip(models, panels[::2], panels[1::2], strict=True):
+        rows = probing[probing["model"] == model]
         above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")
         above.fill_between(rows["layer"], rows["lowest"], rows["highest"], color="black", alpha=0.2, linewidth=0)
         above.plot(rows["layer"], rows["control"], color="0.5", linestyle=":", linewidth=1.2)
@@ -107,42 +59,8 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         below.axvline(0, color="black", linewidth=0.6)
         below.set_xlabel(f"Spearman over {rows['layer'].nunique()} layers", fontsize=FONT)
         write_title(below, panel_title(str(model), data, "cue alignment (dot product) and compression"))
-        upper.append(above)
-    share_limits(upper, "y")
-    return whole_figure(upper)
-
-
-def draw_sanity(checks: DataFrame, model: str, data: str = "", near: float = 0.2) -> Figure:
-    """Draws the correlation of each method's scores with its scores for copies with random layers.
-
-    Bands are the intervals over sentences. A method passes if its whole interval is below `near` when all layers are
-    random.
-    """
-    lines = {str(method): rows for method, rows in checks.groupby("method", sort=False)}
-    most = int(checks["random"].max())
-    height = max(1.6, ROW * len(lines) + 0.2)
-    figure = new_figure(height + 0.75)
-    panel = figure.subplots()
-    for method in in_order(lines):
-        rows, color = lines[method], method_color(method)
-        panel.plot([0, *rows["random"]], [1, *rows["mean"]], linewidth=1.0, **mark_of(method))
-        panel.fill_between(rows["random"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
-    panel.axhspan(-near, near, color="0.93", zorder=0)
-    panel.set_ylim(min(-0.3, float(checks["low"].min()) - 0.05), 1.08)
-    ends = {method: (most, float(np.nan_to_num(lines[method]["mean"].iloc[-1]))) for method in in_order(lines)}
-    label_ends(panel, ends, height)
-    panel.tick_params(labelsize=FONT, length=2)
-    panel.set_xticks(range(most + 1))
-    panel.set_xlabel("random layers, from the last on", fontsize=FONT)
-    panel.set_ylabel("Spearman with the trained model", fontsize=FONT)
-    count = int(checks["examples"].max())
-    about = panel_title(model, data, "sanity checks", f"{count} sentences")
-    write_title(panel, f"{about}\npassed: the interval at the right is in the grey band (±{near:g})")
-    last = checks[checks["random"] == most]
-    told = ", ".join(f"{row.method} {row.mean:.2f}" for row in last.itertuples())
-    sentence = f"{model}, correlation with the scores for a copy whose {most} layers are random: {told}."
-    set_table(panel, sentence, checks, ("method", "random", "mean", "low", "high", "examples", "undefined"))
-    return figure
+    share_limits(panels[::2], "y")
+    return whole_figure(panels)
 
 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:
@@ -162,7 +80,7 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         found["truth"] = ("truth by patching\nvalues, overlap", "of the grammar", truth)
     if "sanity" in tables:
         sanity = tables["sanity"]
-        every = sanity[sanity["random"] == sanity.groupby("model")["random"].transform("max")]
+        every = sanity[sanity["metric"] == "sanity"]
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
     if variants is not None:
         by = variants.groupby(["model", "method"], sort=False)
@@ -210,103 +128,3 @@ def _last(summary: DataFrame, metric: str) -> DataFrame:
     """The rows of one metric in the last layer of each method, over all sentences."""
     drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
     return drawn.groupby(["model", "method"], sort=False).tail(1)
-
-
-def draw_groups(groups: DataFrame, metric: str, data: str = "") -> Figure:
-    """Draws the mean of each method by paradigm and label, pooled, and as the mean of the means."""
-    drawn = groups[groups["metric"] == metric]
-    most = max(len(group_heads(rows)) for _, rows in drawn.groupby("model"))
-    width, panels = max(COLUMN, _NAMES + _CELL * most), []
-    for model, rows, panel in _panels(drawn, [1.75 + ROW * drawn["method"].nunique()], width):
-        heads = group_heads(rows)
-        means, ranks = (
-            rows.pivot(index="method", columns=["by", "group"], values=value).loc[in_order(rows["method"]), list(heads)]
-            for value in ("mean", "rank")
-        )
-        values = means.to_numpy()
-        signed = bool((np.nan_to_num(values) < -0.05).any())  # colours begin at -1 if a mean is clearly negative
-        texts = [["" if one != one else short_number(round(one, 2) + 0.0) for one in row] for row in values]
-        look = (SIGNED_COLORS, (-1, 1)) if signed else (COLORS, (0, 1))
-        draw_grid(panel, values, texts, list(means.index), [in_two_lines(head) for head in heads.values()], *look)
-        about = f"{panel_title(model, data, metric_title(metric))}\nmeans (sentences); framed: no method is higher"
-        write_title(panel, about, width)
-        highest = (ranks == 1).to_numpy()  # methods that are not told apart are framed alike
-        for row, column in np.argwhere(highest):
-            corner = int(column) - 0.46, int(row) - 0.46
-            panel.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.2))
-        pairs = zip(heads.values(), highest.T, strict=True)
-        best = [f"{head}: {' and '.join(means.index[one])}" for head, one in pairs if one.any()]
-        sentence = f"{model}, {metric_title(metric)}, the methods that none exceeds: {', '.join(best)}."
-        set_table(panel, sentence, rows, ("method", "by", "group", *_NUMBERS))
-        panels.append(panel)
-    return whole_figure(panels)
-
-
-def draw_variants(variants: DataFrame, titles: Mapping[str, str], data: str = "") -> Figure:
-    """Draws the rank of each method in each variant of blank-out, 1 if none is higher: for each model a panel.
-
-    A row of one colour is a method whose rank does not depend on the variant. The last column has its lowest and
-    highest rank.
-    """
-    width, panels = max(COLUMN, _NAMES + 0.45 + _RANK * variants["variant"].nunique()), []
-    height = 0.6 + length_of(titles.values()) + max(0.5, ROW * variants["method"].nunique())
-    for model, rows, panel in _panels(variants, [height], width):
-        ranks = rows.pivot(index="method", columns="variant", values="rank").loc[in_order(rows["method"])]
-        ranks = ranks[[name for name in titles if name in ranks]]
-        texts = [["" if rank != rank else f"{rank:.0f}" for rank in row] for row in ranks.to_numpy()]
-        colors = -ranks.to_numpy(dtype="float64")  # the first rank is the darkest
-        heads = [titles[name] for name in ranks]
-        draw_grid(panel, colors, texts, list(ranks.index), heads, COLORS, (-1.3 * len(ranks), -1))
-        for row, (low, high) in enumerate(zip(ranks.min(axis=1), ranks.max(axis=1), strict=True)):
-            if low == low:
-                told = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
-                panel.text(len(heads) - 0.3, row, told, **IN_CELLS | {"ha": "left", "in_layout": True})
-        about = panel_title(model, data, f"{int(rows['examples'].max()):,} sentences")
-        write_title(panel, f"{about}\nrank by Spearman with blank-out (1: none is higher)", width)
-        firsts = ", ".join(f"{titles[name]}: {' and '.join(ranks.index[ranks[name] == 1])}" for name in ranks)
-        sentence = f"{model}, the methods that none exceeds in each variant of blank-out: {firsts}."
-        set_table(panel, sentence, rows, ("method", "variant", *_NUMBERS))
-        panels.append(panel)
-    return whole_figure(panels)
-
-
-def draw_agreement(agreement: DataFrame, data: str = "") -> Figure:
-    """Draws how far each pair of methods agrees: the mean Spearman correlation of their rows."""
-    count, panels = len({*agreement["one"], *agreement["other"]}), []
-    for model, rows, panel in _panels(agreement, [0.65 + length_of(agreement["one"]) + 0.155 * count]):
-        own = in_order([*rows["one"], *rows["other"]])
-        table = rows.pivot(index="one", columns="other", values="mean").reindex(index=own, columns=own)
-        values = table.fillna(table.T).to_numpy()
-        texts = [["" if one != one else f"{round(100 * one)}" for one in row] for row in values]
-        draw_grid(panel, values, texts, own, own, SIGNED_COLORS, (-1, 1))
-        widest = 100 * float((rows["high"] - rows["low"]).max()) / 2
-        about = panel_title(model, data, f"{int(rows['examples'].max()):,} sentences")
-        write_title(panel, f"{about}\nSpearman of two rows, in hundredths, intervals up to ±{widest:.0f}")
-        most = rows.loc[rows["mean"].idxmax()]
-        sentence = f"{model}, {len(own)} methods. {most['one']} and {most['other']} agree most: {most['mean']:.2f}."
-        set_table(panel, sentence, rows, ("one", "other", *_NUMBERS))
-        panels.append(panel)
-    return whole_figure(panels)
-
-
-def group_heads(rows: DataFrame) -> dict[tuple[str, str], str]:
-    """The heads of paradigms and labels, then of all sentences pooled and the mean of the paradigms' means."""
-    sizes = rows.groupby(["by", "group"], sort=False)["examples"].max()
-    first = sizes.index[0][0]
-    heads = {pair: pair[1] for pair in sizes.index if pair[1] not in ("all", "macro")}
-    count = sum(by == first for by, _ in heads)
-    heads |= {(first, "all"): "all, pooled", (first, "macro"): f"mean of {count} {first}s"}
-    return {pair: f"{head} ({sizes[pair]:,})" for pair, head in heads.items() if pair in sizes}
-
-
-def in_two_lines(head: str) -> str:
-    r"""A long head of a column, broken at the underscore that is nearest to its middle.
-
-    >>> in_two_lines("regular_plural_subject_verb_agreement_1")
-    'regular_plural_subject_\nverb_agreement_1'
-    """
-    breaks = [place + 1 for place, letter in enumerate(head) if letter == "_"]
-    if len(head) <= 24 or not breaks:
-        return head
-    middle = min(breaks, key=lambda place: abs(2 * place - len(head)))
-    return f"{head[:middle]}\n{head[middle:]}"

@@ -13,20 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from captum_vz.study import METRICS, safe_name, sign_figure, tied_pairs, with_interval, write_whole
+from captum_vz.study import safe_name, sign_figure, tied_pairs, with_interval, write_whole
 from captum_vz.study.figures import draw_summary
-from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table, number
-from paper.figures import (
-    draw_agreement,
-    draw_faithfulness,
-    draw_groups,
-    draw_page,
-    draw_probing,
-    draw_sanity,
-    draw_variants,
-    group_heads,
-)
-from paper.further import REMOVING, VARIANTS
+from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table
+from paper.figures import draw_page, draw_probing
+from paper.variants import VARIANTS, variant_title
 
 #: The name of the data of the controls in figures.
 GRAMMAR: Final = "the grammar"
@@ -77,7 +68,6 @@ class Reproduction:
             raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
         own, controls = list(self.settings.values()), list(self.controls.values())
         signed = {"truth": controls, "page": [*own, *controls]}
-        signed |= {f"sanity-{model}": [settings] for model, settings in self.controls.items()}
         return sign_figure(figures[what](), *signed.get(what, own))
 
     @property
@@ -106,21 +96,6 @@ class Reproduction:
         if "probing" in tables:
             correlation = tables.get("correlation", _NO_CORRELATION)
             figures["probing"] = partial(draw_probing, tables["probing"], correlation, title)
-        if "blank_out" in set(summary["metric"]):
-            figures["faithfulness"] = partial(draw_faithfulness, summary, TABLE_3, title)
-        names = ("variants", "groups", "agreement")
-        variants, groups, agreement = (
-            tables.get(name, DataFrame({"mean": []})).dropna(subset="mean") for name in names
-        )
-        if len(variants):
-            titles = {name: variant_title(name) for name in VARIANTS}
-            figures["variants"] = partial(draw_variants, variants, titles, title)
-        for metric in groups["metric"].unique() if len(groups) else ():
-            figures[f"groups-{metric}"] = partial(draw_groups, groups, metric, title)
-        if len(agreement):
-            figures["agreement"] = partial(draw_agreement, agreement, title)
-        for model, checks in tables["sanity"].groupby("model", sort=False) if "sanity" in tables else ():
-            figures[f"sanity-{model}"] = partial(draw_sanity, checks, str(model), GRAMMAR, NEAR_ZERO)
         if "truth" in tables:
             figures["truth"] = partial(draw_summary, tables["truth"], next(iter(TRUTHS)), GRAMMAR)
         return figures
@@ -157,18 +132,6 @@ _NO_SKIPS: Final = DataFrame(columns=["model", "example", "method", "metric", "s
 _NO_CORRELATION: Final = DataFrame(columns=["model", "method", "statistic", "low", "high", "p", "layers"])
 
 
-def variant_title(name: str) -> str:
-    """A way to blank out tokens in words.
-
-    >>> variant_title("blank_out"), variant_title("blank_out:delete:vocabulary:size")
-    ('UNK, forms', 'deletion, vocabulary, size')
-    """
-    words = name.split(":")[1:]
-    removal = "deletion" if "delete" in words else "MASK" if "mask" in words else "UNK"
-    over = "vocabulary" if "vocabulary" in words else "forms"
-    return ", ".join([removal, over, *(["size"] if "size" in words else [])])
-
-
 def _overview(summary: DataFrame, correlation: DataFrame) -> str:
     """All methods of the study, one row each, with their scores in the last layer."""
     cells = interval_cells(summary, ["cue_dot", "cue_ap", "blank_out"])
@@ -190,22 +153,10 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         )
     if "blank_out" not in set(summary["metric"]):
         return
-    yield "*blank-out*: Spearman's correlation with the effect of blanking out each token."
-    told = []
-    for which, one, many in (
-        ("yes", "is given these two forms", "are given these two forms"),
-        ("can", "is your own code, and can read them", "are your own code, and can read them"),
-        ("unknown", "comes from an earlier start, and may", "come from earlier starts, and may"),
-    ):
-        variants = of["variants"]
-        names = variants[variants["sees_forms"] == which]["method"].unique()
-        if len(names):
-            told.append(f"{', '.join(map(str, names))} {one if len(names) == 1 else many}")
-    if told:
-        yield (
-            f"Blank-out compares the two forms of the target word. {'; '.join(told)}; the other methods are not given "
-            "them."
-        )
+    yield (
+        "*blank-out*: Spearman's correlation with the effect of blanking out each token on the target's two forms. The "
+        "table of the variants says which methods see these forms."
+    )
     if set(TABLE_3) & set(summary["method"]):
         yield (
             "*paper's blank-out*: its Table 3, for pre-trained models of the BERT family, quoted second-hand. That its "
@@ -288,7 +239,7 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     text = (
         f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
         "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
-        "counts. Intervals are in `variants.csv`, ranks in `variants.png`. A rank is one more than the number of "
+        "counts. Intervals and ranks are in `variants.csv`. A rank is one more than the number of "
         "methods that are higher, sentence by sentence, as in the paired comparisons. Methods that see the forms are "
         "given what the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
     )
@@ -299,63 +250,5 @@ def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
     return [title, text, told, result]
 
 
-def _removing(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
-    """Metrics that remove many tokens, with the best and the worst order."""
-    means = rows.pivot(index="method", columns="metric", values="mean")[list(REMOVING)]
-    intervals = (rows.assign(width=(rows["high"] - rows["low"]) / 2).groupby("metric")["width"].max()).dropna()
-    table = markdown_table(["method", *REMOVING.values()], means.loc[rows["method"].unique()], 3)
-    widest = ", ".join(f"{title} ±{intervals[name]:.3f}" for name, title in REMOVING.items() if name in intervals)
-    text = (
-        f"{int(rows['examples'].max())} sentences, evenly spaced; tokens are deleted. Sufficiency and infidelity are "
-        "better if lower, all other columns if higher. On the scale from 0 to 1, 0 is the worst order of the tokens "
-        "and 1 the best: exact for up to 8 content tokens, by greedy search beyond. Monotonicity is 1 for an order "
-        "without a single exception. Infidelity asks for additive scores, the others for their order only."
-        + (f" The widest intervals: {widest}." if widest else "")
-    )
-    return ["### Removing the best tokens", text, table]
-
-
-def _groups(rows: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
-    """For each metric the means by paradigm and label, with ranks."""
-    yield "### By paradigm and by label"
-    yield (
-        "Means, and in parentheses the rank: one more than the number of methods that are higher, sentence by "
-        "sentence, as in the paired comparisons. *mean of N paradigms* counts each the same, and has no ranks. A "
-        "method without values in one of them has none. Paradigms that no method could explain have no column and do "
-        "not count. Intervals are in `groups.csv`."
-    )
-    for metric, some in rows.groupby("metric", sort=False):
-        heads = group_heads(some)
-        told = [
-            f"{number(mean) or '-'}{'' if rank != rank else f' ({int(rank)})'}"
-            for mean, rank in zip(some["mean"], some["rank"], strict=True)
-        ]
-        table = some.assign(told=told).pivot(index="method", columns=["by", "group"], values="told")
-        yield f"{METRICS[str(metric)].title}:"
-        yield markdown_table(["method", *heads.values()], table.loc[some["method"].unique(), list(heads)])
-
-
-def _agreement(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
-    """The pairs of methods that agree most and least."""
-    ordered = rows.dropna(subset="mean").sort_values("mean", ascending=False)
-    if ordered.empty:
-        return []
-    told = []
-    for name, some in (("most", ordered.head(3)), ("least", ordered.tail(3))):
-        pairs = (f"{row.one} and {row.other} {with_interval(row.mean, row.low, row.high)}" for row in some.itertuples())
-        told.append(f"- {name}: {', '.join(pairs)}")
-    text = (
-        f"Spearman's correlation of two methods' rows over content tokens, {int(rows['examples'].max())} sentences. "
-        "All pairs are in `agreement.csv` and `agreement.png`. That methods agree does not say that they are right."
-    )
-    return ["### Do the methods agree?", text, "\n".join(told)]
-
-
 #: The sections of one model's report by the names of their tables.
-_SECTIONS: Final[dict[str, Any]] = {
-    "probing": _probing,
-    "variants": _variants,
-    "removing": _removing,
-    "groups": _groups,
-    "agreement": _agreement,
-}
+_SECTIONS: Final[dict[str, Any]] = {"probing": _probing, "variants": _variants}

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from accuracy import EVALUATION_PAIRS, accuracies, share_right
 from tokenizers import processors
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from train_masked import LEARNING_RATE, MAX_LENGTH, Example, Run, fit, save_model, training_examples
+from train_masked import (
+    EVALUATION_PAIRS,
+    LEARNING_RATE,
+    MAX_LENGTH,
+    Example,
+    Run,
+    accuracies,
+    fit,
+    save_model,
+    share_right,
+    training_examples,
+)
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, held_out, load_model

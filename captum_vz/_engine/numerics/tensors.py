@@ -303,13 +303,3 @@ def keep_freed_memory() -> None:
     # glibc returns blocks of up to 32 MiB to the system when they are freed, until a larger block was freed. Nothing is
     # written into this block, so that it takes no memory.
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
-
-
-def has_fast_bfloat16(device: torch.device) -> bool:
-    """Return whether the device has units for bfloat16 products, several times as fast as float32 products."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
-        able = torch.cpu.get_capabilities()
-        return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
-    return False

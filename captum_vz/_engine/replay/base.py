@@ -55,7 +55,6 @@ class Request:
     max_groups: int | None = None
     heads: tuple[int, ...] | None = None  # the query heads to zero. None: all
     intervention: Intervention = ZERO  # what replaces the values
-    bfloat16_changes: bool = False  # whether changes may be multiplied in bfloat16
     # Begins a progress bar like tqdm's, in a layer whose pairs are more than a chunk.
     steps: Callable[[int], Any] | None = None
 

@@ -53,7 +53,9 @@ class BlimpSelection:
         return f"{len(self.examples):,} of {total:,} pairs of BLiMP. Left out: {left_out or 'none'}."
 
 
-def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bool = False) -> BlimpSelection:
+def select_blimp(
+    blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bool = False, prefix: str = ""
+) -> BlimpSelection:
     """The sentences of the paper, and how many pairs are left out.
 
     They are the halves of the five paradigms of `Mohebbi et al. 2023
@@ -67,6 +69,8 @@ def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bo
         tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them, so that all
             models get the same sentences. Empty: no pair is left out for its tokens.
         whole: Whether all pairs of the five paradigms are used, for studies without an embedded model.
+        prefix: Words before each sentence, such as "As we all know,". Models of next words draw on the first token,
+            whatever it is, so a cue there shows nothing.
 
     Raises:
         FileNotFoundError: A paradigm is missing.
@@ -85,7 +89,20 @@ def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = (), *, whole: bo
         examples += known
         single += len(kept)
     pairs, total = (sum(map(len, some.values())) for some in (every if whole else halves, every))
-    return BlimpSelection(with_other_cues(examples), pairs, pairs - single, single - len(examples), total - pairs)
+    examples = [_behind(prefix, one) for one in with_other_cues(examples)]
+    return BlimpSelection(examples, pairs, pairs - single, single - len(examples), total - pairs)
+
+
+def _behind(prefix: str, example: Example) -> Example:
+    """The example behind some words."""
+    if not prefix:
+        return example
+    before, text, first = split_words(prefix), example.text or " ".join(example.words), example.words[0]
+    start = first.lower() if first.lower() in _DETERMINERS else first
+    cue = tuple(len(before) + place for place in example.cue)
+    words = (*before, start, *example.words[1:])
+    text = f"{prefix.strip()} {start}{text[len(first) :]}"
+    return replace(example, words=words, target=len(before) + example.target, cue=cue, text=text)
 
 
 def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:

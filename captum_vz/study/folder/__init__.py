@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
+from captum_vz import __version__
 from captum_vz._files import TEMPORARY, safe_name, write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.study.examples import Example
@@ -35,8 +36,8 @@ ALL: Final = "all"
 MANIFEST: Final = "study.json"
 EXAMPLES: Final = "examples"
 LOCKS: Final = ".locks"
-#: The settings that all parts of a study share.
-FIXED: Final = ("captum_vz", "content_only")
+#: What the settings hold.
+_NAMES: Final = ("captum_vz", "models", "methods", "metrics", "examples", "parts", "holds")
 
 
 @contextmanager
@@ -125,17 +126,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        count, sizes = settings["examples"]["count"], [size for _, size in settings["examples"]["blocks"]]
-        codes = [*settings["methods"].items(), *settings["metrics"].items()]
-        names = [*settings["models"], *(word for pair in codes for word in pair)]
-        if not all(isinstance(size, int) and size > 0 for size in sizes) or sum(sizes) != count:
-            raise ValueError(f"{count!r} examples in blocks of {sizes!r}"[:200])
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError(f"the names of models, methods and metrics are {names!r}"[:200])
-        if any(settings.get(name) is None for name in (*FIXED, "parts", "holds")):
-            raise ValueError(f"expected {', '.join(FIXED)}, parts and holds, which earlier versions did not write")
+        if missing := [name for name in _NAMES if settings.get(name) is None]:
+            raise ValueError(f"without {', '.join(missing)}, as earlier versions wrote it")
     # Python's JSON raises these for text that is no UTF-8 or no JSON, other JSON, and JSON that is nested too deep.
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} does not hold the settings of a study ({error}): delete the folder, or pass another one."
         ) from error
@@ -164,7 +158,6 @@ def read_examples(folder: Path, block: Block) -> list[Example]:
 
 def claim(
     folder: Path,
-    fixed: Mapping[str, Any],
     models: Sequence[str],
     methods: Mapping[str, str],
     metrics: Mapping[str, str],
@@ -177,7 +170,7 @@ def claim(
         The blocks that hold the passed examples.
 
     Raises:
-        ValueError: The folder holds something else, a study with other fixed settings, or other examples of an id.
+        ValueError: The folder holds something else, a study of another version, or other examples of an id.
         OSError: The folder cannot be written.
     """
     manifest = folder / MANIFEST
@@ -189,10 +182,9 @@ def claim(
     except OSError as error:
         raise OSError(error.errno, f"cannot write {manifest}: {error.strerror}") from error
     with changing(folder) as settings:
-        before = {name: settings.get(name) for name in fixed if settings and settings.get(name) != fixed[name]}
-        if before:
-            changes = "; ".join(f"{name} was {old!r} and is {fixed[name]!r}" for name, old in before.items())
-            raise ValueError(f"{folder} holds a study with other settings: {changes}. Pass those, or another folder.")
+        if settings and settings["captum_vz"] != __version__:
+            made = settings["captum_vz"]
+            raise ValueError(f"{folder} holds a study of captum_vz {made}, and this is {__version__}: pass another.")
         blocks = blocks_of(settings) if settings else []
         known = {example.id: (example, block) for block in blocks for example in read_examples(folder, block)}
         for example in examples:
@@ -209,7 +201,8 @@ def claim(
             write_whole(folder / EXAMPLES / f"{len(blocks):06d}.jsonl", data)
             wanted.add(len(blocks))
             blocks.append(Block(len(blocks), hashlib.sha256(data).hexdigest(), len(some)))
-        settings |= {"holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}} | settings | dict(fixed)
+        settings |= {"holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}} | settings
+        settings["captum_vz"] = __version__
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
         settings["methods"] |= methods
         settings["metrics"] |= metrics

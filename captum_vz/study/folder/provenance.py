@@ -22,10 +22,8 @@ from torch import nn
 
 from captum_vz import __version__
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.methods import METHODS
 from captum_vz.study.examples import counted
 from captum_vz.study.folder import digest
-from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.files import add_provenance, root_figure, weights_fingerprint
 
 with needs_extra("captum_vz.study", "study"):
@@ -48,9 +46,9 @@ _PACKAGED: Final = tuple(f"{name}." for name in ("captum_vz", *_LIBRARIES))
 def code_identity(thing: Any, given: str | None = None) -> str:
     """The qualified name of a class, object or function, with a digest of its file and of what it holds.
 
-    What it holds: the data, functions and classes of its module that it names, its base classes, what it encloses, the
-    state of objects, and the arguments of partials. Files that it imports are not covered. A version that the user
-    gives stands for all of it.
+    What it holds: its base classes, what it encloses, the state of objects, and the arguments of partials. Files that
+    it imports are not covered. In a session without files, neither are the functions that it calls. A version that the
+    user gives stands for all of it.
 
     Raises:
         ArgumentError: It holds something that cannot be compared, such as an open file.
@@ -58,20 +56,20 @@ def code_identity(thing: Any, given: str | None = None) -> str:
     core = thing
     while isinstance(core, partial) or inspect.ismethod(core):
         core = core.func if isinstance(core, partial) else core.__func__
-    name = _name(core if inspect.isclass(core) or inspect.isroutine(core) else type(core))
+    core = core if inspect.isclass(core) or inspect.isroutine(core) else type(core)
     if given is not None:
-        return f"{name} version {given}"
+        return f"{_name(core)} version {given}"
     try:
-        return f"{name} {_Hasher('sha1').hash(thing)[:16]}"
+        return f"{_name(core)} {_Hasher('sha1').hash([_source(core), thing])[:16]}"
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise ArgumentError(
-            f"{name} holds something that the next start of a study cannot compare ({error}). Register it with "
+            f"{_name(core)} holds something that the next start of a study cannot compare ({error}). Register it with "
             "version=, and give another version when its scores change."
         ) from error
 
 
 class _Hasher(NumpyHasher):
-    """Joblib's digest of objects. Functions and classes count by their files and by what they hold."""
+    """Joblib's digest of objects. Functions and classes count by their files, and by what they enclose."""
 
     def __init__(self, hash_name: str) -> None:
         super().__init__(hash_name)
@@ -87,43 +85,31 @@ class _Hasher(NumpyHasher):
             plain = [{name: x for name, x in one.items() if isinstance(x, (str, int, float))} for one in own]
             obj = [[type(part) for part in obj.modules()], plain, dict(obj.state_dict())]
         elif isinstance(obj, CodeType):
-            obj = [obj.co_code, *obj.co_consts]
+            obj = [obj.co_code, *obj.co_names, *obj.co_consts]
         elif isinstance(obj, (set, frozenset)):  # joblib orders some sets by hashes, which differ between processes
             obj = sorted(obj, key=repr)
         elif inspect.isclass(obj) or isinstance(obj, FunctionType):
             known, self.seen[id(obj)] = id(obj) in self.seen, obj
-            obj = _name(obj) if known else [_name(obj), *_held(obj)]
+            obj = [_name(obj), *([] if known else _held(obj))]
         super().save(obj)
 
 
 def _held(thing: Any) -> list[Any]:
-    """The package or the file of a class or function, and what it holds."""
-    package = _package(thing)
-    held: list[Any] = [package]
-    functions = [thing] if isinstance(thing, FunctionType) else []
-    if not package:
-        file = Path(getattr(sys.modules.get(thing.__module__), "__file__", None) or "")
-        held.append(hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
-        if inspect.isclass(thing):
-            held += thing.__mro__[1:]
-            functions = [one for one in map(inspect.unwrap, vars(thing).values()) if isinstance(one, FunctionType)]
-        # The code itself counts in a session without files, and for lambdas, which have one name.
-        held += [part for one in functions for part in (one.__code__, *_named(one))]
+    """The source of a class or function, and what it holds: base classes, code, closures and defaults."""
+    own, functions, held = not _package(thing), [thing], list[Any]([_source(thing)])
+    if inspect.isclass(thing):
+        held += thing.__mro__[1:] if own else ()
+        functions = [one for one in map(inspect.unwrap, vars(thing).values()) if own and isinstance(one, FunctionType)]
     for one in functions:
         full = [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
-        held += [full, one.__defaults__, one.__kwdefaults__]
+        held += [full, one.__defaults__, one.__kwdefaults__, one.__code__ if own else None]
     return held
 
 
-def _named(function: FunctionType) -> list[Any]:
-    """The data, functions and classes of its module that a function names. The package's registries do not count."""
-    codes, space, own = [function.__code__], function.__globals__, function.__module__
-    for code in codes:  # also of the functions that it defines
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-    found = [space[name] for code in codes for name in code.co_names if name in space]
-    found = [one for one in found if one is not METHODS and one is not METRICS and not inspect.ismodule(one)]
-    data = (torch.Tensor, nn.Module, partial)
-    return [one for one in found if isinstance(one, data) or getattr(one, "__module__", own) == own]
+def _source(thing: Any) -> str:
+    """The package whose version names the code of a class or function, or a digest of its file; empty without one."""
+    file = Path(getattr(sys.modules.get(thing.__module__ or ""), "__file__", None) or "")
+    return _package(thing) or (hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
 
 
 def _name(thing: Any) -> str:
@@ -164,7 +150,7 @@ def provenance_of(settings: Mapping[str, Any], confidence: float, resamples: int
             makers[name] += [maker] if maker and maker not in makers[name] else []
     found = {"models": makers, "seeds": _SEEDS, "confidence": confidence, "resamples": resamples}
     # Results with another digest of what they are made of are old.
-    return found | {"results": digest({k: one for k, one in settings.items() if k not in (PROVENANCE, "tables")})}
+    return found | {"results": digest({k: one for k, one in settings.items() if k != PROVENANCE})}
 
 
 def repeat_lines(settings: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ with needs_extra("captum_vz.study", "study"):
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-STORED: Final = ("example", "method", "layer", "tokens", "target", "cue", "content", "scores")
+STORED: Final = ("example", "method", "layer", "deciding", "tokens", "target", "cue", "content", "scores")
 KEY: Final = ["example", "method", "layer", "metric"]
 _VALUES: Final = [*((name, COLUMNS[name]) for name in KEY), ("value", pa.float64()), ("skipped", pa.string())]
 #: The folder of each table, and its columns.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ OUT_OF_MEMORY: Final = "out of memory: "
 #: The columns of a row before the metrics, and their types.
 COLUMNS: Final = {
     **dict.fromkeys(("example", "group", "label", "method"), pa.string()),
-    "layer": pa.int32(),
+    **dict.fromkeys(("layer", "deciding"), pa.int32()),
     **dict.fromkeys(("metric", "skipped"), pa.string()),
     "tokens": pa.list_(pa.string()),
     "target": pa.int32(),
@@ -115,22 +115,6 @@ class Metric:
         return self.runs_model or self.needs_forms
 
 
-class Runner(Protocol):
-    """What metrics that run the model need of a :class:`~captum_vz.study.Scorer`."""
-
-    model: Any
-    tokenizer: Any
-
-    def encode(self, example: Example, *, needs_forms: bool = False) -> Encoded:
-        """The tokens of an example."""
-
-    def of_methods(self, methods: Iterable[str], changed: Any = None) -> Runner:
-        """A scorer of some methods, with a changed copy of the model."""
-
-    def scores(self, examples: Iterable[Example]) -> list[Row]:
-        """Rows of scores, without metrics."""
-
-
 class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
@@ -139,7 +123,6 @@ class EvaluationBatch:
     Attributes:
         examples: The examples.
         encoded: The examples as tokens, if the metrics run the model; otherwise empty.
-        content_only: Whether cue alignment is over the content tokens only.
         method: The name of the method whose rows are evaluated.
         kept: Cache that the metrics of all methods share.
     """
@@ -149,16 +132,16 @@ class EvaluationBatch:
         examples: Sequence[Example],
         rows: Sequence[Row],
         encoded: Sequence[Encoded],
-        scorer: Runner | None,
-        content_only: bool,
+        scorer: Any,
     ) -> None:
-        self.examples, self.encoded, self.content_only = examples, encoded, content_only
+        self.examples, self.encoded = examples, encoded
         self.method = ""
         self.kept: dict[Any, Any] = {}
         self._rows, self._known_scorer = rows, scorer
 
     @property
-    def _scorer(self) -> Runner:
+    def _scorer(self) -> Any:
+        """The :class:`~captum_vz.study.Scorer`, with the model."""
         if self._known_scorer is None:
             raise RuntimeError("the metric runs the model: register it with runs_model=True")
         return self._known_scorer
@@ -288,9 +271,8 @@ def measure(
     metrics: Mapping[str, Metric],
     examples: Mapping[str, Example],
     rows: Iterable[Row],
-    scorer: Runner | None,
+    scorer: Any,
     sizes: tuple[int, int],
-    content_only: bool,
 ) -> list[Row]:
     """Write metrics into rows with scores: a number, NaN where it is undefined, or None where it was skipped.
 
@@ -313,7 +295,7 @@ def measure(
 
     def of_batch(ids: Sequence[str], names: Sequence[str], methods: Iterable[str]) -> Iterator[Row]:
         tokens = [one for id in ids if (one := encoded[id]) is not None]
-        batch = EvaluationBatch([examples[id] for id in ids], [first[id] for id in ids], tokens, scorer, content_only)
+        batch = EvaluationBatch([examples[id] for id in ids], [first[id] for id in ids], tokens, scorer)
         # Equal scores, which are not read, stand for a missing example.
         equal = batch.attended / batch.attended.sum(-1, keepdim=True)
         for method in methods:
@@ -341,8 +323,13 @@ def measure(
             try:
                 if cue and not row["cue"]:
                     raise BadExampleError("there is no cue")
-                if cue and content_only and row["target"] in row["cue"]:
-                    raise BadExampleError("the cue is the token that is explained, which content_only ignores")
+                if cue and row["target"] in row["cue"]:
+                    raise BadExampleError("the cue is the token that is explained, so nothing is to be found")
+                if cue and 0 in row["cue"] and row["target"] == length(id) - 1:
+                    raise BadExampleError(
+                        "the cue is the first token, on which models of next words draw whatever it is (put words "
+                        "before the text, such as --prefix)"
+                    )
                 encoded[id] = scorer.encode(examples[id], needs_forms=forms) if model and scorer else None
             except BadExampleError as error:
                 skipped += [skipped_row(str(error), examples[id], None, name) for name in names]

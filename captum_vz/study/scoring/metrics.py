@@ -24,6 +24,7 @@ from captum_vz.subjects.heads import encoder_of
 
 #: What a word after a metric's name says, such as "mask" in `blank_out:mask`. Names have words in this order.
 WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "content": {"content": True},
     "mask": {"removal": "mask"},
     "delete": {"removal": "delete"},
     "vocabulary": {"over": "vocabulary"},
@@ -34,12 +35,12 @@ WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
 def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
     """A metric of cue alignment."""
 
-    def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
-        keep, each = batch.content if batch.content_only else batch.attended, len(rows)
+    def values(batch: EvaluationBatch, rows: Tensor, content: bool = False) -> Tensor:
+        keep, each = batch.content if content else batch.attended, len(rows)
         found = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1), **options)
         return found.view(each, -1)
 
-    return Metric(f"cue alignment, {title}", values, needs_cue=True)
+    return Metric(f"cue alignment, {title}", values, needs_cue=True, words=("content",))
 
 
 def _removing(title: str, values: Callable[..., Any], *further: str) -> Metric:
@@ -97,10 +98,8 @@ def _joins(name: str) -> bool:
     )
 
 
-def randomized_copies(
-    model: nn.Module, layers: Sequence[nn.Module], *, cascading: bool = True, seed: int = 0
-) -> Iterator[tuple[int, nn.Module, list[nn.Module]]]:
-    r"""Copies of a model with random layers.
+def random_copy(model: nn.Module, layers: Sequence[nn.Module], count: int | None = None, seed: int = 0) -> nn.Module:
+    r"""A copy of a model with random layers.
 
     .. math:: W_{ij} \sim \mathcal N\big(\operatorname{mean}(W), \operatorname{std}(W)\big)
 
@@ -111,32 +110,26 @@ def randomized_copies(
     Args:
         model: The trained model, which is not changed.
         layers: Its layers, in the order in which they run.
-        cascading: Whether layers become random from the last to the first, one more in each copy. Otherwise there is
-            one copy, in which all are random.
+        count: How many layers are random, the last ones. None: all.
         seed: The same seed gives the same copies. Layers that are random in two copies are the same in both.
 
-    Yields:
-        The number of random layers, the copy, and its layers.
-
     Raises:
-        ArgumentError: A layer is not in the model, or there is none.
+        ArgumentError: A layer is not in the model, or there are not so many.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    >>> for count, random, layers in randomized_copies(model, list(model)):
-    ...     print(count, [bool((one.weight == other.weight).all()) for one, other in zip(random, model)])
-    1 [True, False]
-    2 [False, False]
+    >>> random = random_copy(model, list(model), 1)
+    >>> [bool((one.weight == other.weight).all()) for one, other in zip(random, model)]
+    [True, False]
     """
     places = {id(module): name for name, module in model.named_modules()}
-    missing = [type(layer).__name__ for layer in layers if id(layer) not in places]
-    if missing or not layers:
-        raise ArgumentError(f"layers is {missing or 'empty'}: pass layers of the model.")
-    names = list(dict.fromkeys(places[id(layer)] for layer in layers))
+    names = list(dict.fromkeys(places.get(id(layer), "") for layer in layers))
+    count = len(names) if count is None else count
+    if "" in names or not 0 < count <= len(names):
+        raise ArgumentError(f"{count} of {len(layers)} layers: pass layers of the model, and a number of them.")
     changed = copy.deepcopy(model)
-    for count, name in enumerate(reversed(names), start=1):
-        _randomize(changed.get_submodule(name), seed * len(names) + count)
-        if cascading or count == len(names):
-            yield count, changed, [changed.get_submodule(places[id(layer)]) for layer in layers]
+    for number, name in enumerate(names[: -count - 1 : -1], start=1):
+        _randomize(changed.get_submodule(name), seed * len(names) + number)
+    return changed
 
 
 @torch.no_grad()
@@ -150,10 +143,8 @@ def _randomize(layer: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def moved_copies(model: Any, radius: float, samples: int, seed: int) -> Iterator[nn.Module]:
+def _moved_copies(model: Any, radius: float, samples: int, seed: int) -> Iterator[nn.Module]:
     """The model with each of the noises on its word embeddings, one copy that is changed in place."""
-    if not radius > 0 or samples < 1:
-        raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(embedding, nn.Embedding):
         raise ArgumentError(
@@ -175,20 +166,63 @@ def _spearman(one: Tensor, other: Tensor, keep: Tensor) -> Tensor:
     return spearman(one.flatten(0, 1), other.flatten(0, 1), keep.repeat(len(one), 1)).view(one.shape[:2])
 
 
-def _random_layers(batch: EvaluationBatch, rows: Tensor, count: int | None = None) -> Tensor:
-    """Spearman's correlation with the same rows of a copy whose last layers, or all, are random."""
-    copies = randomized_copies(batch.model, find_layers(batch.model), cascading=count is not None)
-    other = next(batch.rows_of(changed) for number, changed, _ in copies if number == count or count is None)
+def random_layers(count: int | None = None) -> Metric:
+    """The metric of a sanity check: Spearman's correlation with the rows of a copy of the model with random layers.
+
+    A correlation near 0 passes: the scores depend on what the layers have learned. All tokens count. A baseline without
+    a model has 1, and NaN says that a row is constant or missing.
+
+    Args:
+        count: How many layers are random, the last ones, see :func:`~captum_vz.study.random_copy`. None: all.
+
+    >>> from captum_vz.study import Example, Scorer
+    >>> from captum_vz.testbed import agreement_sentences, load_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(2)]
+    >>> checks = {"one random": random_layers(1), "two random": random_layers(2)}
+    >>> [(row["one random"], row["two random"]) for row in Scorer(*load_model(), ["position"], checks).score(examples)]
+    [(1.0, 1.0), (1.0, 1.0)]
+    """
+    told = "random layers" if count is None else f"{count} random layer{'s' * (count > 1)}"
+    return Metric(f"correlation with {told}", partial(_random_layers, count=count), runs_model=True)
+
+
+def _random_layers(batch: EvaluationBatch, rows: Tensor, count: int | None) -> Tensor:
+    changed = random_copy(batch.model, find_layers(batch.model), count)
+    other = batch.rows_of(changed)
     values = _spearman(rows, other.nan_to_num(), batch.attended)
     return values.masked_fill(other.isnan().any(-1), torch.nan)
 
 
-def sensitivity_values(
-    batch: EvaluationBatch, rows: Tensor, radius: float = 0.1, samples: int = 10, seed: int = 0
-) -> Tensor:
-    """How far rows move at most, see :func:`~captum_vz.study.sensitivity`, `(rows, batch)`."""
+def sensitivity(radius: float = 0.1, samples: int = 10, seed: int = 0) -> Metric:
+    r"""The metric of how far scores move at most if the word embeddings are moved by small random numbers.
+
+    .. math:: \max_k \frac{\lVert s(E + \epsilon_k) - s(E) \rVert_2}{\lVert s(E) \rVert_2}, \qquad
+        \epsilon_k \sim \mathcal U(-r\,\sigma_E, r\,\sigma_E)
+
+    of `Yeh et al. 2019 <https://arxiv.org/abs/1901.09392>`_, as `captum.metrics.sensitivity_max` computes it, where s
+    is a row of scores, E the matrix of word embeddings and :math:`\sigma_E` the standard deviation of its entries. A
+    word has the same noise in all places. The output's matrix stays as it is, where it is tied to E.
+
+    Lower is steadier, and says nothing about whether scores are right: a baseline without a model has 0. Flat rows are
+    favoured, because a small change of weights moves them little.
+
+    Args:
+        radius: The largest noise r, in standard deviations of the embeddings' entries.
+        samples: The number of noises k.
+        seed: The same seed gives the same noises.
+
+    Raises:
+        ArgumentError: `radius` or `samples` is not positive.
+    """
+    if not radius > 0 or samples < 1:
+        raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
+    measure = partial(_sensitivity, radius=radius, samples=samples, seed=seed)
+    return Metric("largest step under small noise (Captum)", measure, runs_model=True)
+
+
+def _sensitivity(batch: EvaluationBatch, rows: Tensor, radius: float, samples: int, seed: int) -> Tensor:
     largest = torch.zeros(rows.shape[:2], dtype=torch.float64)
-    for moved in moved_copies(batch.model, radius, samples, seed):
+    for moved in _moved_copies(batch.model, radius, samples, seed):
         steps = (batch.rows_of(moved) - rows).norm(dim=-1)
         largest = torch.maximum(largest, steps)  # which remembers NaN
     sizes = rows.norm(dim=-1)
@@ -232,9 +266,9 @@ METRICS: Final[dict[str, Metric]] = {
     "value_patching_top": _patching("largest of value patching found", Pair.values, largest_is_right),
     "activation_patching": _patching("overlap with activation patching", Pair.states, overlap),
     "activation_patching_top": _patching("largest of activation patching", Pair.states, largest_is_right),
-    "sensitivity": Metric("largest step under small noise (Captum)", sensitivity_values, runs_model=True),
-    "sanity": Metric("correlation with random layers", _random_layers, runs_model=True),
-    "sanity_last": Metric("correlation, last layer random", partial(_random_layers, count=1), runs_model=True),
+    "sensitivity": sensitivity(),
+    "sanity": random_layers(),
+    "sanity_last": random_layers(1),
 }
 
 #: The metrics of `metrics=None`.
@@ -281,10 +315,11 @@ def register_metric(
 def metric_named(name: str) -> Metric:
     """The metric of a name: a key of :data:`~captum_vz.study.METRICS`, and after it words that say how it measures.
 
-    Metrics that remove tokens put an unknown token in their place or, where this ends documents, the mean word vector.
-    `:mask` puts a mask there, `:delete` nothing.
-    `blank_out` takes two further words. With `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the
-    two forms. With `:size`, only the sizes of the effects count.
+    With `:content`, special tokens and the target do not count for a metric of cues, and rows are divided by the sum of
+    the other scores. Metrics that remove tokens put an unknown token in their place or, where this ends documents, the
+    mean word vector. `:mask` puts a mask there, `:delete` nothing. `blank_out` takes two further words. With
+    `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the two forms. With `:size`, only the sizes of
+    the effects count.
 
     Raises:
         ArgumentError: There is no such metric, or it does not take these words.
@@ -306,8 +341,9 @@ def _spelled(name: str) -> tuple[str, Metric]:
     words = [word for word in metric.words if word in said]
     options = [option for word in words for option in WORDS[word].items()]
     if len(words) < len(said) or len(dict(options)) < len(options):
-        takes = f"one of :mask and :delete{''.join(f', and :{word}' for word in metric.words[2:])}"
-        raise ArgumentError(f"metrics has {name!r}: {base} takes {takes if metric.words else 'no words'}.")
+        takes = ", ".join(f":{word}" for word in metric.words) or "no words"
+        one = ", and not both :mask and :delete" if "mask" in metric.words else ""
+        raise ArgumentError(f"metrics has {name!r}: {base} takes {takes}{one}.")
     named = replace(
         metric,
         title=f"{metric.title} ({', '.join(words)})",

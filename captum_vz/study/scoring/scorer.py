@@ -13,6 +13,7 @@ from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.methods import Question, checked_shares, given_methods, joined_first
+from captum_vz.methods.decision import DecidingMethod
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
@@ -59,8 +60,6 @@ class Scorer:
         batch_tokens: The most tokens in a batch, padding included; a longer sentence is a batch of its own. A method
             that runs out of memory gets batches of half as many tokens from then on. Batches change numbers by
             rounding only.
-        content_only: Whether cue alignment ignores special tokens and the target. Rows are then divided by the sum of
-            the other scores.
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
@@ -85,7 +84,6 @@ class Scorer:
         *,
         batch_size: int = 32,
         batch_tokens: int = 4096,
-        content_only: bool = False,
         layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = encoder_of(model)
@@ -102,7 +100,6 @@ class Scorer:
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
         self._fitting: dict[str, int] = {}  # the most tokens for a method that ran out of memory
-        self.content_only = content_only
         self.layers = find_layers(self.model) if layers is None else list(layers)
 
     @property
@@ -135,7 +132,8 @@ class Scorer:
 
         Returns:
             For each example in the order given, for each method, for each of its layers a row: ``example`` (its id),
-            ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``tokens``,
+            ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``deciding`` (the
+            layer that a method NAME:deciding has chosen), ``tokens``,
             ``target`` (a position), ``cue`` and ``content`` (positions), ``scores`` (one for each token, summing to 1),
             and the metrics by their names, NaN where they are undefined. A bad example has a single row with the reason
             in ``skipped``. A method that refuses an example or fails has one such row with its name in ``method``, and
@@ -151,7 +149,7 @@ class Scorer:
         """Writes the metrics into rows of scores, and returns a row with the reason for each that was skipped."""
         by_id = {example.id: example for example in examples}
         usable, sizes = (row for row in rows if row["skipped"] is None), (self.batch_size, self.batch_tokens)
-        return measure(self.metrics, by_id, usable, self, sizes, self.content_only)
+        return measure(self.metrics, by_id, usable, self, sizes)
 
     def encode(self, example: Example, *, needs_cue: bool = False, needs_forms: bool = False) -> Encoded:
         """The tokens of an example as the model takes them, see :func:`~captum_vz.study.encode`."""
@@ -275,10 +273,11 @@ class Scorer:
                     for rows, new in zip(found[start : start + step], some, strict=True):
                         rows |= new
                 continue
+            chosen = method.layers(question) if isinstance(method, DecidingMethod) else [None] * len(pairs)
             for place, (example, one) in enumerate(pairs):
-                by_layer = scores[:, place, : len(one.ids)].tolist()
+                own = about[place] | {"method": name, "deciding": chosen[place]}
                 found[place][name] = [
-                    row_of(example, method=name, layer=layer if method.layered else None, scores=row, **about[place])
-                    for layer, row in enumerate(by_layer)
+                    row_of(example, layer=layer if method.layered else None, scores=row, **own)
+                    for layer, row in enumerate(scores[:, place, : len(one.ids)].tolist())
                 ]
         return found

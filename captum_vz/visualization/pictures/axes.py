@@ -1,7 +1,4 @@
-"""Axes of pictures: text in any script, labels of tokens, titles, and the axes that pictures draw into.
-
-Where lines of text are higher than cells, labels stand in several columns.
-"""
+"""Axes of pictures: text in any script, labels of tokens, titles, and the axes that pictures draw into."""
 
 from __future__ import annotations
 
@@ -10,27 +7,23 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from itertools import accumulate
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-import numpy as np
 from matplotlib import font_manager, rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.files import root_figure, set_heading
-from captum_vz.visualization.tokens import printable, shortened
+from captum_vz.visualization.pictures.files import root_figure
+from captum_vz.visualization.tokens import printable
 
 FONT_SIZE: Final = 8
 SMALLEST_FONT: Final = 5  # points
@@ -39,15 +32,12 @@ MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which di
 QUIET: Final = "0.55"  # the grey of labels that matter less
 DPI: Final = (150, 200)  # of figures, and of figures with small fonts
 _ALL_DPI: Final = (*DPI, 1200)  # the last is so fine that rounding to pixels does not matter
-MOST_LEVELS: Final = 2  # columns of labels
 #: Width and height in inches of the space on a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
-TICK, PAD, GAP = 2.0, 2.0, 5.0  # points
-_LEADER: Final = "0.75"  # the grey of the lines that lead to outer labels
+TICK, PAD = 2.0, 2.0  # points
 
-# Of several fonts that have a character, these are taken first. The word is part of the name of the file.
-_PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
+# Parts of the names of fonts that are taken last, of several that have a character.
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
 
 
@@ -65,9 +55,8 @@ def set_label(text: Text, color: str | None = None, source: str | None = None) -
 
 
 def writable(text: str) -> str:
-    """The text with escapes for control characters, and with names or codes for characters that no font has."""
-    text = "\n".join(map(printable, text.split("\n")))
-    return text if text.isascii() else "".join(map(_written, text))
+    """The text with escapes for control characters, and with codes for characters that no font has."""
+    return "".join(map(_written, "\n".join(map(printable, text.split("\n")))))
 
 
 def _families(text: str) -> list[str]:
@@ -80,12 +69,11 @@ def _families(text: str) -> list[str]:
 def _written(letter: str) -> str:
     if letter.isascii() or _family_of(letter) is not None:
         return letter
-    category, name = unicodedata.category(letter), unicodedata.name(letter, "a character")
-    if category in ("Cf", "Mn", "Me", "Sk"):  # joiners, marks of other letters, and tones of skin
+    if unicodedata.category(letter) in ("Cf", "Mn", "Me", "Sk"):  # joiners, marks of other letters, and tones of skin
         return ""
-    code = f":{shortened(name.lower().replace(' ', '-'))}:" if category == "So" else f"U+{ord(letter):04X}"
+    code = f"U+{ord(letter):04X}"
     warnings.warn(
-        f"No font of this system has {name}, so pictures write {code}: install a font of its script, such as Noto.",
+        f"No font of this system has {letter!r}, so pictures write {code}: install a font of its script, such as Noto.",
         stacklevel=2,
     )
     return code
@@ -104,12 +92,11 @@ def _family_of(letter: str) -> str | None:
 
 @cache
 def _font_files() -> list[str]:
-    """Matplotlib's own font, and the scalable fonts of the system, preferred ones first."""
+    """Matplotlib's own font, and the scalable fonts of the system, regular ones without serifs first."""
 
-    def rank(path: str) -> tuple[int, int, str]:
-        name = Path(path).stem.lower().replace("-", "").replace("_", "")
-        preferred = next((place for place, part in enumerate(_PREFERRED) if part in name), len(_PREFERRED))
-        return sum(part in name for part in _AVOIDED), preferred, path
+    def rank(path: str) -> tuple[int, bool, str]:
+        name = Path(path).stem.lower()
+        return sum(part in name for part in _AVOIDED), "sans" not in name, path
 
     system = (path for path in font_manager.findSystemFonts() if "color" not in path.lower())
     return [str(font_manager.findfont(FontProperties(family=rcParams["font.family"]))), *sorted(system, key=rank)]
@@ -137,33 +124,12 @@ def text_width(text: str, font: float, weight: str = "normal") -> float:
     return float(max(width / dpi for dpi, (width, _, _) in measured))
 
 
-def level_offsets(labels: Sequence[str], levels: int, font: float, marked: int | None = None) -> list[float]:
-    """How far the labels of each level are from the axis, and the room of all levels, in points.
-
-    Label i is in level `i % levels`. Level 0 is next to the axis. The label `marked` is bold.
-    """
+def labels_room(labels: Sequence[str], font: float = FONT_SIZE, marked: int | None = None) -> float:
+    """The room in inches of labels and their ticks. The label `marked` is bold."""
     widths = [text_width(label, font) for label in labels]
     if marked is not None:
         widths[marked] = max(widths[marked], text_width(labels[marked], font, "bold"))
-    longest = (72 * max(widths[level::levels], default=0.0) + GAP for level in range(levels))
-    offsets = list(accumulate(longest, initial=TICK + PAD))
-    return [*offsets[:-1], offsets[-1] - GAP]
-
-
-def levels_for(cell: float, font: float) -> int:
-    """How many levels labels need at cells of this height in inches."""
-    return max(1, math.ceil(font * LINE / cell - 1e-6))
-
-
-def _used_levels(cell: float, font: float) -> int:
-    """How many levels `write_labels` uses: if there are too many labels for all levels, one, with every k-th label."""
-    levels = levels_for(cell, font)
-    return levels if levels <= MOST_LEVELS else 1
-
-
-def labels_room(labels: Sequence[str], cell: float, marked: int | None) -> float:
-    """The room in inches of labels of the usual size."""
-    return level_offsets(labels, _used_levels(cell, FONT_SIZE), FONT_SIZE, marked)[-1] / 72
+    return max(widths, default=0.0) + (TICK + PAD) / 72
 
 
 def write_labels(
@@ -174,46 +140,24 @@ def write_labels(
     marked: int | None = None,
     dimmed: Sequence[int] = (),
 ) -> None:
-    """Label each row or column, in as many levels as cells of this size in inches need, or every k-th in one level.
+    """Label each row or column with cells of this size in inches, or every k-th if the labels would overlap.
 
     The row or column `marked` always has a label, in the colour of the mark. Labels of `dimmed` are grey.
     """
-    levels = _used_levels(cell, font)
-    every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
+    every = max(1, math.ceil(font * LINE / cell - 1e-6))
     kept = list(range(0, len(labels), every))
     if marked is not None:
         kept = sorted({marked, *(i for i in kept if every == 1 or abs(i - marked) >= every)})
     axis.set_ticks(kept, [writable(labels[i]) for i in kept])  # matplotlib writes them again whenever it draws
-    axis.set_tick_params(length=TICK, width=0.4, color="0.3")
-    offsets = level_offsets([labels[i] for i in kept], levels, font, None if marked is None else kept.index(marked))
-    _add_leaders(axis, [(place, offsets[index % levels] - PAD) for index, place in enumerate(kept) if index % levels])
-    for index, (place, tick) in enumerate(zip(kept, axis.get_major_ticks(len(kept)), strict=True)):
-        tick.set_pad(offsets[index % levels] - TICK)
+    axis.set_tick_params(length=TICK, width=0.4, color="0.3", pad=PAD)
+    for place, tick in zip(kept, axis.get_major_ticks(len(kept)), strict=True):
         for text in (tick.label1, tick.label2):
             text.set_fontsize(font)
-            if _is_x(axis):
+            if axis is axis.axes.xaxis:
                 text.set_rotation(90)
             set_label(text, QUIET if place in dimmed else None, labels[place])
             if place == marked:
                 text.set(color=MARK, fontweight="bold")
-
-
-def _is_x(axis: MatplotlibAxis) -> bool:
-    return axis is axis.axes.xaxis
-
-
-def _add_leaders(axis: MatplotlibAxis, leaders: Sequence[tuple[int, float]]) -> None:
-    """Lines from places of an axis to outer labels, each with its length in points, below all labels."""
-    panel = axis.axes
-    corner: Any = panel.transAxes
-    inches: Any = panel.figure.dpi_scale_trans
-    points = Affine2D().scale(-1 / 72) + inches + ScaledTranslation(0, 0, corner)
-    along: Any = panel.transData
-    transform = blended_transform_factory(along, points) if _is_x(axis) else blended_transform_factory(points, along)
-    lines = [np.array([(place, TICK), (place, end)]) for place, end in leaders]
-    lines = lines if _is_x(axis) else [line[:, ::-1] for line in lines]
-    look: dict[str, Any] = {"colors": _LEADER, "linewidths": 0.4, "clip_on": False, "zorder": 0.5}
-    panel.add_collection(LineCollection(lines, transform=transform, **look), autolim=False)
 
 
 def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
@@ -266,7 +210,6 @@ def _cut(line: str, width: float, font: float) -> str:
 def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
     """Write the title of a figure."""
     set_label(figure.suptitle(title, **look))
-    set_heading(figure, title)
 
 
 def write_title(panel: Axes, title: str, font: float) -> None:

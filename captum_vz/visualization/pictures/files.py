@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 import torch
 from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure, FigureBase
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ _FIELDS: Final = {
 }
 _MOST_SENTENCES: Final = 12
 #: The names of attributes: of axes, and of figures.
-_CONTENT, _HEADING, _PROVENANCE = "captum_vz_content", "captum_vz_heading", "captum_vz_provenance"
+_CONTENT, _PROVENANCE = "captum_vz_content", "captum_vz_provenance"
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,10 @@ def largest(scores: Tensor, name: Callable[[int], str], count: int = 3, form: st
     return ", ".join(f"{name(place)} {float(flat[place]):{form}}" for place in places)
 
 
-def set_heading(figure: Any, heading: str) -> None:
-    """Keep the title that was given to a figure, because the drawn title has names of characters that no font has."""
-    setattr(figure, _HEADING, (figure.get_suptitle(), heading))
-
-
 def _heading_of(figure: Any) -> str:
     """The title of a figure, or of the figure that holds a subfigure. Empty if there is none."""
-    for one in (figure, root_figure(figure)):
-        drawn, (kept, given) = str(getattr(one, "get_suptitle", str)()), getattr(one, _HEADING, ("", ""))
-        if drawn:
-            return str(given) if kept == drawn else drawn
-    return ""
+    titles = (str(getattr(one, "get_suptitle", str)()) for one in (figure, root_figure(figure)))
+    return next(filter(None, titles), "")
 
 
 def _contents_of(figure: Any) -> list[Content]:
@@ -195,17 +186,8 @@ def _escaped(value: Any) -> str:
 class Picture(Figure):
     """A matplotlib figure that writes its description and its provenance into PNG, SVG and PDF files.
 
-    Text in PDF files is set in TrueType fonts, and text in SVG files is text, whichever way the figure is saved.
+    Text in PDF files is set in TrueType fonts, and text in SVG files is text.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _Canvas(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy."""
-        super().__setstate__(state)  # type: ignore[misc]  # not in matplotlib's stubs
-        _Canvas(self)
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
         """Write the figure as matplotlib does, with metadata, and a file whole or not at all."""
@@ -217,15 +199,6 @@ class Picture(Figure):
         self.savefig(file, format="png")
         width, height = (round(96 * inches) for inches in self.get_size_inches())  # in CSS pixels
         return file.getvalue(), {"alt": alt_text_of(self), "width": width, "height": height}
-
-
-class _Canvas(FigureCanvasBase):
-    """What `savefig`, notebooks and other programs write a picture by."""
-
-    def print_figure(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
-        with rc_context({} if isinstance(filename, PdfPages) else TEXT_IN_FILES):
-            return super().print_figure(filename, *args, **kwargs)
 
 
 def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict[str, Any]) -> None:
@@ -241,12 +214,13 @@ def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict
     if own := _metadata_for(figure, kind):
         options["metadata"] = own | dict(options.get("metadata") or {})
     # Of these formats, matplotlib writes several files.
-    if path is None or kind == "pgf" or (kind in ("svg", "svgz") and not rcParams["svg.image_inline"]):
-        save(path or target, format=kind, **options)
-        return
-    drawn = BytesIO()
-    save(drawn, format=kind, **options)
-    write_file(path, drawn.getvalue())
+    is_whole = kind != "pgf" and (kind not in ("svg", "svgz") or rcParams["svg.image_inline"])
+    drawn = BytesIO() if path and is_whole else None
+    # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
+    with rc_context({} if isinstance(target, PdfPages) else TEXT_IN_FILES):
+        save(drawn or path or target, format=kind, **options)
+    if path and drawn:
+        write_file(path, drawn.getvalue())
 
 
 def add_provenance(
@@ -328,8 +302,7 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
         options: Options of matplotlib's `savefig`.
     """
     root = root_figure(figure)
-    with rc_context(TEXT_IN_FILES):
-        _write(root, root.savefig, path, options)
+    _write(root, root.savefig, path, options)
 
 
 def read_provenance(path: str | Path) -> dict[str, str]:

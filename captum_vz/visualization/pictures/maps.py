@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
@@ -17,16 +16,13 @@ from captum_vz.visualization.pictures.files import Picture, set_content
 from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
 
-_FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
-
 # In inches. A cell is as high as a line of text.
 CELL: Final = 0.17
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _ACROSS, _DOWN = "source token", "output token"
 _TITLE, _GAP, _EDGE, _HEADING = 0.24, 0.12, 0.06, 0.3
 _NAME: Final = 0.2  # "source token" and "output token"
-_BAR_GAP, _BAR_TEXT, _BAR_SIDE = 0.14, 0.62, 0.14
-_SHORTEST_BAR, _LONGEST_BAR = 0.9, 2.4
+_BAR_GAP, _BAR_TEXT, _BAR_SIDE, _LONGEST_BAR = 0.14, 0.62, 0.14, 2.4
 _SPARSE_FONT: Final = 7.0
 _SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
 _LONGEST_SCALE: Final = 3.0
@@ -60,47 +56,40 @@ def draw_maps(
     Zero is white. Panels share one scale, which ends at the largest score. Colours of shares are by the square root, so
     that small shares can be seen. A rollout has an end of its own, which its title names. To compare two figures, pass
     the same `vmax` to both: 1 for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
-    red below. Labels are written once, at the left and lower edges of the grid. The figure fits a page. It is larger
-    only if its labels could not be read otherwise. It is not registered with pyplot, so it need not be closed.
+    red below. The figure fits a page, and is larger only if its labels could not be read otherwise.
 
     Args:
-        maps: A dict from the titles of the panels to maps, or a list of maps, one for each layer. Maps in a list are
-            titled "layer 0", "layer 1" and so on. A map is `(out, in)`, or `(1, out, in)` as `attribute` returns it for
-            one sentence.
+        maps: A dict from the titles of the panels to maps, or a list of maps, titled "layer 0", "layer 1" and so on. A
+            map is `(out, in)`, or `(1, out, in)` as `attribute` returns it for one sentence.
         tokens: The source tokens, `len(tokens) == in`.
         token: The position of the output token whose row is marked. Negative positions count from the end.
         label: The label of the colour scale, such as "share of the row" for rows that sum to 1.
         out_tokens: The output tokens of maps of cross-attention, `len(out_tokens) == out`. None: the source tokens.
         minus: Maps that are subtracted, and their tokens: `(maps, tokens)` or `(maps, tokens, words)`. The two texts
-            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one. The
-            label of the scale says which text is subtracted.
+            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one.
         heads: Whether maps hold heads, `(heads, out, in)` or `(1, heads, out, in)`, which become panels of their own.
-        words: Merges pieces to words. It is the number of each token's word, as `word_ids()` of a tokenizer's output,
-            or True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged, so
-            rows keep their sums. With `out_tokens`: True, or a pair of numbers for sources and for outputs.
-        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
-        drop: Tokens that are left out: "special", or positions. The other scores do not change. Positions of `dim` and
-            `drop` count source tokens, and output tokens if these are the same.
-        scale: "shared": one scale for all panels. A panel without scores above a fifth of its end names its largest
-            score. "panel": each panel ends at its own largest score, which its title says. "root": shared, with colours
-            by the square root. None: "root" for shares, which are not negative and have rows that sum to at most 1,
-            else "shared"; unless `vmax` is given, panels whose titles have the word "rollout" end at their own largest
-            score.
+        words: Merges pieces to words: the number of each token's word, as `word_ids()` of a tokenizer's output, or
+            True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged. With
+            `out_tokens`: True, or a pair of numbers for sources and for outputs.
+        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions of source tokens.
+        drop: Tokens that are left out: "special", or positions of source tokens. The other scores do not change.
+        scale: "shared": one scale for all panels. "panel": each panel ends at its own largest score, which its title
+            says. "root": shared, with colours by the square root. None: "root" for shares, which are not negative and
+            have rows that sum to at most 1, else "shared"; panels whose titles have the word "rollout" end at their own
+            largest score.
         vmax: The end of the scale of all panels, with "shared" or "root". None: the largest score.
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
         title: A title above the panels.
-        ax: Axes to draw into, one for each panel. In a grid of axes, labels are at the left and lower edges. The scale
-            is drawn at the right of the last one.
+        ax: Axes to draw into, one for each panel. The scale is drawn at the right of the last one.
         fig: A figure or a subfigure to draw into, which keeps its size.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`. `figure.savefig("maps.png")` writes it to a file,
-        and a notebook shows it. :func:`describe` gives its numbers.
+        A matplotlib figure: a new one, which is not registered with pyplot; `fig`; or the figure of `ax`.
+        `figure.savefig("maps.png")` writes it, a notebook shows it, and :func:`describe` gives its numbers.
 
     Raises:
-        ArgumentError: There is no map. A map does not fit the tokens, or is a batch of several examples. Scores are not
-            finite. `token` is out of range or left out. An option has an unknown value.
+        ArgumentError: Maps do not fit the tokens, are a batch, or are not finite. A position or an option is wrong.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_model
@@ -144,24 +133,14 @@ def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> 
         width, height = axes.size_of_axes(panel)
         _draw_panel(panel, panels, index, colors, width, label, titles)
         cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
-        x, y = _is_outer(panel, given)
+        place = panel.get_subplotspec()
+        x, y = (True, True) if place is None else (place.is_last_row(), place.is_first_col())
         _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
         panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
         panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
     add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     figure: FigureBase | None = given[-1].figure
     return figure  # type: ignore[return-value]  # as above
-
-
-def _is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
-    """Whether no other axes are below a panel in its grid, and whether none are at its left."""
-    own = panel.get_subplotspec()
-    if own is None:
-        return True, True
-    places = [place for other in others if (place := other.get_subplotspec()) is not None]
-    grid = [place for place in places if place.get_gridspec() is own.get_gridspec()]
-    lowest = all(one.rowspan.start <= own.rowspan.start for one in grid if one.colspan == own.colspan)
-    return lowest, all(one.colspan.start >= own.colspan.start for one in grid if one.rowspan == own.rowspan)
 
 
 def _draw_panel(
@@ -183,14 +162,9 @@ def _draw_panel(
 
 
 def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
-    """The titles of panels. Panels with their own scale, and nearly white panels, show their largest score."""
-    titles = []
-    for index, (name, scores) in enumerate(panels.scores.items()):
-        highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
-        is_faint = 0 < highest < _FAINT * end and not colors.root
-        note = f" (to {end:.2g})" if index in colors.apart else f" (up to {highest:.2g})" if is_faint else ""
-        titles.append(f"{name}{note}")
-    return axes.fit_titles(titles, width)
+    """The titles of panels. Those of panels with their own scale say where it ends."""
+    ends = (f" (to {colors.end(index):.2g})" if index in colors.apart else "" for index in range(len(panels.scores)))
+    return axes.fit_titles([f"{name}{end}" for name, end in zip(panels.scores, ends, strict=True)], width)
 
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
@@ -226,19 +200,6 @@ class Grid:
     bottom: float  # the lower end of all labels
 
 
-class Form(NamedTuple):
-    """The form of a grid. The largest one is the best."""
-
-    rank: tuple[float, ...]
-    fits: bool
-    columns: int
-    font: float
-    cell: float
-    label_width: float
-    label_height: float
-    place: str  # of the colour bar: "cell", an empty cell of the grid; "side" or "below"
-
-
 class Layout:
     """What a grid has to hold: panels below a title of height `top`, and a colour bar with the label `scale`."""
 
@@ -246,76 +207,65 @@ class Layout:
         self.count, self.marked = len(panels.scores), panels.marked
         self.rows, self.columns = panels.rows.shown, panels.columns.shown
         self.top, self.scale, self.page, self.fixed = top, scale, page, fixed
+        self.is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
 
     def grid(self, columns: int | None) -> Grid:
-        """The grid with the largest font and the fewest levels of labels that fits the page, or the next larger page.
+        """The grid with the largest font that fits the page, or the next larger page.
 
         If no page has room for a label of each token, every k-th token has one.
         """
-        across = [min(columns, self.count)] if columns else range(1, self.count + 1)
+        choices = [min(columns, self.count)] if columns else range(1, self.count + 1)
         pages = [(self.page[0] * growth, self.page[1] * growth) for growth in (_GROWTH[:1] if self.fixed else _GROWTH)]
-        every = list(product(across, (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT), range(1, axes.MOST_LEVELS + 1)))
         for limits in pages:
-            found = [one for one in self._forms(limits, every) if one.fits]
-            if found:
-                return self._placed(max(found, key=lambda one: one.rank))
+            for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT):
+                cells = {across: self._cell(across, font, limits) for across in choices}
+                fitting = [across for across, cell in cells.items() if cell >= font * axes.LINE - 1e-9]
+                if fitting:
+                    across = max(fitting, key=lambda one: self._rank(one, cells[one]))
+                    return self._placed(across, font, cells[across])
         for limits in pages:
-            best = max(self._forms(limits, [(one, _SPARSE_FONT, 1) for one in across]), key=lambda one: one.cell)
-            if best.cell >= _SMALLEST_CELL:
+            cells = {across: self._cell(across, _SPARSE_FONT, limits) for across in choices}
+            across = max(cells, key=cells.__getitem__)
+            if cells[across] >= _SMALLEST_CELL:
                 break
-        return self._placed(best)
+        return self._placed(across, _SPARSE_FONT, cells[across])
 
-    def _forms(self, limits: tuple[float, float], tried: Sequence[tuple[int, float, int]]) -> Iterator[Form]:
-        """Grids with these columns of panels, fonts and levels of labels."""
-        high, wide = len(self.rows), len(self.columns)
+    def _rank(self, across: int, cell: float) -> tuple[float, ...]:
+        """How good so many columns are: in a new figure nearly a square, in a given one large cells."""
+        if self.fixed:
+            return (cell,)
+        return round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -(-self.count % across), cell
+
+    def _cell(self, across: int, font: float, limits: tuple[float, float]) -> float:
+        """The side of a cell in a grid with so many columns of panels, on a page of these limits."""
+        high, wide, down = len(self.rows), len(self.columns), math.ceil(self.count / across)
+        left, below = self._labels(font)
+        width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT) - (across - 1) * _GAP
+        height = limits[1] - self.top - below - down * (_TITLE + _GAP)
+        height -= 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if self.is_flat else 0.0
         largest = math.inf if self.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
-        for across, font, levels in tried:
-            down, empty = math.ceil(self.count / across), -self.count % across
-            label_width = axes.level_offsets(self.rows, levels, font, self.marked)[-1] / 72
-            label_height = axes.level_offsets(self.columns, levels, font)[-1] / 72
-            for place in (*(("cell",) if empty else ()), "below" if limits[0] < axes.NARROW_PAGE else "side"):
-                right = _BAR_GAP + BAR + _BAR_TEXT if place == "side" else 0.1
-                below = 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if place == "below" else 0.0
-                free_width = limits[0] - (_EDGE + _NAME + right) - label_width - (across - 1) * _GAP
-                free_height = limits[1] - (self.top + _EDGE + _NAME + below) - label_height - down * (_TITLE + _GAP)
-                cell = min(free_width / (across * wide), free_height / (down * high), largest)
-                bar = empty * (cell * wide + _GAP) - _GAP - 2 * _BAR_SIDE
-                room = cell * high + _TITLE - bar_room(self.scale, min(bar, _LONGEST_BAR))
-                if place != "cell" or (bar >= _SHORTEST_BAR and room > _GAP):
-                    break
-            if cell > 0:
-                nearly_square = (round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -empty)
-                rank = (font - 2.5 * levels, *(() if self.fixed else nearly_square), cell)
-                fits = axes.levels_for(cell, font) <= levels
-                yield Form(rank, fits, across, font, cell, label_width, label_height, place)
+        return max(min(width / (across * wide), height / (down * high), largest), 1e-3)
 
-    def _placed(self, chosen: Form) -> Grid:
-        high, wide = len(self.rows) * chosen.cell, len(self.columns) * chosen.cell
-        left, across = _EDGE + _NAME + chosen.label_width, chosen.columns
-        panels = across * wide + (across - 1) * _GAP
+    def _labels(self, font: float) -> tuple[float, float]:
+        """The room at the left of the panels and below them."""
+        left = _EDGE + _NAME + axes.labels_room(self.rows, font, self.marked)
+        return left, axes.labels_room(self.columns, font) + _NAME + _EDGE + 0.04
+
+    def _placed(self, across: int, font: float, cell: float) -> Grid:
+        high, wide = len(self.rows) * cell, len(self.columns) * cell
+        left, below = self._labels(font)
         boxes = [
             (left + column * (wide + _GAP), self.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
             for row, column in (divmod(index, across) for index in range(self.count))
         ]
-        (last_left, last_top, *_), first_top = boxes[-1], boxes[0][1]
-        lower = last_top + high + chosen.label_height + _NAME + _EDGE + 0.04  # of all labels
-        width, height = left + panels, lower
-        if chosen.place == "side":
-            bar = (width + _BAR_GAP, first_top, BAR, min(last_top + high - first_top, _LONGEST_BAR))
-            height = max(height, first_top + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE)
-            width += _BAR_GAP + BAR + _BAR_TEXT
-        elif chosen.place == "below":
+        panels, first, last = across * (wide + _GAP) - _GAP, boxes[0][1], boxes[-1][1] + high
+        bottom = last + below  # of all labels
+        if self.is_flat:
             length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
-            bar = (max(left + (panels - length) / 2, 2 * _EDGE), lower + 0.08, length, BAR)
-            width += 0.1
-            height = bar[1] + bar_room(self.scale, length) + _EDGE
+            bar = (max(left + (panels - length) / 2, 2 * _EDGE), bottom + 0.08, length, BAR)
+            size = left + panels + 0.1, bar[1] + bar_room(self.scale, length) + _EDGE
         else:
-            first = last_left + wide + _GAP
-            room = left + panels - first
-            length = min(room - 2 * _BAR_SIDE, _LONGEST_BAR)
-            lowest = last_top - _TITLE + chosen.label_height  # of the labels of the panel above
-            middle = last_top + (high - bar_room(self.scale, length)) / 2
-            bar = (first + (room - length) / 2, max(lowest, middle), length, BAR)
-            width += 0.1
-        size = self.page if self.fixed else (width, height)
-        return Grid(across, chosen.font, chosen.cell, size, boxes, bar, chosen.place != "side", lower)
+            bar = (left + panels + _BAR_GAP, first, BAR, min(last - first, _LONGEST_BAR))
+            scale = first + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE
+            size = bar[0] + BAR + _BAR_TEXT, max(bottom, scale)
+        return Grid(across, font, cell, self.page if self.fixed else size, boxes, bar, self.is_flat, bottom)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import pairwise
@@ -12,7 +12,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
@@ -25,7 +24,6 @@ from captum_vz.visualization.tokens import one_example, position_of, quoted
 
 _EDGE_COLOR: Final = "#2171b5"
 _NUMBER: Final = 6.5  # points
-_PARTS: Final = (0.5, 0.35, 0.65, 0.2, 0.8)  # of a step, where its number may stand
 _LEVEL, _COLUMN = 0.5, 0.6  # inches
 _THICKEST: Final = 7.0  # points, of an edge with all of the flow
 _LEGEND: Final = 7  # points
@@ -52,7 +50,8 @@ def draw_route(
     :math:`S_l` is the map of layer l with its residual added, and i is the token. :math:`F_l` is the share of each
     token before layer l. :math:`E_l` is the share of each edge. :math:`F_0` is the token's row of the rollout. Edges
     with at least `threshold` of the whole are drawn if they are connected to the token, as wide as their share. The
-    strongest paths, with the largest product of scores, are drawn in the colour of the mark, with each step's score.
+    strongest paths, with the largest product of scores, are drawn in the colour of the mark. Numbers are the scores of
+    the steps of the first.
 
     Args:
         maps: A map `(tokens, tokens)` or `(1, tokens, tokens)` for each layer, first layer first, whose rows sum to 1.
@@ -71,8 +70,7 @@ def draw_route(
         A matplotlib figure: a new one, `fig`, or the figure of `ax`. :func:`describe` lists its edges and paths.
 
     Raises:
-        ArgumentError: There is no map. A map does not fit the tokens, or holds negative scores or rows with a sum far
-            above 1. An option is out of range.
+        ArgumentError: Maps do not fit the tokens, or are no shares. An option is out of range.
 
     >>> first = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
     >>> second = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
@@ -97,8 +95,7 @@ def draw_route(
         whole = size if fig is None else axes.size_of(fig)
         left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
-        cell = width / len(labels)
-        below = axes.labels_room(labels, cell, start) + 0.1
+        below = axes.labels_room(labels, marked=start) + 0.1
         below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
@@ -129,7 +126,8 @@ class Route:
         parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
         if self.paths:
             marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
-            parts += f" Orange: the {marked}, with each step's score."
+            numbers = "each step's score" if len(self.paths) == 1 else "scores of the first"
+            parts += f" Orange: the {marked}, with {numbers}."
         return axes.in_lines(parts, width, _LEGEND, 24)
 
     def content(self) -> Content:
@@ -210,9 +208,10 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
     for rank, (_, path) in enumerate(route.paths):
         look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": max(0.8, 1.8 - 0.4 * rank)}
         panel.plot(path, range(depth + 1), color=axes.MARK, zorder=4 - 0.01 * rank, **look)
-    box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
-    for at, number in _numbers(route.steps, [path for _, path in route.paths], cell, level):
-        panel.text(*at, number, fontsize=_NUMBER, color=axes.MARK, ha="center", va="center", bbox=box, zorder=5)
+    look = {"fontsize": _NUMBER, "color": axes.MARK, "ha": "center", "va": "center", "zorder": 5}
+    look["bbox"] = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
+    for at, number in _numbers(route.steps, route.paths[0][1], level) if route.paths else ():
+        panel.text(*at, number, **look)
     panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
     every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
@@ -224,34 +223,17 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
     panel.spines[:].set_visible(False)
 
 
-def _numbers(
-    steps: list[Tensor], paths: list[list[int]], cell: float, level: float
-) -> list[tuple[tuple[float, float], str]]:
-    """The scores of the steps of paths, and their places. Equal steps in a row at one token have one number."""
-    found: list[tuple[tuple[float, float], str]] = []
-    taken: list[Bbox] = []
-    seen: set[tuple[int, int, int]] = set()
-    for path in paths:
-        runs: list[tuple[tuple[int, int, str], list[int]]] = []  # equal steps and their layers
-        for layer, (low, high) in enumerate(pairwise(path)):
-            step = low, high, short_number(float(steps[layer][high, low]))
-            if runs and low == high and runs[-1][0] == step:
-                runs[-1][1].append(layer)
-            else:
-                runs.append((step, [layer]))
-        for (low, high, number), layers in runs:
-            count, places = len(layers), {(layer, high, low) for layer in layers}
-            is_new = not places <= seen
-            seen |= places
-            if not is_new or level * count < _NUMBER * axes.LINE:
-                continue
+def _numbers(steps: list[Tensor], path: list[int], level: float) -> Iterator[tuple[tuple[float, float], str]]:
+    """The scores of the steps of a path, and their places. Equal steps in a row at one token have one number."""
+    runs: list[tuple[tuple[int, int, str], list[int]]] = []  # equal steps and their layers
+    for layer, (low, high) in enumerate(pairwise(path)):
+        step = low, high, short_number(float(steps[layer][high, low]))
+        if runs and low == high and runs[-1][0] == step:
+            runs[-1][1].append(layer)
+        else:
+            runs.append((step, [layer]))
+    for (low, high, number), layers in runs:
+        count = len(layers)
+        if level * count >= _NUMBER * axes.LINE:
             text = number if count == 1 else f"{number} ({count} layers)"
-            width, height = axes.text_width(text, _NUMBER) + 0.04, _NUMBER * axes.LINE
-            for part in _PARTS:
-                x, y = low + part * (high - low), layers[0] + part * count
-                box = Bbox.from_bounds(x * cell - width / 2, y * level - height / 2, width, height)
-                if not any(box.overlaps(other) for other in taken):
-                    taken.append(box)
-                    found.append(((x, y), text))
-                    break
-    return found
+            yield ((low + high) / 2, layers[0] + count / 2), text

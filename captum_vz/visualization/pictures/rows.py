@@ -111,7 +111,7 @@ def draw_row(
     layers, such as "rollout" after "layer 0" and "layer 1".
 
     Args:
-        rows: A dict from names to scores, or a list with scores for each layer, or a tensor `(layers, in)`. Scores are
+        rows: A dict from names to scores, a list with scores for each layer, or a tensor `(layers, in)`. Scores are
             `(in,)` or `(1, in)`, as `attribute` returns them for one token. Or they are whole maps `(out, in)` or
             `(1, out, in)`, from which the row of `token` is taken.
         tokens: The source tokens, `len(tokens) == in`.
@@ -120,12 +120,10 @@ def draw_row(
         words: Merges pieces to words, see :func:`draw_maps`. Scores of a word are added.
         dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
         drop: Tokens that are left out: "special", or positions.
-        scale: "shared"; "row", where each strip ends at its own largest score; or "root", shared, with colours by the
-            square root. None: "root" for shares, which are not negative and sum to at most 1; else "shared".
+        scale: As in :func:`draw_maps`, with "row" in the place of "panel".
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         title: A title. None: "What [MASK] draws on" if `token` is given.
-        size: The width and height of the page in inches, such as (3.3, 3) for a column of a paper. The figure is no
-            larger.
+        size: The largest width and height in inches, such as (3.3, 3) for a column of a paper.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
 
@@ -133,8 +131,7 @@ def draw_row(
         A matplotlib figure: a new one, `fig`, or the figure of `ax`.
 
     Raises:
-        ArgumentError: There is no row, scores do not fit the tokens or are not finite, maps come without `token`, or an
-            option has an unknown value.
+        ArgumentError: Scores do not fit the tokens or are not finite, or an option is wrong.
 
     >>> import torch
     >>> figure = draw_row(torch.tensor([[0.1, 0.6, 0.3], [0.8, 0.1, 0.1]]), ["the", "pictures", "[MASK]"], token=2)
@@ -192,30 +189,28 @@ def draw_comparison(
     Args:
         scores: From the names of methods to scores `(tokens,)` or `(1, tokens)`.
         tokens: The tokens.
-        token: The position of the token that is explained. It is marked. Negative positions count from the end.
+        token: See :func:`draw_row`.
         label: The label of the colour scale.
         truth: Scores `(tokens,)` of the first row, NaN where there is no truth. None: there is no such row.
         truth_name: The name of this row.
         scopes: From names of methods to the layers that their scores are about, written after the name.
         families: From names of methods to families. Methods of a family stand together, families apart.
-        words: Merges pieces to words, see :func:`draw_maps`. Scores of a word are added.
-        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
-        drop: Tokens that are left out: "special", or positions.
+        words: See :func:`draw_row`, like `dim`, `drop`, `title`, `size`, `ax` and `fig`.
+        dim: See there.
+        drop: See there.
         scale: "root": colours by the square root, so that one large score does not leave the others white; "row", where
             each row ends at its own largest score; or "shared".
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
-        title: A title. None: "What [MASK] draws on" if `token` is given.
-        size: The width and height of the page in inches, such as (3.3, 3) for a column of a paper. The figure is no
-            larger.
-        ax: Axes to draw into.
-        fig: A figure or a subfigure to draw into.
+        title: See there.
+        size: See there.
+        ax: See there.
+        fig: See there.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`. `captum_vz.study.compare(...).plot()` makes it
-        from a model and a text.
+        A matplotlib figure, as :func:`draw_row`. The results of :func:`captum_vz.study.compare` draw it by `plot()`.
 
     Raises:
-        ArgumentError: There is no method, scores do not fit the tokens, or an option has an unknown value.
+        ArgumentError: There is no method, scores do not fit the tokens, or an option is wrong.
 
     >>> rows = {"attention": torch.tensor([0.2, 0.3, 0.5]), "random": torch.tensor([0.4, 0.1, 0.5])}
     >>> truth = torch.tensor([0.1, 0.6, float("nan")])
@@ -287,7 +282,7 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
-        below = axes.labels_room(strips.axis.shown, cell, strips.marked) + 0.05
+        below = axes.labels_room(strips.axis.shown, marked=strips.marked) + 0.05
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
         below += 0.1 + bar_room(name, length)

@@ -21,7 +21,7 @@ from captum_vz.visualization.pictures.files import Content, Picture, largest, se
 from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
-from captum_vz.visualization.tokens import position_of, shortened
+from captum_vz.visualization.tokens import one_example, position_of, shortened
 
 Array = npt.NDArray[np.float64]
 
@@ -141,14 +141,9 @@ def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colo
 
 
 def _line(values: Any, name: str) -> Tensor:
-    if not isinstance(values, Tensor):
-        raise ArgumentError(f"{name} is of type {type(values).__name__}: pass a tensor.")
-    one = values[0] if values.dim() == 2 and len(values) == 1 else values
-    if one.dim() != 1 or not len(one):
-        raise ArgumentError(f"{name} is {tuple(values.shape)}: pass one line of numbers, (n,) or (1, n).")
-    if not one.isfinite().all():
-        raise ArgumentError(f"{name} holds NaN or infinity, which cannot be drawn.")
-    return one.detach().double().cpu()
+    """Numbers `(n,)` or `(1, n)` in float64."""
+    count = values.shape[-1] if isinstance(values, Tensor) and values.dim() else 0
+    return one_example(values, count, place=f"{name}: ").double()
 
 
 def draw_image(
@@ -170,15 +165,12 @@ def draw_image(
     The image is grey and pale. A patch is the bluer, the larger its score, and clear at zero.
 
     Args:
-        rows: A dict from names to scores, or a list with scores for each layer, or a tensor `(layers, in)`. Scores are
-            `(in,)` or `(1, in)`, as `attribute` returns them for one token. Or they are whole maps `(out, in)` or
-            `(1, out, in)`, from which the row of `token` is taken. Tokens before the patches are left out.
+        rows: Scores of one token in each layer, as in :func:`draw_row`. Tokens before the patches are left out.
         image: The image, see :func:`image_grid`.
         token: The position of the token that is explained. A patch is framed.
         label: The label of the colour scale.
         grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
-        scale: "shared"; "panel", where each panel ends at its own largest score; or "root", shared, with colours by
-            the square root. None: "root" for shares, with a scale of its own for a rollout; else "shared".
+        scale: See :func:`draw_maps`.
         vmax: The end of the scale, with "shared" or "root". None: the largest score of a patch.
         columns: The number of panels in a row. None: nearly a square.
         size: The width and height of the page in inches. The figure is no larger.
@@ -189,8 +181,7 @@ def draw_image(
         A matplotlib figure: a new one, or `fig`.
 
     Raises:
-        ArgumentError: There is no row, scores or image have another shape, the patches do not make a grid, or an option
-            has an unknown value.
+        ArgumentError: Scores or image have another shape, the patches do not make a grid, or an option is wrong.
 
     >>> layers = torch.rand(3, 17).softmax(-1)  # [CLS] and sixteen patches, in three layers
     >>> figure = draw_image(layers, torch.rand(3, 32, 32), token=0)

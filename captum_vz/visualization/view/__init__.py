@@ -55,6 +55,7 @@ class View:
     about: dict[str, str]
     theme: str
     leaves_out: bool = False  # special tokens, at first
+    continues: bool = True  # rows of the last columns are a generated text, and the columns before them its prompt
 
     @cached_property
     def encoded(self) -> Encoded:
@@ -148,13 +149,11 @@ def view(
             prompt and its continuation, with `offset`.
         rollout: A further map after the layers' maps, or a dict of names of methods to such maps.
         offset: The position of the first output token among the source tokens, if output tokens are sources as well.
-        words: The number of each token's word, or None for a token that is a word by itself, such as `word_ids()` of a
-            tokenizer's output. None: words are found by the marks of tokenizers ("##", "Ġ", "▁").
+        words: The number of each token's word, as `word_ids()` of a tokenizer's output. None: by the marks of
+            tokenizers ("##", "Ġ", "▁").
         column_words: The same for `columns`.
-        special: Whether each source token is a special token, such as a tokenizer's `special_tokens_mask`. None: the
-            usual special tokens are known by their text. Masks are not among them.
-        token: The row that is chosen at first. Negative positions count from the end. None: the mask, else the last
-            token that is not special.
+        special: Whether each source token is special, as a tokenizer's `special_tokens_mask`. None: by their text.
+        token: The row that is chosen at first. None: the mask, else the last token that is not special.
         layer: The map that is shown at first. Negative ones count from the last layer, without the rollout.
         predict: Whether the page begins with questions: the learner clicks the token that they expect, then sees. Or
             the rows to ask about.
@@ -167,8 +166,7 @@ def view(
         A view. `view.save("page.html")` writes one file, and a notebook shows the view as it is.
 
     Raises:
-        ArgumentError: There is no map. A map does not fit the tokens, is a batch of several examples, or is not finite.
-            A position is out of range.
+        ArgumentError: Maps do not fit the tokens, are a batch, or are not finite. A position is out of range.
 
     >>> maps = [torch.tensor([[0.75, 0.25], [0.5, 0.5]])]
     >>> view(maps, ["a", "b"], rollout=maps[0], token=1).html()[:15]

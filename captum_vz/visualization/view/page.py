@@ -53,6 +53,7 @@ def _record(data: Any) -> dict[str, Any]:
         "layer": data.layer,
         "predict": list(data.predict),
         "out": [1] * data.leaves_out,
+        "continues": data.continues,
         "title": visible(data.title),
         "subtitle": visible(data.subtitle) if data.subtitle else "",
         "about": _origin(data),

@@ -96,7 +96,7 @@ function setUnits() {
     else items.push({ label, row, kind: 0, block: 1 });
   });
   // Generated tokens follow their prompt.
-  if (offset && offset + data.rows.tokens.length === width) for (const one of sources.slice(columnUnit[offset])) one.block = 1;
+  if (data.continues && offset && offset + data.rows.tokens.length === width) for (const one of sources.slice(columnUnit[offset])) one.block = 1;
 }
 
 const isOut = (item) => state.out.has(item.kind);

@@ -14,7 +14,7 @@ You go on with the package's answer. This exercise counts as open.
 """
 
 from captum_vz_lessons.check.functions import attention, average_precision, blank_out, deletion, kendall, verified
-from captum_vz_lessons.check.layers import neighbor_share, pair_share, path_share, rollout
+from captum_vz_lessons.check.layers import layer_products, neighbor_share, pair_share, path_share, rollout
 from captum_vz_lessons.check.maps import SENTENCE, effect, source_read, value_zeroing
 from captum_vz_lessons.check.places import (
     copied_from,
@@ -41,6 +41,7 @@ __all__ = [
     "generation_slice",
     "hidden_share",
     "kendall",
+    "layer_products",
     "neighbor_share",
     "pair_share",
     "patch_token",

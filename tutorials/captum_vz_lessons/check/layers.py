@@ -1,4 +1,4 @@
-"""Grades for numbers that are read from the maps of all layers: rollouts, paths, neighbors, pairs of tokens."""
+"""Grades for numbers that are read from the maps of all layers: rollouts, paths, neighbors, pairs, products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.functional import add_residual, normalize_rows
+from captum_vz.functional import add_residual, deciding_layer, normalize_rows
 from captum_vz_lessons.check.verdict import Verdict, exercise, judge, judge_function
 
 
@@ -130,6 +130,35 @@ def pair_share(yours: Callable[[Tensor, int, int], Any], maps: Sequence[Tensor],
     }
     right = of(lambda there, back: (there + back) / 2)
     return judge_function(yours, right, [(_stacked(maps), one, other)], mistakes)
+
+
+@exercise(
+    "Begin with `relevance.clamp_min(0)`. Set the first entry and the entry of the explained token to 0, and divide by"
+    " the sum. Then take `rows @ relevance`."
+)
+def layer_products(yours: Any, rows: Tensor, relevance: Tensor) -> Verdict:
+    """Grade how far the last token's row in each layer agrees with what the decision rests on, `(layers,)`.
+
+    `rows` is `(layers, tokens)`, `relevance` `(tokens,)`, see :func:`captum_vz.functional.deciding_layer`.
+    """
+    rows, right = rows.double(), deciding_layer(rows.double(), relevance)[1]
+
+    def products(amounts: Tensor, *apart: int) -> Tensor:
+        amounts = amounts.double().clone()
+        amounts[list(apart)] = 0
+        return rows @ (amounts / amounts.sum())
+
+    positive = relevance.clamp_min(0)
+    mistakes = {
+        "the first token counts. Set its relevance to 0.": products(positive, -1),
+        "the explained token counts. Set its relevance to 0.": products(positive, 0),
+        "the first and the explained token count. Set their relevance to 0.": products(positive),
+        "negative relevances count. Keep the positive ones only.": products(relevance, 0, -1),
+        "negative relevances count with their size. Keep the positive ones only.": products(relevance.abs(), 0, -1),
+        "divide the relevances by their sum.": right * float(positive[1:-1].sum()),
+        "this is the share of one token. Add up over all tokens.": rows[:, positive[1:-1].argmax() + 1],
+    }
+    return judge(yours, right, mistakes)
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:

@@ -55,7 +55,6 @@ class FeedForwardStructure:
     norm: Norm | None = None
     inner: Norm | None = None  # the norm of the attention's output before it is added to the stream, or None
     firsts: tuple[nn.Module, ...] = ()  # the linear modules that take the norm's output
-    laters: tuple[nn.Module, ...] = ()  # the linear modules that depend on it later
     # The modules that take the output of the first linear modules and compute a known activation.
     activations: tuple[tuple[nn.Module, Activation], ...] = ()
 
@@ -126,12 +125,11 @@ class Trace:
                 norm, firsts = NoNorm.before(module, x), _linear_modules(dependent, x)
         if not firsts:
             raise CannotReplayError("no plain linear module takes the output of the norm after the attention")
-        laters = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in firsts)
         first_outputs = [y for m, _, y in dependent if m in firsts]
         after = [(m, x, y) for m, x, y in self._runs if any(_equal(x, output) for output in first_outputs)]
         known = [(m, _activation(m, x, y)) for m, x, y in after]
         activations = tuple((m, f) for m, f in known if f is not None)
-        return FeedForwardStructure(projection, weight, norm, inner, firsts, laters, activations)
+        return FeedForwardStructure(projection, weight, norm, inner, firsts, activations)
 
 
 def _linear_modules(runs: list[Run], given: Tensor) -> tuple[nn.Module, ...]:
@@ -216,19 +214,7 @@ class FirstLinear:
         """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
         if self.composed is not None:
             return (values.transpose(0, 1) @ self.composed).transpose(0, 1).flatten(0, 1)
-        return functional.linear(directions.to(self.weight.dtype), self.weight).to(directions.dtype)
-
-
-@dataclass(frozen=True)
-class LaterLinear:
-    """A linear module that runs later, on what changes with the pairs."""
-
-    module: nn.Module
-    weight: Tensor  # the transpose of the module's matrix, `(d, features)`
-    bias: Tensor | None  # The module's own bias. None: it has none, or only changes are multiplied.
-    # Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's changes of
-    # the input. If given, only these changes are multiplied, in bfloat16.
-    clean: tuple[Tensor, Tensor, Tensor] | None
+        return functional.linear(directions, self.weight)
 
 
 class FoldedModules:
@@ -244,18 +230,10 @@ class FoldedModules:
     cancelled: Tensor | None = None
     _normed: VersionedTensor
 
-    def __init__(
-        self,
-        norm: Norm,
-        scale: Tensor,
-        inner: tuple[Norm, Tensor] | None,
-        firsts: list[FirstLinear],
-        laters: list[LaterLinear],
-    ) -> None:
+    def __init__(self, norm: Norm, scale: Tensor, inner: tuple[Norm, Tensor] | None, firsts: list[FirstLinear]) -> None:
         self.norm, self.inner = norm, inner
         self.largest = CANCELLATION * scale
         self.firsts = firsts
-        self.laters = laters
 
     def fold(self, vectors: Tensor, values: Tensor) -> None:
         """Apply the first linear modules to the vectors `(member * head, d)` of values `(member, head, d_head)`."""
@@ -305,23 +283,6 @@ class FoldedModules:
         for direct in self.chunk.direct:
             result[direct] = first.module(x.flatten(0, -2)[direct])
         return result.view(*x.shape[:-1], -1)
-
-    def later(self, number: int, x: Tensor) -> Tensor:
-        """The output of a later linear module for its input `x (..., features)`."""
-        later, buffer = self.laters[number], self._buffer_of(x)
-        rows = x.flatten(0, -2)
-        if later.clean is None:
-            return functional.linear(x, later.weight, later.bias)
-        inputs, outputs, buffer_of_changes = later.clean
-        change = buffer_of_changes[: len(rows)]
-        # In place if no other linear module needs the input, so that less memory goes through the caches.
-        changed = rows if buffer is not None and len(self.laters) == 1 else torch.empty_like(rows)
-        each = map(self.chunk.by_span, (rows, changed, change))
-        for span, given, of_span, halves in zip(self.chunk.spans, *each, strict=True):
-            torch.sub(given, inputs[span.targets], out=of_span)
-            halves.copy_(of_span)
-        result = outputs.index_select(0, self.chunk.target)
-        return result.add_(functional.linear(change, later.weight)).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
         """The output of an activation, in place if `x` is the buffer of a first linear module."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import ModuleAnswer
-from captum_vz._engine.numerics.tensors import budget_of, gather_rows, has_fast_bfloat16, is_out_of_memory
+from captum_vz._engine.numerics.tensors import budget_of, gather_rows, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
     CannotReplayError,
@@ -38,7 +38,6 @@ from captum_vz._engine.replay.folded.kernels import (
     FeedForwardStructure,
     FirstLinear,
     FoldedModules,
-    LaterLinear,
     Trace,
     add_sums,
 )
@@ -61,33 +60,21 @@ from captum_vz.functional.interventions import ZeroValue
 if TYPE_CHECKING:
     from captum_vz._engine.replay.folded.plan import SourceBlock
 
-# In bfloat16, by how much the norm's scale may grow. In a LLaMA layer, 26 made 0.7 of the allowed error, 51 made 1.4.
-LEFT_IN_BFLOAT16 = 32
-
 
 class FoldedLayer:
     """What the folded replay needs of a layer.
 
-    If `composed`, the attention's projection is multiplied with the first linear modules. If `in_bfloat16`, changes are
-    multiplied in bfloat16.
+    If `composed`, the attention's projection is multiplied with the first linear modules.
     """
 
     probes: Tensor  # what the packed replay returns for the last row of each chunk, `(chunk, d)`
     probe_bounds: Tensor  # by how much the folded replay may differ from the probes, `(chunk,)`
 
-    def __init__(
-        self,
-        problem: ReplayProblem,
-        pairs: PairTable,
-        blocks: list[SourceBlock],
-        composed: bool,
-        in_bfloat16: bool,
-    ) -> None:
+    def __init__(self, problem: ReplayProblem, pairs: PairTable, blocks: list[SourceBlock], composed: bool) -> None:
         packed = packed_pairs(problem)
         if not isinstance(packed.answer, ModuleAnswer) or packed.later:
             raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
         self._problem, self._pairs = problem, pairs
-        self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
         self.outputs = problem.clean
@@ -98,7 +85,7 @@ class FoldedLayer:
         self.scale: Tensor | None = None
         # The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
         # vectors, so nothing is taken from it.
-        self.share = 1 if problem.trust.library and not in_bfloat16 else -1
+        self.share = 1 if problem.trust.library else -1
         # Answers for the norm and the linear modules, and what runs the layer with these answers. None: no module
         # depends on the attention's output, and the layer adds it to the rest.
         self.modules: FoldedModules | None = None
@@ -111,7 +98,7 @@ class FoldedLayer:
         last = torch.stack([chunk.target[-1] for _, chunk in chunks])
         structure = self._read(trace, contexts[last] + lost * self.share, contexts, last)
         if structure.inner is not None and self.share < 0:
-            raise CannotReplayError("a norm of the attention's output is folded in library code only, exactly")
+            raise CannotReplayError("a norm of the attention's output is folded in library code only")
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
         projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))  # (head, d_head, d)
         self.projection = projection if problem.heads.all() else projection[pairs.heads]
@@ -121,13 +108,8 @@ class FoldedLayer:
             self.base = structure.projection(contexts)
             scale = structure.norm.scale(self._clean_input)
             inner = None if structure.inner is None else (structure.inner, structure.inner.scale(self.base))
-            if in_bfloat16:  # checked before much is multiplied: a decoder's first token sees nothing but itself
-                left = self._clean_input[last] - (lost @ structure.weight) * (1 if self.scale is None else self.scale)
-                if (structure.norm.scale(left) > LEFT_IN_BFLOAT16 * scale[last]).any():
-                    raise CannotReplayError(TOO_LITTLE_LEFT)
             firsts = [self._first(structure.norm, scale, inner, module, composed) for module in structure.firsts]
-            laters = [*map(self._later, structure.laters)]
-            self.modules = FoldedModules(structure.norm, scale, inner, firsts, laters)
+            self.modules = FoldedModules(structure.norm, scale, inner, firsts)
             self.runner = self._runner(structure, self.modules)
         elif not problem.trust.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
@@ -182,7 +164,7 @@ class FoldedLayer:
             structure = structure or trace.structure(self._problem.site.attention, context)
         assert structure is not None  # narrows the type: each part has a position
         self.probes = torch.cat(outputs)[few:]
-        self.probe_bounds = folded_bound(self.probes, self.outputs[last], self._dtype)
+        self.probe_bounds = folded_bound(self.probes, self.outputs[last])
         return structure
 
     def _check_residual(self, trace: Trace, structure: FeedForwardStructure, contexts: Tensor, lost: Tensor) -> Tensor:
@@ -260,25 +242,13 @@ class FoldedLayer:
         if inner is not None:
             of_attention = norm.direction(inner[0].direction(self.base)) @ weight
             base = base - inner[1] * of_attention
-        weight = weight.to(self._dtype)
         both = None
         if composed:
             into_norm = self.projection if self.scale is None else self.projection * self.scale
             into_norm = into_norm if inner is None else inner[0].direction(into_norm)
-            directions = norm.direction(into_norm).to(self._dtype)  # (head, d_head, d)
-            both = (directions @ weight).to(base.dtype)
+            both = norm.direction(into_norm) @ weight  # (head, d_head, features)
         result = base.new_empty(self._longest, base.shape[1])
         return FirstLinear(module, weight.T, both, base, of_attention, constant, result)
-
-    def _later(self, module: nn.Module) -> LaterLinear:
-        weight = matrix(module)
-        assert weight is not None  # as above
-        if self._dtype != torch.bfloat16:
-            bias = module.bias if isinstance(module.bias, Tensor) else None
-            return LaterLinear(module, weight.T, bias, None)
-        inputs, outputs = (self._in_clean_pass(module, place) for place in (0, 1))
-        change = inputs.new_empty(self._longest, inputs.shape[1], dtype=self._dtype)
-        return LaterLinear(module, weight.T.to(self._dtype), None, (inputs, outputs, change))
 
     def _runner(self, structure: FeedForwardStructure, modules: FoldedModules) -> PackedPairs:
         """Runs the layer with the norm, the linear modules and the activations answered."""
@@ -288,7 +258,6 @@ class FoldedLayer:
         if not isinstance(modules.norm, NoNorm):
             forwards[modules.norm.module] = modules.normed
         forwards |= {first.module: partial(modules.first, number) for number, first in enumerate(modules.firsts)}
-        forwards |= {later.module: partial(modules.later, number) for number, later in enumerate(modules.laters)}
         forwards |= {module: partial(modules.activated, activation) for module, activation in structure.activations}
         if any(map(is_hooked, (structure.projection, *forwards))):
             raise CannotReplayError("a module after the attention has a hook, which would not be called")
@@ -305,12 +274,8 @@ class FoldedReplay:
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
         if not isinstance(problem.intervention, ZeroValue):
-            if problem.asked.bfloat16_changes:
-                unlike = "only changes of zeroed values are multiplied in bfloat16"
-                problem.site.layer.warnings.append(f"matmul_precision='medium' has no effect: {unlike}")
             return False
-        # In bfloat16 the later matrices cost little too, so twice as much is saved.
-        enough = budget_of(problem.output.device).folding_calls / (4 if _in_bfloat16(problem) else 2)
+        enough = budget_of(problem.output.device).folding_calls / 2
         most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
         if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
@@ -320,36 +285,15 @@ class FoldedReplay:
         return products_saved(problem, pair_table(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        warnings, name = problem.site.layer.warnings, problem.site.layer.name
-        wanted, in_bfloat16 = problem.asked.bfloat16_changes, _in_bfloat16(problem)
-        if wanted and not in_bfloat16:
-            warnings.append(f"matmul_precision='medium' has no effect: {problem.output.device} has no fast bfloat16")
         try:
-            try:
-                yield from _replay(problem, in_bfloat16)
-            except CannotReplayError:
-                if not in_bfloat16:
-                    raise
-                # Pairs that lose most of their stream are too far off. Exact pairs overwrite what was given.
-                in_bfloat16, reason = False, "its structure is not supported"
-                try:
-                    yield from _replay(problem, in_bfloat16)
-                    reason = "it would be imprecise"
-                finally:
-                    warnings.append(f"matmul_precision='medium' has no effect on {name}: {reason}")
+            yield from _replay(problem)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if in_bfloat16:
-                warnings.append(f"matmul_precision='medium' has no effect on {name}: there is too little memory")
             raise CannotReplayError("there is too little memory") from error
 
 
-def _in_bfloat16(problem: ReplayProblem) -> bool:
-    return problem.asked.bfloat16_changes and has_fast_bfloat16(problem.output.device)
-
-
-def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
+def _replay(problem: ReplayProblem) -> Iterator[ReplayChunk]:
     """All pairs, a chunk at a time. The next chunk overwrites the last one.
 
     CannotReplayError: a chunk does not reproduce the clean outputs, or what the packed replay gives.
@@ -359,7 +303,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     pairs = pair_table(problem)
     composed = products_saved(problem, pairs)[1]
     blocks = plan_chunks(problem, pairs, not composed)
-    layer = FoldedLayer(problem, pairs, blocks, composed, in_bfloat16)
+    layer = FoldedLayer(problem, pairs, blocks, composed)
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     cancelled = []
