@@ -265,6 +265,8 @@ class MapPass:
         find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention.
     """
 
+    bar: Any  # of progress, in the pass
+
     def __init__(
         self,
         method: LayerMaps,
