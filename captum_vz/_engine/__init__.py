@@ -6,8 +6,8 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 """
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
-from captum_vz._engine.capture.forward_pass import LayerPass, check_no_dropout, given_states, layer_hooks
-from captum_vz._engine.capture.layer_runner import HALF, LAYER_ERRORS, in_float32, is_cache, is_half
+from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, given_states, layer_hooks
+from captum_vz._engine.capture.layer_runner import HALF, LAYER_ERRORS, in_float32, is_cache, is_half, tokens_in_caches
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.tensors import (
@@ -20,6 +20,7 @@ from captum_vz._engine.numerics.tensors import (
     once_a_pass,
 )
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
+from captum_vz._engine.replay.base import Request
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.find_layers import find_layers

@@ -16,8 +16,8 @@ from torch import Tensor
 from captum_vz._engine.numerics.attention import by_rows
 from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
-from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs
+from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem, Request
+from captum_vz._engine.replay.definition import DefinitionReplay, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -37,6 +37,8 @@ REPLAYS: tuple[Replay, ...] = (
     PackedReplay(first_tensor_only=True),
     DefinitionReplay(),
 )
+# In layers of unknown code, the definition is the fastest replay of so few groups of sources.
+FEW_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,10 @@ def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
         _traces.wanted, _traces.only = outer
 
 
-def value_zeroing_scores(
-    site: AttentionSite, distance: OutputDistance, steps: Callable[[int], Any] | None = None, **asked: Any
-) -> Tensor:
+def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: Request) -> Tensor:
     """The raw distances of one layer, `(batch, row, group)`. Padded rows and sources are 0.
 
-    The layer's record is given a warning for rows whose change is no larger than rounding. `steps` begins a progress
-    bar like tqdm's, in a layer whose pairs are more than a chunk. `asked` says what is zeroed, and for which targets:
-    see `ReplayProblem.of`.
+    The layer's record is given a warning for rows whose change is no larger than rounding.
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
@@ -118,7 +116,7 @@ def value_zeroing_scores(
         )
     site = site.in_float32()
     with without_autocast(output.device):
-        problem = ReplayProblem.of(site, LayerTrust.of(site.layer), **asked)
+        problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)
         if not problem.trust.library:
             check_unknown_code(site)
         if not len(problem.targets):
@@ -126,52 +124,17 @@ def value_zeroing_scores(
         # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
         rounding = None if distance.rounding is not None else _rounding(problem.clean, distance)
         _check_intervention(problem)
-        trace, readings = ReplayTrace(site.layer.name, site.attention.tap), problem.readings
+        trace = ReplayTrace(site.layer.name, site.attention.tap)
         if _traces.wanted is not None:
             _traces.wanted.append(trace)
-        known = REPLAYS[-1:] if site.layer.hooks else REPLAYS  # a hook may count positions
-        if not problem.trust.library and len(known) > 1 and decides_by_numbers(site):
-            known = (*REPLAYS[-1:], *REPLAYS[:-1])
-        waiting = [replay for replay in known if _traces.only in (None, replay.name)]
-        while waiting:
-            replay = waiting[0]
-            if not replay.fits(problem):
-                del waiting[0]
-                continue
-            scores = problem.empty_map()
-            clean: Tensor | None = None
-            readings.forget()
+        for replay in _replays_of(problem):
             try:
-                for chunk in replay(problem) if steps is None else _counted(replay(problem), problem, steps):
-                    if chunk.clean is not clean:
-                        clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
-                    output = distance.prepare(chunk.output, readings)
-                    moved = distance.between(output, prepared.index_select(0, chunk.clean_row)).to(scores)
-                    moved = moved if chunk.unchanged is None else moved.masked_fill(chunk.unchanged, 0)
-                    scores.view(-1)[problem.place(chunk)] = moved
-                if not problem.trust.library and not isinstance(replay, DefinitionReplay):
-                    readings.read()
-                    _check_sample(problem, distance, scores)
-                _check_scores(problem, distance, scores, rounding)
-                readings.read()
-            except ImpreciseError:
-                assert distance.careful is not None  # a distance that is imprecise has a careful form
-                distance = distance.careful
-                continue
+                scores = _scores_by(replay, problem, distance, rounding)
             except CannotReplayError as reason:
                 trace.failed[replay.name] = str(reason)
-                del waiting[0]
-                continue
-            except (RuntimeError, MemoryError) as error:
-                rows = min(problem.chunk_rows, int(problem.possible.sum()))
-                if not is_out_of_memory(error) or rows <= 1:
-                    raise
             else:
                 trace.replay, trace.layout = replay, site.layer.layout
                 return scores
-            # Outside of the except block, whose error would keep the chunk's memory.
-            site.layer.warnings.append(SHORT_OF_MEMORY)
-            problem = replace(problem, chunk_rows=rows // 2)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
     left_out = left_out_by_replays(site.layer.layer).rstrip()
     advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
@@ -179,6 +142,53 @@ def value_zeroing_scores(
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")
     )
+
+
+def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
+    """The replays that fit a problem, in the order in which they are tried."""
+    known = REPLAYS
+    if problem.site.layer.hooks:  # a hook may count positions
+        known = REPLAYS[-1:]
+    elif not problem.trust.library and problem.members.shape[1] <= FEW_GROUPS:
+        known = (*REPLAYS[-1:], *REPLAYS[:-1])
+    return (replay for replay in known if _traces.only in (None, replay.name) and replay.fits(problem))
+
+
+def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance, rounding: Tensor | None) -> Tensor:
+    """The scores by one replay. Where memory is short, smaller chunks run; where it is imprecise, the careful distance.
+
+    CannotReplayError: the replay does not hold for the layer.
+    """
+    readings, steps = problem.readings, problem.asked.steps
+    while True:
+        scores = problem.empty_map()
+        clean: Tensor | None = None
+        readings.forget()
+        try:
+            for chunk in replay(problem) if steps is None else _counted(replay(problem), problem, steps):
+                if chunk.clean is not clean:
+                    clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
+                output = distance.prepare(chunk.output, readings)
+                moved = distance.between(output, prepared.index_select(0, chunk.clean_row)).to(scores)
+                moved = moved if chunk.unchanged is None else moved.masked_fill(chunk.unchanged, 0)
+                scores.view(-1)[problem.place(chunk)] = moved
+            if not problem.trust.library and not isinstance(replay, DefinitionReplay):
+                readings.read()
+                _check_sample(problem, distance, scores)
+            _check_scores(problem, distance, scores, rounding)
+            readings.read()
+            return scores
+        except ImpreciseError:
+            assert distance.careful is not None  # a distance that is imprecise has a careful form
+            distance = distance.careful
+            continue
+        except (RuntimeError, MemoryError) as error:
+            rows = min(problem.chunk_rows, int(problem.possible.sum()))
+            if not is_out_of_memory(error) or rows <= 1:
+                raise
+        # Outside of the except block, whose error would keep the chunk's memory.
+        problem.site.layer.warnings.append(SHORT_OF_MEMORY)
+        problem = replace(problem, chunk_rows=rows // 2)
 
 
 def _counted(

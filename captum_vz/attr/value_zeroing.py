@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from captum_vz._engine import (
     ImpreciseError,
     OutputDistance,
     Readings,
+    Request,
     in_float32,
     value_zeroing_scores,
 )
@@ -113,21 +115,20 @@ class ValueZeroing(LayerMaps):
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances between clean and changed outputs, `(batch, row, group)`, or `(batch, head, row, group)`."""
         check_one_of("reduce_heads", self.reduce_heads, "joint", None)
-        scores = partial(
-            value_zeroing_scores,
-            site,
-            self._distance(site),
+        heads = self._heads(site)
+        asked = Request(
             rows=wanted.rows,
             groups=wanted.groups,
             max_groups=wanted.max_groups,
+            heads=heads,
             intervention=get_intervention(self.intervention),
             steps=wanted.steps,
         )
-        heads = self._heads(site)
+        distance = self._distance(site)
         if self.reduce_heads is not None:
-            return scores(heads=heads)
+            return value_zeroing_scores(site, distance, asked)
         each = range(site.shape.heads) if heads is None else heads
-        return torch.stack([scores(heads=(head,)) for head in each], 1)
+        return torch.stack([value_zeroing_scores(site, distance, replace(asked, heads=(head,))) for head in each], 1)
 
     def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
         return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -72,34 +71,12 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
 
 
-def by_exponentials(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    scores = (query[:, :, :, None] * key[:, :, None]).sum(-1).exp()
-    return (scores[..., None] * value[:, :, None]).sum(3) / scores.sum(-1, keepdim=True)
-
-
-class Kernel(torch.autograd.Function):
-    """Attention by a kernel that has no backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *parts: Tensor) -> Tensor:
-        return by_hand(*parts)
-
-
-def in_a_thread(*parts: Tensor) -> Tensor:
-    with ThreadPoolExecutor() as pool:
-        return pool.submit(torch.no_grad()(by_hand), *parts).result()
-
-
 OTHERS: dict[str, Callable[..., Any]] = {
     "on five axes": lambda *parts: attend(*(one[:, None] for one in parts))[:, 0],
     "by hand": by_hand,
-    "by exponentials": by_exponentials,
     "linear": lambda query, key, value: query.softmax(-1) @ (key.softmax(2).mT @ value),
     # Under a name that is in no module's file.
     "by name": lambda *parts, function=torch._C._nn.scaled_dot_product_attention: function(*parts),
-    "by numpy": lambda *parts: torch.from_numpy(by_hand(*parts).detach().numpy()),
-    "in a thread": in_a_thread,
-    "by a kernel": lambda *parts: Kernel.apply(*parts),
     "linear by last axes": lambda query, key, value: query.softmax(-1) @ (key.softmax(-2).mT @ value),
 }
 UNREAD = ("on five axes", "by hand", "by name", "linear")
@@ -114,7 +91,7 @@ def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -
             [OTHERS[other](*others), attend(*seen)] if first else [attend(*seen), OTHERS[other](*others)], 1
         )
 
-    return odd(compute, "mixes its tokens by other features of its value projection", kind=kind, **fields)
+    return odd(compute, "computes another attention", kind=kind, **fields)
 
 
 def second_attention(other: str, first: bool) -> Odd:
@@ -284,16 +261,14 @@ def checkpointed(again: bool, forward: Any) -> Any:
 
 
 SWITCH = (False, True)
-APART = ("by exponentials", "by numpy", "in a thread")
 ATTENTIONS: Table = {
     **rows(
         "heads",
         partial(hidden_heads, by="zeroing attention gradient effect"),
-        (*UNREAD, *APART),
+        UNREAD,
         (Computed, Fused),
         SWITCH,
     ),
-    **rows("heads", hidden_heads, ("by a kernel",), (Computed, Fused), (False,)),
     **rows("second attention", second_attention, (*UNREAD, "linear by last axes"), SWITCH),
     **rows("used twice", used_twice, USES | WITHOUT_GRADIENTS, SWITCH, SWITCH),
     **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad, torch.inference_mode)),
@@ -306,9 +281,6 @@ ATTENTIONS: Table = {
     "used: in two calls": lambda: odd(in_two_calls, USED),
     "used: written into": lambda: odd(lambda own, x, q, k, v: v.add_(attend(q, k, v).detach()), USED),
     "used: kept elsewhere": lambda: odd(kept_elsewhere, USED),
-    "values are mixed": lambda: odd(
-        lambda own, x, q, k, v: attend(q, k, v + v.roll(1, 2)), "mixes its projected values"
-    ),
     "values are a context": lambda: odd(
         lambda own, x, q, k, v: attend(q, k, attend(q, k, v)), "uses a context as values"
     ),

@@ -189,4 +189,6 @@ def test_state_shared_between_layers(model_type: str, dtype: torch.dtype) -> Non
 
     maps = ValueZeroing(forward, layers).attribute(inputs)
     assert_same(outputs[0], model(**inputs)[0], tolerance=1e-6)
+    for use_cache in (False, True):  # the cache keeps nothing for layers that use the keys of others
+        assert_same(maps, ValueZeroing(model, layers).attribute({**inputs, "use_cache": use_cache}), tolerance=1e-6)
     assert_same(maps, [ValueZeroing(model, layer).attribute(inputs) for layer in layers], tolerance=1e-6)

@@ -54,11 +54,12 @@ class Keeps(Projections):
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("factor", [0.0, 0.5])
 def test_values_written_into_kept_tensor(factor: float, inference: bool) -> None:
-    """In inference mode, the kept tensor cannot be part of a graph."""
+    """In inference mode, the kept tensor cannot be part of a graph, so the layer is refused in any case."""
     with torch.inference_mode(inference):
         block, x = block_of(Keeps(factor)), sequences(2)
-        if factor:
-            with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
+        if factor or inference:
+            message = "Block fails under" if inference else "Block uses its values outside the attention"
+            with pytest.raises(UnsupportedLayerError, match=message):
                 ValueZeroing(block, block).attribute(x)
             return
         with warnings.catch_warnings():

@@ -115,7 +115,7 @@ def test_refusal_names_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, one, other)
     message = r"Block cannot be replayed: .*one replay: not to be used here; another replay: not to be used here"
     with pytest.raises(AssertionError, match=message):
-        ValueZeroing(block, block).attribute(sequences(2))
+        ValueZeroing(block, block).attribute(sequences(2, 20))
 
 
 # The contract: what `Replay` promises of every entry of REPLAYS.

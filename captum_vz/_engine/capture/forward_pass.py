@@ -180,7 +180,11 @@ class LayerPass:
         for layer in self.layers:
             check_no_dropout(layer)
         keep_freed_memory()
-        output = undoing(partial(self._run, forward))
+        with undoing() as changes:
+            attach_to_named(self.layers, self.given, changes)
+            changes.set(results_of_pass, ResultsOfPass())
+            with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
+                output = forward()
         of_model = self._results.pop(None)
         self.results = _join(self._results, self.device_ids) if self._results else of_model
         for index, layer in enumerate(self.layers):
@@ -196,12 +200,6 @@ class LayerPass:
                     f"calls no hooks. {parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
                 )
         return output
-
-    def _run(self, forward: Callable[[], Any], changes: Changes) -> Any:
-        attach_to_named(self.layers, self.given, changes)
-        changes.set(results_of_pass, ResultsOfPass())
-        with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
-            return forward()
 
     def begin(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         """The handler of a run of a layer that begins."""

@@ -194,19 +194,3 @@ class StopAtValues(SiteHandler):
     def change_values(self, values: Tensor) -> None:
         if self.attention.inline is not None:
             raise StopRunError(self.attention.inline.by_head(values))
-
-
-@dataclass(eq=False, repr=False)
-class StopAtOutput(SiteHandler):
-    """Answers one attention with `context`, and ends the run when the attention module returns."""
-
-    context: Tensor
-
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        context, weights = call.compute(call.values)
-        return self.context.to(context), weights
-
-    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        result = first_tensor(output)
-        if module is self.attention.module and self._site_calls and result is not None:
-            raise StopRunError(self.attention.batch_first(result))

@@ -10,7 +10,7 @@ import copy
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -195,7 +195,11 @@ def is_cache(value: Any) -> bool:
 def tokens_in_caches(layer: nn.Module, arguments: Any) -> int:
     """How many tokens the key-value caches among the arguments hold for a layer, or for an attention module."""
     place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
-    return max((int(cache.get_seq_length(place)) for cache in caches_in(arguments)), default=0)
+    found = 0
+    for cache in caches_in(arguments):
+        with suppress(ValueError):  # it keeps nothing for a layer that uses the keys of another one (Gemma 3n and 4)
+            found = max(found, int(cache.get_seq_length(place)))
+    return found
 
 
 HALF = (torch.float16, torch.bfloat16)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,20 +45,30 @@ class TargetRows:
 
 
 @dataclass(frozen=True, eq=False)
+class Request:
+    """What is asked of a layer: which values are zeroed, and for which target positions."""
+
+    rows: Tensor | None = None  # The target positions of each example, `(batch, row)`. None: all.
+    # The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
+    groups: Tensor | None = None
+    # How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
+    max_groups: int | None = None
+    heads: tuple[int, ...] | None = None  # the query heads to zero. None: all
+    intervention: Intervention = ZERO  # what replaces the values
+    # Begins a progress bar like tqdm's, in a layer whose pairs are more than a chunk.
+    steps: Callable[[int], Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class ReplayProblem:
-    """All that a replay is given: which values are zeroed, and for which target positions."""
+    """All that a replay is given: what is asked, and the layer."""
 
     site: AttentionSite
     trust: LayerTrust  # what need not be checked of the layer
-    rows: Tensor | None  # The target positions of each example, `(batch, row)`. None: all.
-    # The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-    groups: Tensor | None
-    # How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
-    max_groups: int | None
-    intervention: Intervention  # what replaces the values
+    asked: Request
+    intervention: Intervention  # in this run of the layer
     targets: TargetRows
     heads: Tensor  # which query heads are zeroed, bool `(head,)`
-    all_heads: bool  # whether all are
     members: Tensor  # the sources of each group, `(batch, group, member)`, -1 where a group has fewer members
     output: Tensor  # the layer's clean output, `(batch, out, d)`
     chunk_rows: int  # how many positions fit in one chunk
@@ -66,23 +76,14 @@ class ReplayProblem:
     readings: Readings = field(default_factory=Readings)
 
     @classmethod
-    def of(
-        cls,
-        site: AttentionSite,
-        trust: LayerTrust,
-        rows: Tensor | None = None,
-        groups: Tensor | None = None,
-        heads: tuple[int, ...] | None = None,
-        max_groups: int | None = None,
-        intervention: Intervention = ZERO,
-    ) -> ReplayProblem:
-        """The problem of one map. `heads` are the query heads to zero. None: all."""
-        targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
-        asked = rows, groups, max_groups, intervention.in_run(site.layer.index, site.layer.number)
+    def of(cls, site: AttentionSite, trust: LayerTrust, asked: Request) -> ReplayProblem:
+        """The problem of one map."""
+        targets, output = once_a_pass(_wanted_targets, site.target_mask, asked.rows), site.output
+        intervention = asked.intervention.in_run(site.layer.index, site.layer.number)
+        members = once_a_pass(_group_members, site.source_mask, asked.groups)
+        zeroed = once_a_pass(zeroed_heads, site.shape.heads, asked.heads, site.attention.values.device)
         chunk_rows = site.layer.rows_in_chunk(output)
-        members = once_a_pass(_group_members, site.source_mask, groups)
-        zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, site.attention.values.device)
-        return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, chunk_rows)
+        return cls(site, trust, asked, intervention, targets, zeroed, members, output, chunk_rows)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -100,13 +101,17 @@ class ReplayProblem:
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
         seen = self.reached(self.targets.batch, self.targets.out)
-        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
+        return seen if self.asked.groups is None else _any_member(seen, self.members[self.targets.batch])
 
     @cached_property
     def group_of(self) -> Tensor:
         """The group of each source, `(batch, in)`."""
         mask = self.site.source_mask
-        return torch.arange(mask.shape[1], device=mask.device).expand_as(mask) if self.groups is None else self.groups
+        return (
+            torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+            if self.asked.groups is None
+            else self.asked.groups
+        )
 
     @property
     def possible(self) -> Tensor:
@@ -118,7 +123,7 @@ class ReplayProblem:
         """These pairs, and the targets that see nothing but one group, bool `(target,)`."""
         attention, needs_weight = self.site.attention, self.intervention.needs_weight
         visible, causal = attention.visible if needs_weight else None, attention.causal and needs_weight
-        members, targets = None if self.groups is None else self.members, (self.targets.batch, self.targets.out)
+        members, targets = None if self.asked.groups is None else self.members, (self.targets.batch, self.targets.out)
         return once_a_pass(_possible, self.site.source_mask, visible, causal, *targets, members)
 
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
@@ -154,13 +159,13 @@ class ReplayProblem:
 
     def place(self, chunk: ReplayChunk) -> Tensor:
         """Where the pairs of a chunk stand in the map, counted through it, `(n,)`."""
-        count = self.site.shape.out if self.rows is None else self.rows.shape[1]
+        count = self.site.shape.out if self.asked.rows is None else self.asked.rows.shape[1]
         given = self.targets, count, self.members.shape[1], chunk.target, chunk.group
         return once_a_pass(_places, *given) if chunk.shared else _places(*given)
 
     def empty_map(self) -> Tensor:
         """A map of zeros, `(batch, row, group)`, in at least float32."""
-        shape, rows = self.site.shape, self.rows
+        shape, rows = self.site.shape, self.asked.rows
         values = self.site.attention.values
         dtype = torch.promote_types(values.dtype, torch.float32)
         count = shape.out if rows is None else rows.shape[1]

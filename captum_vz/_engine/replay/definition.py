@@ -6,27 +6,22 @@ run of the layer for each group.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise, SiteHandler
+from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.unknown_code import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_examples
 from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
-from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
@@ -35,8 +30,8 @@ if TYPE_CHECKING:
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64
-# In layers of unknown code, this many groups of the largest scores are checked, or all if there are no more than that.
-SAMPLE, ALL = 3, 16
+# In layers of unknown code, this many groups of the largest scores are checked.
+SAMPLE = 3
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
 
@@ -127,13 +122,12 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
     """The outputs `(n, d)` of some targets `(n,)` by the definition, each with the group that is zeroed in one example.
 
     A layer of unknown code may do something for all its positions as long as one of them needs it. Packed pairs show
-    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`,
-    or all of a short sequence.
+    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`.
     """
     site, groups = problem.site, problem.members.shape[1]
     totals = scores.sum(1).flatten()
     order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
-    for number in order if len(order) <= ALL else [*order[:SAMPLE], order[-1]]:
+    for number in dict.fromkeys([*order[:SAMPLE], *order[-1:]]):
         example, group = divmod(number, groups)
         zeroed = torch.zeros_like(site.source_mask)
         zeroed[example] = (problem.group_of[example] == group) & site.source_mask[example]
@@ -143,50 +137,6 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
         except CannotReplayError:  # it needs a cache, for example: no run shows anything
             return
         yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
-
-
-def decides_by_numbers(site: AttentionSite) -> bool:
-    """Whether the layer's own code reads numbers out of its tensors, by which it may decide for all its positions."""
-    reads = Reads()
-    with suppress(CannotReplayError):
-        site.runner().run(SiteHandler(site.attention), around=reads.watching)
-    return reads.found
-
-
-# How code reads a number or a truth value out of a tensor.
-_READS = frozenset(
-    [getattr(Tensor, name) for name in ("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__")]
-    + [Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero]
-    + [torch.equal, torch.allclose, torch.is_nonzero]
-)
-
-
-class Reads(TorchFunctionMode):
-    """Notes whether code from elsewhere reads a number: it may decide by it, once for all positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch what a pass runs in a `with` block. The pass takes the mode back if an interruption comes."""
-        with Changes() as changes:
-            changes.enter(self)
-            yield
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and note whether it reads a number."""
-        if func in _READS and not self.found:
-            frame = sys._getframe(1)
-            while frame.f_back is not None and _package(frame) == "torch":
-                frame = frame.f_back
-            self.found = _package(frame) not in ("torch", "transformers", "captum_vz")
-        return func(*args, **(kwargs or {}))
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
@@ -223,7 +173,7 @@ def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
     batch, out, sources = windows.shape
     position, held = windows.position, windows.position != NO_POSITION
     window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
-    if window_of_output is not None and problem.groups is None and problem.max_groups is None:
+    if window_of_output is not None and problem.asked.groups is None and problem.asked.max_groups is None:
         places, place = windows.place.unique(return_inverse=True)
         zeroed = (windows.place == places[:, None]) & held
         source = torch.full((len(places), windows.count), NO_POSITION, device=position.device)
@@ -233,9 +183,9 @@ def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
         number = torch.arange(problem.members.shape[1], device=position.device)[:, None]
         zeroed = (problem.group_of.flatten()[position] == number) & held
         group = number[..., None].expand(-1, batch, out)
-    at_once = min(windows.at_once, problem.max_groups or len(zeroed))
+    at_once = min(windows.at_once, problem.asked.max_groups or len(zeroed))
     at_once = min(at_once, max(1, problem.chunk_rows // (batch * max(out, sources))))  # where memory was short
-    heads = None if problem.all_heads else problem.heads
+    heads = None if problem.asked.heads is None else problem.heads
     some = zip(zeroed.split(at_once), group.split(at_once), strict=True)
     return len(zeroed), ((*windows.filled(few, 0.0, heads), number) for few, number in some)
 

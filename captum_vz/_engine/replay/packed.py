@@ -42,7 +42,7 @@ from captum_vz._engine.replay.base import (
     only_chunk,
 )
 from captum_vz._engine.replay.unknown_code import is_independent
-from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
+from captum_vz._engine.structure.dependence import values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
@@ -84,9 +84,11 @@ class PackedReplay:
             problem = replace(problem, chunk_rows=rows)
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
-        shared = count <= rows and problem.max_groups is None
+        shared = count <= rows and problem.asked.max_groups is None
         chunks = (
-            asked.chunks(rows, problem.max_groups) if not shared else [once_a_pass(only_chunk, asked)] * bool(count)
+            asked.chunks(rows, problem.asked.max_groups)
+            if not shared
+            else [once_a_pass(only_chunk, asked)] * bool(count)
         )
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
@@ -158,7 +160,7 @@ class ChunkRunner:
             unchanged = lost.abs().amax(-1) == 0
             own.sub_(lost)
             self.cancelled = torch.sub(self._sizes[chunk.target], own.abs().amax(-1), alpha=CANCELLATION)
-            if chunk.alone is not None and problem.all_heads:
+            if chunk.alone is not None and problem.asked.heads is None:
                 own.masked_fill_(chunk.alone, 0)
                 self.cancelled = self.cancelled.masked_fill(chunk.alone[:, 0], 0)
         answer = self._pairs.run(chunk.batch, chunk.out, given.mul_(chunk.signs), shared)
@@ -177,13 +179,13 @@ class ChunkRunner:
 class PackedPairs:
     """Runs single positions of a layer with given contexts.
 
-    If the attention module returned the context or its projection, the module is answered as a whole, unless
-    `by_module` is False. If the module does more (ALBERT's norm and residual), its own code runs, and only the
-    attention function inside is answered. Attentions before the one that is zeroed answer their clean output. Those
-    after it really run, on the positions of one example at a time.
+    If the attention module returned the context or its projection, the module is answered as a whole. If the module
+    does more (ALBERT's norm and residual), its own code runs, and only the attention function inside is answered.
+    Attentions before the one that is zeroed answer their clean output. Those after it really run, on the positions of
+    one example at a time.
     """
 
-    def __init__(self, site: AttentionSite, first_tensor_only: bool = False, by_module: bool = True) -> None:
+    def __init__(self, site: AttentionSite, first_tensor_only: bool = False) -> None:
         attention, layer = site.attention, site.layer
         if attention.context is None:
             raise CannotReplayError("its attention is computed inline, so its contexts cannot be read")
@@ -204,7 +206,7 @@ class PackedPairs:
             self.runner.replace_modules({before.module: answer})
             self._earlier.append((answer, before.batch_first(clean)))
         self.answer: ModuleAnswer | AnswerContext
-        if by_module and attention.replaceable and attention.module is not layer.layer:
+        if attention.replaceable and attention.module is not layer.layer:
             self.answer = ModuleAnswer(attention)
             self.runner.replace_modules({attention.module: self.answer})
         else:
@@ -286,12 +288,8 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library:
-        if not values_follow_token_order(site.runner(), site.attention):
-            raise CannotReplayError("its values stand in another order than its tokens")
-        own_code = site.attention.module is site.layer.layer  # which runs in any case
-        if not own_code and not projects_any_context(site.runner(), site.attention):
-            pairs = PackedPairs(site, first_tensor_only, by_module=False)
+    if not problem.trust.library and not values_follow_token_order(site.runner(), site.attention):
+        raise CannotReplayError("its values stand in another order than its tokens")
     if not problem.trust.independent:
         _check_independent(pairs, problem)
     return pairs
@@ -331,7 +329,7 @@ def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
             weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
         else:
             weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
-        weight = weight if problem.all_heads else weight * problem.heads
+        weight = weight if problem.asked.heads is None else weight * problem.heads
         weight = weight if there is None else weight * there
         value = values[batch, :, source]  # (n, key-value head, d_head)
         if shared_by == 1:

@@ -26,7 +26,6 @@ from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
     SMALL_STRENGTHS,
-    binary_digits,
     fixed_normal,
     inference_mode,
     is_changed,
@@ -163,8 +162,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
         self.in_inference_mode = False  # whether the layer switches gradients off in a way that cannot be undone
-        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
-        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -185,32 +182,29 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         if self.keep and func is SET_GRADIENTS:
             return None
         self.in_inference_mode |= torch.is_inference_mode_enabled()
-        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
 
-    def _in_graph(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or self.in_inference_mode or not value.is_inference():
-            return value
-        return self.clones.setdefault(id(value), (value, value.clone()))[1]
-
-    def moved_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
-        """Which positions of the output change with `zeroed` entries, and the attention of this run."""
+    def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
+        """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""
         before = self.output.detach()
         after = _Graph(self.site, self.keep, self.answers, zeroed).output.detach()
-        return is_changed(after, before).any(-1) & exceeds_rounding(after, before)
+        return bool((is_changed(after, before).any(-1) & exceeds_rounding(after, before)).any())
 
-    def projections(self, values: Tensor) -> Iterator[tuple[int, GradientEdge, int]]:
-        """The functions that project values: their numbers, their results, and the axis of the features there."""
-        for node in _ancestors(values.grad_fn, up_to=PRODUCT):
-            for number, edge in enumerate(self.edges if PRODUCT.search(node.name()) else ()):
-                if edge is not None and node in _ancestors(edge.node):  # the first one made the node
-                    yield number, edge, 1 if "Convolution" in node.name() else -1
-                    break
+    def entries_of(self, values: list[Tensor]) -> dict[int, Tensor]:
+        """The entries that values are made of, in what functions return that project them, by the function's number."""
+        found: dict[int, Tensor] = {}
+        for one in values:
+            for node in _ancestors(one.grad_fn, up_to=PRODUCT):
+                for number, edge in enumerate(self.edges if PRODUCT.search(node.name()) else ()):
+                    if edge is not None and node in _ancestors(edge.node):  # the first one made the node
+                        found[number] = _depends(one, edge) | found.get(number, False)
+                        break
+        return found
 
 
 def _start_of_graph(value: Any) -> Any:
@@ -222,27 +216,14 @@ def _start_of_graph(value: Any) -> Any:
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
     """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
     attention = site.attention
-    own = slice(attention.calls_before, attention.calls_before + attention.calls)
-    contexts = {get_gradient_edge(context).node for context, _ in graph.answers[own]}
-    if values_once and not all(contexts.isdisjoint(_ancestors(values.grad_fn)) for values in graph.values[own]):
-        return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
-    projections = [(v.transpose(1, 2).flatten(2), *one) for v in graph.values[own] for one in graph.projections(v)]
-    made_of: dict[int, Tensor] = {}  # the entries that the values are made of, by the number of the function
-    for rows, number, edge, _ in projections:
-        if values_once and site.windows is None and _mixes(rows, edge) and _sums(rows, edge):
-            return "mixes its projected values, so no value belongs to one token. Mix tokens before the projection"
-        made_of[number] = _depends(rows, edge) | made_of.get(number, False)
-    # Mostly nothing else uses what the projections return, which one run shows.
-    if made_of and graph.moved_without({number: torch.ones_like(one) for number, one in made_of.items()}).any():
-        if values_once and graph.moved_without(made_of).any():
-            return "uses its values outside the attention that is read. Use them in this attention alone"
-        for rows, number, edge, axis in projections:
-            others = ~made_of[number] | (not values_once)
-            for one in binary_digits(rows):
-                halves = [_depends(rows, edge, half).any(axis, keepdim=True) & others for half in (one, ~one)]
-                if (graph.moved_without({number: halves[0]}) & graph.moved_without({number: halves[1]})).any():
-                    return f"mixes its tokens by other features of its value projection, {ONE_CALL}"
+    values = graph.values[attention.calls_before : attention.calls_before + attention.calls]
     starts = {get_gradient_edge(context).node for context, _ in graph.answers}
+    if values_once:
+        if not all(starts.isdisjoint(_ancestors(one.grad_fn)) for one in values):
+            return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
+        made_of = graph.entries_of(values)
+        if made_of and graph.is_moved_without(made_of):
+            return "uses its values outside the attention that is read. Use them in this attention alone"
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
@@ -251,17 +232,6 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
             if over_tokens or shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
                 return f"computes another attention, {ONE_CALL}"
     return None
-
-
-def _mixes(x: Tensor, edge: GradientEdge) -> bool:
-    """Whether an entry of what a node returned reaches several tokens of `x`: two tokens differ in some digit."""
-    return any((_depends(x, edge, one) & _depends(x, edge, ~one)).any() for one in binary_digits(x))
-
-
-def _sums(x: Tensor, edge: GradientEdge) -> bool:
-    """Whether tokens of `x` depend on more entries than they have, as sums do, and copies of a token do not."""
-    halves = [half for one in binary_digits(x) for half in (one, ~one)]
-    return any(_depends(x, edge, half).sum() > half.sum() * x.shape[-1] for half in halves)
 
 
 def _ancestors(node: Any, up_to: re.Pattern[str] | None = None) -> Iterator[Any]:
@@ -276,11 +246,10 @@ def _ancestors(node: Any, up_to: re.Pattern[str] | None = None) -> Iterator[Any]
                 left.extend(before for before, _ in node.next_functions)
 
 
-def _depends(x: Tensor, edge: GradientEdge, chosen: Tensor | None = None) -> Tensor:
-    """On which entries of what a node returned the entries of `x` at chosen positions depend, bool."""
-    shares = fixed_normal(x) if chosen is None else fixed_normal(x) * chosen[..., None]
+def _depends(x: Tensor, edge: GradientEdge) -> Tensor:
+    """On which entries of what a node returned the entries of `x` depend, bool."""
     try:
-        found = torch.autograd.grad(x, edge, shares, retain_graph=True, allow_unused=True)[0]
+        found = torch.autograd.grad(x, edge, fixed_normal(x), retain_graph=True, allow_unused=True)[0]
     except NotImplementedError:  # a function on the way has no derivative, so they may depend on all
         return torch.ones((), dtype=torch.bool, device=x.device)
     return torch.zeros((), dtype=torch.bool, device=x.device) if found is None else found.nan_to_num(0) != 0

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import SiteHandler, StopAtOutput, StopAtValues, StopRunError
+from captum_vz._engine.capture.interventions import SiteHandler, StopAtValues, StopRunError
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
-    fixed_normal,
-    for_query_heads,
     is_changed,
     noise_like,
     nudged,
@@ -141,29 +139,6 @@ def _examples_reached(runner: LayerRunner, attention: AttentionRecord, states: T
     attention.batch_first(marked)[chosen] = True
     reached = _reached(runner, attention, states, marked)
     return None if reached is None or len(reached) != len(chosen) else reached.any(1)
-
-
-def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether the attention module returns the projection of its context for any context.
-
-    Tested with the largest and the smallest entries that weighted sums of the values, or of some of them, may have.
-    """
-    if not attention.replaceable or attention.context is None:
-        return True  # its own code runs in any case
-    values = for_query_heads(attention.values.nan_to_num(0, 0, 0), attention.shape.heads)
-    values = values.transpose(1, 2)  # (batch, in, head, d_head)
-    most, least = values.amax((0, 1)).clamp_min(0), values.amin((0, 1)).clamp_max(0)
-    drawn = fixed_normal(attention.context) < 0
-    for corners in (drawn, ~drawn):
-        context = torch.where(corners, most, least)
-        found = _result_of(runner, StopAtOutput(attention, context), runner.arguments)
-        flat = context.flatten(2)
-        expected = flat if attention.projection is None else attention.projection(flat)
-        if found is None or found.shape != expected.shape:
-            return False
-        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
-            return False
-    return True
 
 
 def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> bool:

@@ -130,8 +130,9 @@ def original(owner: Any, name: str) -> Any:
     return undo.args[-1] if isinstance(undo, partial) else getattr(owner, name)
 
 
-def undoing(action: Callable[[Changes], T]) -> T:
-    """Run a pass. Whatever happens in it, its changes and the modes of this thread are as before when it ends."""
+@contextmanager
+def undoing() -> Iterator[Changes]:
+    """Run a pass in a `with` block. Its changes and the modes of this thread are as before when it ends."""
     with Changes() as changes:
         changes.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         changes.callback(_restore_modes, function_modes())
@@ -140,7 +141,7 @@ def undoing(action: Callable[[Changes], T]) -> T:
         # The original modules of a compiled model run. A compiled layer would be compiled again with our hooks.
         if (stance := eager_stance()) is not None:
             changes.replace(*stance)
-        return action(changes)
+        yield changes
 
 
 @contextmanager
@@ -327,8 +328,7 @@ def random_states() -> tuple[Any, ...]:
 
 def repeated(call: Callable[[], Any]) -> Any:
     """What a call returns that runs the user's model once more. The generators are then as before."""
-
-    def run(changes: Changes) -> Any:
+    with undoing() as changes:
         changes.callback(torch.set_rng_state, torch.get_rng_state())
         changes.callback(random.setstate, random.getstate())
         changes.callback(np.random.set_state, np.random.get_state())
@@ -336,5 +336,3 @@ def repeated(call: Callable[[], Any]) -> Any:
             changes.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
         with torch.no_grad():
             return call()
-
-    return undoing(run)

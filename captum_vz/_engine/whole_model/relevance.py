@@ -39,8 +39,7 @@ def relevance_gradients(
         UnsupportedLayerError: An operation has no rule, or the number does not depend on the tensors.
         RefusedError: A gradient is not finite.
     """
-
-    def run(changes: Changes) -> Sequence[Tensor]:
+    with undoing():
         with torch.enable_grad(), Changes() as of_pass:
             explained.attach(of_pass)
             of_pass.hook(partial(register_module_forward_hook, whole_activations()))
@@ -60,8 +59,6 @@ def relevance_gradients(
         if not all(one.isfinite().all() for one in gradients):
             raise RefusedError(f"The gradients of {explained.name} are {not_finite(number.dtype)}")
         return gradients
-
-    return undoing(run)
 
 
 class ExplainedTensors:

@@ -80,12 +80,9 @@ class ModelReplay:
         """
         self._all_runs = chosen is None
         this = LayerPass(self.layers, compute, device_ids=self.device_ids, given=self.given, chosen=chosen)
-
-        def run(changes: Changes) -> Any:
+        with undoing() as changes:
             self._cache.fill(changes)
-            return this.run(forward)
-
-        output = undoing(run)
+            output = this.run(forward)
         for module in self._cache.outermost:
             check_no_dropout(module)
         self._output = first_numbers(output)
@@ -218,13 +215,11 @@ class ModelReplay:
             check(handler, None if found is None else handler.attention.batch_first(found))
             finished[handler.of_run.index] += 1
 
-        def run(changes: Changes) -> Any:
+        with undoing() as changes:
             attach_to_named(self.layers, self.given, changes)
             with layer_hooks(self.layers, begin, end):
                 answer(changes)
-                return forward()
-
-        output = undoing(run)
+                output = forward()
         expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
         if finished != expected and not alone:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")

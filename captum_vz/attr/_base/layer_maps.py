@@ -19,6 +19,7 @@ from captum_vz._engine import (
     EmbeddingLeaf,
     LayerPass,
     LayerRecord,
+    LayerResults,
     OtherMixing,
     Readings,
     attention_site,
@@ -221,87 +222,17 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
-        attentions = attentions_of_layers(self.attention, layers)
-        check_one_of("normalize", self.normalize, True, False)
-        check_numbers(arguments.perturbations_per_eval, arguments.run)
-        forward_func = self.forward_func
-        if self.needs_graph:
-            forward_func = with_graph(forward_func, layers, self.embeddings, arguments.run, self.get_name())
-        forward = bind_forward(forward_func, *arguments[:2])
-        device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        groups = FeatureGroups(arguments.feature_mask, device_ids)
-        # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
-        shares = bool(device_ids) and wanted.depends_on_example
-        notes: list[str] = []
-        of_layers: list[list[str]] = []
-        readings = Readings()
-        positions = functools.cache(wanted.positions)  # one tensor for all layers
-        tokens: dict[int, LayerTokens] = {}
-        later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
-        there: list[Tensor] = []
-        count = itertools.count()
-        title = f"{self.get_name()} attribution"
-        with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
-
-            def compute(record: LayerRecord) -> Tensor:
-                if mixing is not None:
-                    mixing.note(record)
-                runs.note(record)
-                record.inputs = arguments[:2]
-                site = attention_site(record, attentions[record.index], self.accepts_streams)
-                batch, _, out, _ = site.shape
-                if not padding and begins_with_padding(site):
-                    padding.append(LeftPadding(site))
-                end = end_of_inputs(site, arguments.inputs, wanted.token)
-                real = site.target_mask if end is None else site.target_mask[:, :end]
-                run = layers[record.index], record.number, end or out, real, site.attention.tokens_first
-                tokens[record.index] = LayerTokens(*run)
-                rows = None if shares else positions(batch, end or out, site.attention.values.device)
-                leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
-                most, group = arguments.perturbations_per_eval, groups.of(site, end)
-                steps = partial(progress, None, f"{title}, layer {record.index}", leave=False)
-                shown = steps if arguments.show_progress else None
-                asked = Wanted(site, rows, group, most, end, leaf, wanted.question, shown)
-                scores = self.layer_scores(site, asked)
-                if not is_replica(record.layer):
-                    there.append(real)
-                bar.update()
-                place = next(count)
-                if isinstance(scores, Tensor):
-                    of_layers.append(record.warnings)
-                    return asked.finish(scores, self.normalize, readings)
-                later[place] = asked, scores
-                return placeholder(record, self.get_name())
-
-            mixing = OtherMixing() if find_other_mixing else None
-            padding: list[LeftPadding] = []
-            runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
-            with runs.checked(whole_blocks=self.replays_layers):
-                this = LayerPass(
-                    layers,
-                    compute,
-                    device_ids=device_ids,
-                    replays=self.replays_layers,
-                    steps=self.needs_steps,
-                    given=self._given(layers),
-                    chosen=runs.chosen,
-                )
-                output = this.run(forward)
-                runs.output = output if later else None
-        notes.extend(runs.warnings)
-        maps = this.results
-        for place, (asked, scores) in later.items():
-            with torch.set_grad_enabled(self.needs_graph):
-                maps[place] = maps[place][0], asked.finish(scores(output), self.normalize, readings)
-            of_layers.append(asked.site.layer.warnings)
-        readings.read()
-        notes.extend(itertools.chain.from_iterable(of_layers))
-        if shares:
-            maps = [(index, wanted.rows_of(one)) for index, one in maps]
-        notes.extend(said for one in padding for said in one.warnings(self.forward_func, *arguments[:2]))
-        if notes:
-            warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return MapRun(maps, tokens, output, mixing, there[0] if there else None)
+        this = MapPass(self, wanted, arguments, layers, find_other_mixing)
+        bar = progress(desc=this.title, total=len(layers)) if arguments.show_progress else NullProgress()
+        with bar as this.bar, this.runs.checked(whole_blocks=self.replays_layers):
+            given, steps = self._given(layers), self.needs_steps
+            chosen, replays, ids = this.runs.chosen, self.replays_layers, this.device_ids
+            run = LayerPass(
+                layers, this.compute, device_ids=ids, replays=replays, steps=steps, given=given, chosen=chosen
+            )
+            output = run.run(bind_forward(this.forward_func, *arguments[:2]))
+            this.runs.output = output if this.later else None
+        return this.end(output, run.results)
 
 
 @dataclass(frozen=True)
@@ -321,6 +252,105 @@ class MapRun:
     output: Any = None
     mixing: OtherMixing | None = None
     there: Tensor | None = None
+
+
+class MapPass:
+    """One forward pass of a method. Each map is computed when its layer returns.
+
+    Args:
+        method: The method.
+        wanted: The wanted rows.
+        arguments: The user's call.
+        layers: The layers.
+        find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention.
+    """
+
+    bar: Any  # of progress, in the pass
+
+    def __init__(
+        self,
+        method: LayerMaps,
+        wanted: WantedTokens,
+        arguments: Arguments,
+        layers: list[nn.Module],
+        find_other_mixing: bool,
+    ) -> None:
+        self.method, self.wanted, self.arguments = method, wanted, arguments
+        self.layers = layers
+        self.attentions = attentions_of_layers(method.attention, self.layers)
+        check_one_of("normalize", method.normalize, True, False)
+        check_numbers(arguments.perturbations_per_eval, arguments.run)
+        self.forward_func = method.forward_func
+        if method.needs_graph:
+            name = method.get_name()
+            self.forward_func = with_graph(self.forward_func, layers, method.embeddings, arguments.run, name)
+        self.device_ids = method.device_ids or getattr(method.forward_func, "device_ids", None)
+        self.groups = FeatureGroups(arguments.feature_mask, self.device_ids)
+        # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
+        self.shares = bool(self.device_ids) and wanted.depends_on_example
+        self.positions = functools.cache(wanted.positions)  # one tensor for all layers
+        self.mixing = OtherMixing() if find_other_mixing else None
+        self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), self.layers, arguments.run)
+        self.readings = Readings()
+        self.padding: list[LeftPadding] = []
+        self.warnings: list[list[str]] = []  # of each run of a layer
+        self.tokens: dict[int, LayerTokens] = {}
+        self.there: list[Tensor] = []
+        self.later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
+        self.count = itertools.count()
+        self.title = f"{method.get_name()} attribution"
+
+    def compute(self, record: LayerRecord) -> Tensor:
+        """The map of one run of a layer, or a placeholder."""
+        method = self.method
+        if self.mixing is not None:
+            self.mixing.note(record)
+        self.runs.note(record)
+        record.inputs = self.arguments[:2]
+        site = attention_site(record, self.attentions[record.index], method.accepts_streams)
+        if not self.padding and begins_with_padding(site):
+            self.padding.append(LeftPadding(site))
+        asked, real = self.begin(site)
+        scores = method.layer_scores(site, asked)
+        if not is_replica(record.layer):
+            self.there.append(real)
+        self.bar.update()
+        place = next(self.count)
+        if isinstance(scores, Tensor):
+            self.warnings.append(record.warnings)
+            return asked.finish(scores, method.normalize, self.readings)
+        self.later[place] = asked, scores
+        return placeholder(record, method.get_name())
+
+    def begin(self, site: AttentionSite) -> tuple[Wanted, Tensor]:
+        """What is wanted of a run of a layer, and which of its output tokens are no padding."""
+        record, out = site.layer, site.shape.out
+        end = end_of_inputs(site, self.arguments.inputs, self.wanted.token)
+        real = site.target_mask if end is None else site.target_mask[:, :end]
+        run = self.layers[record.index], record.number, end or out, real, site.attention.tokens_first
+        self.tokens[record.index] = LayerTokens(*run)
+        rows = None if self.shares else self.positions(site.shape.batch, end or out, site.attention.values.device)
+        leaf = self.forward_func.vectors if isinstance(self.forward_func, EmbeddingLeaf) else None
+        steps = partial(progress, None, f"{self.title}, layer {record.index}", leave=False)
+        shown = steps if self.arguments.show_progress else None
+        most, group = self.arguments.perturbations_per_eval, self.groups.of(site, end)
+        return Wanted(site, rows, group, most, end, leaf, self.wanted.question, shown), real
+
+    def end(self, output: Any, maps: LayerResults) -> MapRun:
+        """The maps, after the model has returned, and the warnings."""
+        method, notes = self.method, [*self.runs.warnings]
+        for place, (asked, scores) in self.later.items():
+            with torch.set_grad_enabled(method.needs_graph):
+                maps[place] = maps[place][0], asked.finish(scores(output), method.normalize, self.readings)
+            self.warnings.append(asked.site.layer.warnings)
+        self.readings.read()
+        notes.extend(itertools.chain.from_iterable(self.warnings))
+        if self.shares:
+            maps = [(index, self.wanted.rows_of(one)) for index, one in maps]
+        notes.extend(said for one in self.padding for said in one.warnings(method.forward_func, *self.arguments[:2]))
+        if notes:
+            warn(f"{method.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
+        return MapRun(maps, self.tokens, output, self.mixing, self.there[0] if self.there else None)
 
 
 def with_graph(

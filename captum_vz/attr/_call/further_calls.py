@@ -24,6 +24,7 @@ from captum_vz._engine import (
     is_out_of_memory,
     layer_hooks,
     repeated,
+    tokens_in_caches,
 )
 from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map, uncompiled
 from captum_vz.attr._call.arguments import (
@@ -343,8 +344,7 @@ class _NoiseInToken:
     def begin(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         """Note a run of a layer, and whether it follows the layer before."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
-        place = next((m.layer_idx for m in modules_of(layer) if isinstance(getattr(m, "layer_idx", None), int)), 0)
-        if is_replica(layer) or (not self._count and any(is_cache(x) and x.get_seq_length(place) for x in leaves)):
+        if is_replica(layer) or (not self._count and tokens_in_caches(layer, (args, kwargs))):
             raise ValueError("a replica has a part of the batch, and a cache would be filled twice")
         handler = AttentionHandler()
         self._runs[handler] = index, self._count[index]

@@ -177,7 +177,7 @@ class _ChunkPlanner:
         self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
         self.source = members[held].to(device)
         self.ends = [0, *held.sum(-1).cumsum(0).tolist()]
-        self.heads, self.rows, self.max_groups = len(pairs.heads), problem.chunk_rows, problem.max_groups
+        self.heads, self.rows, self.max_groups = len(pairs.heads), problem.chunk_rows, problem.asked.max_groups
         self.target, self.group = target.to(device), group.to(device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
