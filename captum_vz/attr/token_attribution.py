@@ -96,7 +96,7 @@ class TokenAttribution(Described, Attribution):
         target: Any = None,
         *,
         foil: Any = None,
-        baselines: Literal["pad", "mask", "zero"] | float | Tensor = "pad",
+        baselines: Literal["pad", "mask", "zero", "mean"] | float | Tensor = "pad",
         **options: Any,
     ) -> Tensor:
         """How much each token contributes to the output at `target`.
@@ -111,10 +111,10 @@ class TokenAttribution(Described, Attribution):
                 index for each example. None: the output is one number for each example.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             baselines: The replacement of an absent token, for methods with baselines: "pad" or "mask" (the embedding of
-                this token), "zero" (a zero vector), or token ids `(1 or batch, tokens)`. With a name, special tokens
-                (CLS, SEP, BOS, EOS, padding) keep their embeddings. Methods that compare with the baseline then give
-                special tokens the score 0. A number, as in Captum: each entry of the vectors of all tokens, special
-                ones too; 0 for zero vectors.
+                this token), "zero" (a zero vector), "mean" (the mean of all word vectors), or token ids `(1 or batch,
+                tokens)`. With a name, special tokens (CLS, SEP, BOS, EOS, padding) keep their embeddings. Methods that
+                compare with the baseline then give special tokens the score 0. A number, as in Captum: each entry of
+                the vectors of all tokens, special ones too; 0 for zero vectors.
             options: Further arguments for the method's own `attribute`, such as `n_steps`. Integrated gradients run all
                 steps of all examples at once. For large batches pass `internal_batch_size`. Occlusion replaces one
                 token at a time, unless `sliding_window_shapes=(tokens, d)` is passed.
@@ -263,18 +263,30 @@ class TokenAttribution(Described, Attribution):
             return words(baselines.to(ids.device).expand_as(ids))
         if isinstance(baselines, (int, float)) and not isinstance(baselines, bool):
             return torch.full_like(embedded, baselines)
-        if baselines not in ("pad", "mask", "zero"):
-            raise ArgumentError(f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero', a number or token ids.")
+        if baselines not in ("pad", "mask", "zero", "mean"):
+            raise ArgumentError(
+                f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero', 'mean', a number or token ids."
+            )
         special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
         kept = torch.isin(ids, ids.new_tensor([number for number in special if number is not None]))
         if baselines == "zero":
             return embedded.masked_fill(~kept[..., None], 0)
+        if baselines == "mean":
+            return embedded.where(kept[..., None], mean_word_vector(words, ids.device))
         number = getattr(self.tokenizer, f"{baselines}_token_id", None)
         if number is None:
             raise ArgumentError(
                 f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
             )
         return words(ids.where(kept, number))
+
+
+def mean_word_vector(words: Any, device: torch.device) -> Tensor:
+    """The mean of all word vectors, as the model's first layer is given them, `(d,)`."""
+    every = torch.arange(words.num_embeddings, device=device).split(8192)  # few at a time: vocabularies are large
+    with torch.no_grad():
+        sums = [words(some).double().sum(0) for some in every]
+        return torch.stack(sums).sum(0).div(words.num_embeddings).to(words(every[0][:1]))
 
 
 def _raised_by_captum(error: BaseException) -> bool:

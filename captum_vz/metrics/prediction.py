@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import HALF, keeps_examples_apart
+from captum_vz.attr.token_attribution import mean_word_vector
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.metrics._rows import describe, flags
 
@@ -267,10 +268,9 @@ class Prediction:
     @cached_property
     def _mean(self) -> Tensor:
         """The mean of all word vectors, as the model's first layer is given them, `(d,)`."""
-        size = self.model.get_input_embeddings().num_embeddings if hasattr(self.model, "get_input_embeddings") else 1
-        every = torch.arange(size, device=self.ids.device).split(8192)  # few at a time: vocabularies are large
-        sums = [word_vectors(self.model, some).double().sum(0) for some in every]
-        return torch.stack(sums).sum(0).div(size).to(word_vectors(self.model, every[0]))
+        word_vectors(self.model, self.ids[:1, :1])  # refuses a model without word vectors
+        model: Any = self.model
+        return mean_word_vector(model.get_input_embeddings(), self.ids.device)
 
     def at_target(self, inputs: Mapping[str, Tensor], mask: Tensor, target: Tensor) -> Tensor:
         """The logits of the model at the targets, `(n, vocabulary)`, for ids or word vectors and their mask."""

@@ -141,7 +141,7 @@ def test_occlusion_of_single_tokens_is_ablation() -> None:
         explain(Occlusion, ONE, position=PLACES[0], sliding_window_shapes=(1, 64), strides=(1, 64))
 
 
-@pytest.mark.parametrize("baselines", ["pad", "mask", "zero", 0, 0.5])
+@pytest.mark.parametrize("baselines", ["pad", "mask", "zero", "mean", 0, 0.5])
 def test_integrated_gradients_are_complete(baselines: Any) -> None:
     """Scores sum to the logit difference minus the baseline's. The baseline keeps the special tokens."""
     scores = explain(IntegratedGradients, foil=IS, baselines=baselines, n_steps=64)
@@ -149,6 +149,9 @@ def test_integrated_gradients_are_complete(baselines: Any) -> None:
     special = torch.isin(IDS, torch.tensor(kept))
     if baselines == "zero":
         base = word_embeddings(IDS) * special[..., None]
+    elif baselines == "mean":
+        every = word_embeddings(torch.arange(MODEL.config.vocab_size))
+        base = word_embeddings(IDS).where(special[..., None], every.mean(0))
     elif isinstance(baselines, (int, float)):  # of all tokens
         base = torch.full_like(word_embeddings(IDS), baselines)
     else:
@@ -290,8 +293,8 @@ def test_function_as_forward_func() -> None:
     [
         ({"inputs": torch.zeros(1, 3)}, "The token ids in inputs are"),
         ({"inputs": {"attention_mask": IDS}}, "The token ids in inputs are"),
-        ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero', a number or token ids"),
-        ({"baselines": True}, "baselines is True: pass 'pad', 'mask', 'zero', a number or token ids"),
+        ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero', 'mean', a number or token ids"),
+        ({"baselines": True}, "baselines is True: pass 'pad', 'mask', 'zero', 'mean', a number or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
         ({"return_convergence_delta": True}, "return_convergence_delta has no meaning here"),

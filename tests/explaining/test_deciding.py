@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import captum_vz
-from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import word_mask
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
-from tests.explaining.models import joint
+from tests.explaining.models import joint, views
 
 MASKED, PREFIX = "the pictures of some hat [MASK] scaring marcus.", "the pictures of some hat"
 CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
@@ -35,10 +35,7 @@ def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: s
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", foil])
     rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    index = {"target": (place, are), "foil": (place, other)}
-    effects = ValueZeroingEffect(model).attribute(inputs, **index)[0].tolist()
-    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1).tolist()
-    products = by_hand(rows, [effects, relevance], place)
+    products = by_hand(rows, views(model, tokenizer, inputs, (place, are), (place, other)), place)
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -60,9 +57,11 @@ def test_words_are_one_source_each() -> None:
     words = groups[0].tolist()
     firsts = [words.index(word) for word in dict.fromkeys(words)]
     rows, at = [row[0][firsts].tolist() for row in maps], list(dict.fromkeys(words)).index(words[place])
-    relevance = AttnLRP(model).attribute(inputs, **index)[0].sum(-1)
-    by_word = [sum(relevance[i].item() for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
-    products = by_hand(rows, [effects[firsts].tolist(), by_word], at)
+    by_word = [
+        [sum(view[i] for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
+        for view in views(model, tokenizer, inputs, index["target"], index["foil"])[1:]
+    ]
+    products = by_hand(rows, [effects[firsts].tolist(), *by_word], at)
     assert found.layer == products.index(max(products))
 
 

@@ -19,19 +19,13 @@ from captum_vz.methods.decision import LONGEST
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
-from tests.explaining.models import deep, joint
+from tests.explaining.models import deep, joint, views
 
 PREFIX = "the pictures of some hat"
 
 
-def amounts(model: Any, inputs: Any, target: Any, foil: Any = None) -> list[list[float]]:
-    """By the classes: the effect, and AttnLRP's relevance."""
-    effect = ValueZeroingEffect(model).attribute(inputs, target=target, foil=foil)[0]
-    return [effect.tolist(), AttnLRP(model).attribute(inputs, target=target, foil=foil)[0].sum(-1).tolist()]
-
-
 @pytest.mark.parametrize(("name", "foil"), [("causal", "is"), ("agreement", "is"), ("agreement", None)])
-def test_decision_is_the_product(name: str, foil: str | None) -> None:
+def test_decision_is_the_median(name: str, foil: str | None) -> None:
     """Of a next word against a foil, and of a word at a mask also without one."""
     text = PREFIX if name == "causal" else f"{PREFIX} [MASK] scaring marcus."
     found = captum_vz.explain(name, text, method="decision", target="are", foil=foil)
@@ -39,9 +33,9 @@ def test_decision_is_the_product(name: str, foil: str | None) -> None:
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
-    expected = joint(amounts(model, inputs, (place, are), foil and (place, other)), (0, place))
+    expected = joint(views(model, tokenizer, inputs, (place, are), foil and (place, other)), (0, place))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
-    assert found.told == ["decision: by Value Zeroing's effect and AttnLRP"]
+    assert found.told == ["decision: by Value Zeroing's effect, blanking out and AttnLRP"]
 
 
 def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
