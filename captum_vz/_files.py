@@ -9,7 +9,6 @@ import io
 import os
 import re
 import socket
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
@@ -18,7 +17,6 @@ from typing import Any, Final
 
 #: How the names of this package's temporary files end. Other programs have their own.
 TEMPORARY: Final = ".captum-vz.tmp"
-_DAY: Final = 24 * 60 * 60  # seconds
 
 _SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PERMISSION: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
@@ -84,11 +82,23 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes what killed processes of this package have left: temporary files that are older than a day."""
+    """Removes what killed processes of this package on this machine have left. Other processes are still writing."""
+    ours = re.compile(rf"\..+\.{re.escape(socket.gethostname())}\.(\d+){re.escape(TEMPORARY)}")
     for path in folder.rglob(f".*{TEMPORARY}"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _DAY:
-                path.unlink()
+        name = ours.fullmatch(path.name)
+        if name is not None and not _is_running(int(name[1])):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere a signal may end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except OSError as error:  # another error: it belongs to somebody else
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def safe_name(name: str) -> str:

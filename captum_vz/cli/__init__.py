@@ -88,7 +88,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help whose names, such as "alti-layer", stay on one line, so that they can be copied."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 class _Parser(argparse.ArgumentParser):

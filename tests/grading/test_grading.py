@@ -149,7 +149,7 @@ def test_start_opens_what_is_there(
 
 def test_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no notebook in" in refused(capsys, "grade", str(tmp_path))
-    assert "there is no lesson '11'" in refused(capsys, "student", "11")
+    assert "there is no lesson '12'" in refused(capsys, "student", "12")
     written(tmp_path / "one.ipynb")
     assert "there is no folder" in refused(capsys, "grade", str(tmp_path), "--csv", str(tmp_path / "none" / "a.csv"))
     with pytest.raises(SystemExit):

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,15 +111,16 @@ def test_changed_examples_are_noticed(examples: list[Example], tmp_path: Path) -
         small(tmp_path / "s", examples)
 
 
-def test_old_temporary_files_are_removed(tmp_path: Path) -> None:
-    """Other processes are still writing the young ones, and other programs have their own."""
-    names = [f".old{TEMPORARY}", f".young{TEMPORARY}", ".old.tmp"]
-    for name in names:
+def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
+    dead = in_a_process(lambda: None)
+    dead.join()
+    here = socket.gethostname()
+    left = [".x.tmp", "draft.tmp", f".x.elsewhere.{dead.pid}{TEMPORARY}", f".x.{here}.{os.getppid()}{TEMPORARY}"]
+    left.append(f".x.{here}.1{TEMPORARY}")
+    for name in [*left, f".x.{here}.{dead.pid}{TEMPORARY}"]:
         (tmp_path / name).write_text("")
-        if "old" in name:
-            os.utime(tmp_path / name, (0, 0))
     remove_temporary(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
 
 
 # Names
