@@ -21,7 +21,7 @@ from tests.engine.by_name import ByName
 from tests.faults.test_calls import NO_MEMORY
 from tests.reference import FAMILIES
 
-TOKENS = 12
+TOKENS = 18  # more than the groups of which the definition runs first, in a layer of unknown code
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(NO_MEMORY), MemoryError()]
 each_error = pytest.mark.parametrize("error", ERRORS, ids=["OutOfMemoryError", "RuntimeError", "MemoryError"])
 
@@ -69,7 +69,7 @@ class Mixes(Block):
 @each_error
 @pytest.mark.parametrize("build", [Block, lambda: block_of(ByName())], ids=["Block", "ByName"])
 def test_chunks_are_halved(build: Callable[[], Block], error: BaseException) -> None:
-    """144 pairs of each of two examples do not fit. The test of independence holds 60 positions."""
+    """324 pairs of each of two examples do not fit. The test of independence holds 60 positions."""
     expected, silent = attribute(stack(10**6, error, build))
     found, (warning,) = attribute(stack(120, error, build))
     assert not silent
@@ -92,6 +92,15 @@ def test_definition_takes_no_more_memory() -> None:
     """It runs the batch as it was, so that no chunk is halved, unlike with packed pairs."""
     expected, _ = attribute(stack(10**6, MemoryError(), Mixes))
     found, silent = attribute(stack(120, MemoryError(), Mixes))
+    assert not silent
+    assert all(map(torch.equal, found, expected))
+
+
+def test_few_groups_take_no_more_memory() -> None:
+    """The definition runs first, and a layer that holds the batch is enough for it."""
+    mask = torch.arange(TOKENS) // 2
+    expected, _ = attribute(stack(10**6, MemoryError()), feature_mask=mask)
+    found, silent = attribute(stack(2 * TOKENS, MemoryError()), feature_mask=mask)
     assert not silent
     assert all(map(torch.equal, found, expected))
 

@@ -224,7 +224,7 @@ class WrongInChunks(Wrong):
     """A replay whose outputs are wrong if the caller says how many sources to zero at a time."""
 
     def __call__(self, problem: Any) -> Iterator[Any]:
-        return self.replay(problem) if problem.max_groups is None else super().__call__(problem)
+        return self.replay(problem) if problem.asked.max_groups is None else super().__call__(problem)
 
 
 def test_map_that_depends_on_the_chunk_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,12 +240,11 @@ def test_map_that_depends_on_the_chunk_size_is_found(monkeypatch: pytest.MonkeyP
 
 def test_wrong_zeros_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A causal model with a score, far below the tolerance of a row, for a later token."""
-    model = Stack(Block())
+    layer = library_layer()
     empty_map = value_zeroing.ReplayProblem.empty_map
     monkeypatch.setattr(value_zeroing.ReplayProblem, "empty_map", lambda self: empty_map(self) + 1e-14)
-    causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    monkeypatch.setattr(model, "forward", lambda x: model.layers[0](x, as_added(causal)))
-    report = verify(model, sequences(2), model.layers)
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    report = verify(lambda x: layer(x, later), sequences(2), layer)
     assert {check.outcome for check in named(report, "map")} == {"passed"}
     assert named(report, "zeros")[0].outcome == "failed"
     assert "30 of 30 scores that are 0 by the definition are not 0" in report.verdict
@@ -366,8 +365,9 @@ def test_report_as_text_and_json() -> None:
 
 def test_report_says_how_maps_came_about() -> None:
     """By layer: the tap, the layout, the replay, and why replays before it failed."""
+    # Of at most 16 tokens, the definition would run first.
     stack = Stack(Block(), Block(), Block(after=Convolution()))
-    notes = [(name, note) for name, note in verify(stack, texts(6)).notes() if "read at" in note]
+    notes = [(name, note) for name, note in verify(stack, texts(18)).notes() if "read at" in note]
     way = "read at AttentionInterface, seen as tokens, by"
     assert notes[0] == ("Block 0-1", f"{way} packed pairs")
     assert notes[1][0] == "Block 2"
