@@ -320,7 +320,6 @@ class Advances(nn.Module):
 
 
 KEPT: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "bytes": (io.BytesIO(bytes(99)), lambda file: file.read(1), io.BytesIO.tell),
     "slots": ([Slots()], lambda held: held[0].count(), lambda held: held[0].calls),
     "slots of a local class": (local_slots(), Slots.count, lambda own: own.calls),
     "Python's generator": (random.Random(0), random.Random.random, random.Random.getstate),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from captum_vz._engine.taps import changes
 from captum_vz.errors import RefusedError
 from tests.engine.parameters import sampled
 from tests.faults.interruption import Tracer, first_of_each, places_of
@@ -24,6 +25,9 @@ from tests.faults.state import differences, state_of
 
 FAST, SLOW = 12, 400  # places of each subject; no subject has more lines
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+# Functions by which the pickler copies a layer's state. An error there is like one of the state's own code: no copy.
+COPIERS = [vars(changes._Copier)[name] for name in ("__init__", "persistent_id", "_is_copied")]
+COPYING = {(changes.__file__, one.__code__.co_firstlineno) for one in (*COPIERS, changes._Loader.persistent_load)}
 
 
 class InterruptionError(Exception):
@@ -53,7 +57,7 @@ class FailAt(TorchFunctionMode):
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_error_at_a_call(name: str, kind: str, count: int) -> None:
-    """If memory is short, the attribution may go on: then its numbers are those without the error."""
+    """If memory is short, or state is copied, the attribution may go on: its numbers are those without the error."""
     subject = SUBJECTS[name]()
     expected, before = subject.scores(), state_of(subject.model)
     places = places_of(subject.attribute)
@@ -72,7 +76,8 @@ def test_error_at_a_call(name: str, kind: str, count: int) -> None:
             # Memory is never short where a mode is entered or left. If it is there, the replays do not hold.
             assert kind == "memory"
         assert not differences(before, state_of(subject.model)), tracer.places[-1]
-        assert found is None or (kind == "memory" and equal(found, expected)), tracer.places[-1]
+        goes_on = kind == "memory" or (kind == "error" and tracer.places[-1] in COPYING)
+        assert found is None or (goes_on and equal(found, expected)), tracer.places[-1]
     assert equal(subject.scores(), expected)
 
 

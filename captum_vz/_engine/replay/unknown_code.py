@@ -162,6 +162,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
         self.in_inference_mode = False  # whether the layer switches gradients off in a way that cannot be undone
+        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
+        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -182,12 +184,18 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         if self.keep and func is SET_GRADIENTS:
             return None
         self.in_inference_mode |= torch.is_inference_mode_enabled()
-        result = func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
+
+    def _in_graph(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self.in_inference_mode or not value.is_inference():
+            return value
+        return self.clones.setdefault(id(value), (value, value.clone()))[1]
 
     def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
         """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""
@@ -216,16 +224,16 @@ def _start_of_graph(value: Any) -> Any:
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
     """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
     attention = site.attention
-    values = graph.values[attention.calls_before : attention.calls_before + attention.calls]
-    starts = {get_gradient_edge(context).node for context, _ in graph.answers}
+    own = slice(attention.calls_before, attention.calls_before + attention.calls)
+    values, starts = graph.values[own], [get_gradient_edge(context).node for context, _ in graph.answers]
     if values_once:
-        if not all(starts.isdisjoint(_ancestors(one.grad_fn)) for one in values):
+        if not all(set(starts[own]).isdisjoint(_ancestors(one.grad_fn)) for one in values):
             return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
         made_of = graph.entries_of(values)
         if made_of and graph.is_moved_without(made_of):
             return "uses its values outside the attention that is read. Use them in this attention alone"
     for node in _ancestors(graph.output.grad_fn):
-        if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
+        if ATTENTION.match(node.name()) and set(starts).isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
             axis = softmax_axis(node)  # linear attention has one over the tokens of its keys
             over_tokens = axis not in (-1, len(shape) - 1) and shape[axis] == attention.shape.sources
