@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_of_torch
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import version
+from captum_vz._engine.numerics.tensors import is_out_of_memory, version
 from captum_vz._private import (
     BUFFERS,
     OWN_ATTRIBUTES,
@@ -273,6 +273,8 @@ def _copied(value: T, name: str) -> tuple[Any, ...]:
         loader.shared = copier.shared
         return *loader.load(), copier.shared
     except Exception as error:  # whatever the code of an object's own raises
+        if is_out_of_memory(error):
+            raise
         reason = f"which cannot be copied ({type(error).__name__}: {error})"
         advice = "Keep state in numbers, tensors, lists or dicts."
         warnings.warn(f"Replays may change what {name} keeps, {reason}. {advice}", stacklevel=2)
