@@ -262,15 +262,13 @@ class Prediction:
             inputs = {"input_ids": ids}
             if self.removal == "mean":
                 gone = out[:, : ids.shape[1], None]
-                inputs = {"inputs_embeds": torch.where(gone, self._mean, word_vectors(self.model, ids))}
+                inputs = {"inputs_embeds": torch.where(gone, self._mean, word_embedding(self.model)(ids))}
             yield chunk, self.at_target(inputs, mask, target)
 
     @cached_property
     def _mean(self) -> Tensor:
         """The mean of all word vectors, as the model's first layer is given them, `(d,)`."""
-        word_vectors(self.model, self.ids[:1, :1])  # refuses a model without word vectors
-        model: Any = self.model
-        return mean_word_vector(model.get_input_embeddings(), self.ids.device)
+        return mean_word_vector(word_embedding(self.model), self.ids.device)
 
     def at_target(self, inputs: Mapping[str, Tensor], mask: Tensor, target: Tensor) -> Tensor:
         """The logits of the model at the targets, `(n, vocabulary)`, for ids or word vectors and their mask."""
@@ -292,14 +290,13 @@ class Prediction:
         return found
 
 
-def word_vectors(model: Any, ids: Tensor) -> Tensor:
-    """The word vectors of tokens, as the model's first layer is given them."""
+def word_embedding(model: Any) -> Any:
+    """The module that makes word vectors `(..., d)` of token ids, as the model's first layer is given them."""
     embeddings = getattr(model, "get_input_embeddings", None)
     if embeddings is None:
         kind = type(model).__name__
         raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
-    vectors: Tensor = embeddings()(ids).detach()
-    return vectors
+    return embeddings()
 
 
 def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:

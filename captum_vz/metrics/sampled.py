@@ -23,7 +23,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_of_ids, without_order
-from captum_vz.metrics.prediction import Prediction, word_vectors
+from captum_vz.metrics.prediction import Prediction, word_embedding
 
 # Where the sentence without its content is as good as the whole, nothing can be divided by.
 _SAME = 1e-6
@@ -140,7 +140,7 @@ def _soft(prediction: Prediction, scores: Tensor, samples: int, seed: int, kept:
     largest = values.masked_fill(~keep, 0).amax(-1, keepdim=True)
     shares = (values / largest).nan_to_num(nan=0.0).masked_fill(~keep, 1)
     chance = (shares if kept else 1 - shares).masked_fill(~keep, 1)
-    vectors = word_vectors(prediction.model, prediction.ids)
+    vectors = word_embedding(prediction.model)(prediction.ids).detach()
     drawn = torch.stack([_mask(one, samples, vectors.shape[-1], seed) for one in chance], dim=1).to(vectors)
     answer, whole = prediction.best(), prediction.probability(prediction.best())
     without = torch.stack([_probability(prediction, answer, vectors * mask) for mask in drawn])

@@ -179,9 +179,9 @@ def test_maps_of_deep_models_are_computed_on_demand(
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
-    for more, told in ([], False), (["--maps"], True):
+    for more, has_bar in ([], False), (["--maps"], True):
         assert main([*asked, "--html", str(page), *more]) == 0
-        assert ("Value Zeroing attribution" in capsys.readouterr().err) is told
+        assert ("Value Zeroing attribution" in capsys.readouterr().err) == has_bar
         sizes.append(len(page.read_text()))
     assert sizes[1] > sizes[0]
 

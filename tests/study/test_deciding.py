@@ -28,8 +28,8 @@ def test_rows_are_those_of_the_chosen_layers(name: str) -> None:
         assert decided["scores"] == pytest.approx(layers[layer].tolist())
         text = example.text or " ".join(example.words)
         text = text[: text.index("[MASK]")].rstrip() if name == "causal" else text
-        asked = {"target": example.good, "foil": example.bad, "method": "value-zeroing", "layer": "deciding"}
-        assert explain(loaded, text, **asked).layer == layer  # type: ignore[arg-type]
+        found = explain(loaded, text, method="value-zeroing", target=example.good, foil=example.bad, layer="deciding")
+        assert found.layer == layer
 
 
 def test_study_keeps_and_tells_the_layers(tmp_path: Path) -> None:

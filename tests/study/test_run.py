@@ -146,7 +146,7 @@ def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
     """Start the work in a forked process, which does not import anything again."""
 
     def alone() -> None:
-        torch.set_num_threads(1)  # A fork makes torch's pool anew: threads that load weights would race for it.
+        torch.set_num_threads(1)  # makes the pool of a forked process, which several threads must not make at once
         work()
 
     process = multiprocessing.get_context("fork").Process(target=alone)
