@@ -180,6 +180,11 @@ def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | 
     A word begins with a space if the generated text does.
     """
     steps, last = len(text.generated), text.conditions[-1]
+    for one in foil if isinstance(foil, (list, tuple)) else [foil]:
+        if one is not None and not (one.strip() if isinstance(one, str) else isinstance(one, int) and one >= 0):
+            raise ArgumentError(
+                f"foil is {one!r}, no word: pass a word, an id, or a list with one or None for each new token.", "foil"
+            )
     if foil is None or isinstance(foil, int):
         return [foil, *[None] * (steps - 1)], []
     before, both = tokenizer.decode([last]), tokenizer.decode([last, text.generated[0]])

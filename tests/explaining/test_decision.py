@@ -153,6 +153,7 @@ def test_foil_is_the_first_token_that_differs() -> None:
         ({"method": "value-zeroing-rollout", "layer": "deciding"}, "a map of each layer"),
         ({"method": "decision", "foil": ["is"]}, "1 entries for 3 new tokens"),
         ({"method": "decision", "foil": "were not boring"}, "what is generated"),
+        *(({"method": "decision", "foil": one}, "no word") for one in ("", " ", -1, 3.5, ["is", "", None])),
     ],
 )
 def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
