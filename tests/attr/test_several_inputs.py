@@ -55,7 +55,7 @@ def rerun(model: Any, layers: list[Any], forward: Callable[[], Tensor], source: 
             hook.remove()
 
 
-@pytest.mark.filterwarnings("ignore:.*random numbers.*", "ignore:.*shuffled.*")
+@pytest.mark.filterwarnings("ignore:.*random numbers.*")
 def test_text_and_image() -> None:
     model, (ids, pixels) = with_image()
     forward, layers = answers(model), find_layers(model)
@@ -69,7 +69,7 @@ def test_text_and_image() -> None:
     assert torch.equal(other[0], image) and torch.equal(other[1], text)
 
 
-@pytest.mark.filterwarnings("ignore:.*random numbers.*", "ignore:.*shuffled.*")
+@pytest.mark.filterwarnings("ignore:.*random numbers.*")
 def test_rollout_of_text_and_image() -> None:
     model, (ids, pixels) = with_image()
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def test_rollout_of_text_and_image() -> None:
         assert text.shape == image.shape == (2, 10, 5)
 
 
-@pytest.mark.filterwarnings("ignore:.*random numbers.*", "ignore:.*shuffled.*")
+@pytest.mark.filterwarnings("ignore:.*random numbers.*")
 def test_layers_after_the_first() -> None:
     """The tokens of a later layer depend on both inputs, so the first layer of the stack shows where they come from."""
     model, (ids, pixels) = with_image()

@@ -23,9 +23,10 @@ import captum_vz
 
 PACKAGE = str(Path(captum_vz.__file__).parent)
 OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
-# Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
+# By which a pass takes its changes back.
 UNDOING = contextlib.ExitStack.__exit__.__code__
-HALF_USED = {"<genexpr>", "_ancestors", "projections"}
+# Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
+HALF_USED = {"<genexpr>", "_ancestors"}
 Place = tuple[str, int]
 
 

@@ -57,7 +57,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 def function_modes() -> list[Any]:
     """This thread's function modes without the package's own, which do nothing while no pass runs.
 
-    An interruption in torch's own code may let it put such a mode back after the pass. The next pass removes it.
+    After an error in torch's own code, torch may put such a mode back when the pass is over.
     """
     return [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith("captum_vz")]
 

@@ -220,7 +220,7 @@ class LayerPass:
                 "explain the model of that library."
             )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
-        if (shared := results_of_pass.get()) and (state.packages or is_hooked(layer)):
+        if (shared := results_of_pass.get()) and (state.own_parts or is_hooked(layer)):
             shared.forget()
         record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None

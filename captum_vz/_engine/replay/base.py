@@ -107,11 +107,8 @@ class ReplayProblem:
     def group_of(self) -> Tensor:
         """The group of each source, `(batch, in)`."""
         mask = self.site.source_mask
-        return (
-            torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-            if self.asked.groups is None
-            else self.asked.groups
-        )
+        each = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+        return each if self.asked.groups is None else self.asked.groups
 
     @property
     def possible(self) -> Tensor:

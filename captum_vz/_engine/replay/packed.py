@@ -85,11 +85,9 @@ class PackedReplay:
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.asked.max_groups is None
-        chunks = (
-            asked.chunks(rows, problem.asked.max_groups)
-            if not shared
-            else [once_a_pass(only_chunk, asked)] * bool(count)
-        )
+        chunks = asked.chunks(rows, problem.asked.max_groups)
+        if shared:
+            chunks = iter([once_a_pass(only_chunk, asked)] * bool(count))
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
         if (len(asked.targets) > 1 and likely_to_fail) or not count:

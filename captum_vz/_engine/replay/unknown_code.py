@@ -179,7 +179,7 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         return context.clone(), weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if current_handler() is not self:  # an interruption may leave a mode behind, until the next pass
+        if current_handler() is not self:  # after an error, torch's own code may leave a mode behind
             return func(*args, **(kwargs or {}))
         if self.keep and func is SET_GRADIENTS:
             return None
@@ -225,15 +225,16 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
     """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
     attention = site.attention
     own = slice(attention.calls_before, attention.calls_before + attention.calls)
-    values, starts = graph.values[own], [get_gradient_edge(context).node for context, _ in graph.answers]
+    values, contexts = graph.values[own], [get_gradient_edge(context).node for context, _ in graph.answers]
+    own_contexts, all_contexts = set(contexts[own]), set(contexts)
     if values_once:
-        if not all(set(starts[own]).isdisjoint(_ancestors(one.grad_fn)) for one in values):
+        if not all(own_contexts.isdisjoint(_ancestors(one.grad_fn)) for one in values):
             return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
         made_of = graph.entries_of(values)
         if made_of and graph.is_moved_without(made_of):
             return "uses its values outside the attention that is read. Use them in this attention alone"
     for node in _ancestors(graph.output.grad_fn):
-        if ATTENTION.match(node.name()) and set(starts).isdisjoint(_ancestors(node)):
+        if ATTENTION.match(node.name()) and all_contexts.isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
             axis = softmax_axis(node)  # linear attention has one over the tokens of its keys
             over_tokens = axis not in (-1, len(shape) - 1) and shape[axis] == attention.shape.sources

@@ -174,8 +174,8 @@ _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _NOT_READ = _NOT_STATE | {BUFFERS}
 _PLAIN = {bool, type(None), str, bytes, int, float, complex}  # the types of most attributes, which cannot change
 _CONTAINERS = {list, tuple, dict, set, frozenset, deque, bytearray, OrderedDict}
-_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
-_SHARED = (Tensor, nn.Module, *_FUNCTIONS, ModuleType, type, Enum, BaseException)  # what copies share with originals
+# What copies share with originals.
+_SHARED = (Tensor, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, Enum, BaseException)
 _LIBRARIES = ("torch.", "transformers.", "accelerate.")
 _SMALL = 2**20  # entries of tensors that are put back in code from elsewhere: writes by `data` leave no trace
 _LARGEST = 10_000  # objects that are copied at most: an attribute may lead to a whole application
@@ -192,7 +192,8 @@ class ModuleState:
         self.random = torch.get_rng_state()
         # The libraries' layers leave their arguments alone.
         self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
-        self.packages = {type(one).__module__.partition(".")[0] for one in self.modules} - {"torch", "transformers"}
+        packages = {type(one).__module__.partition(".")[0] for one in self.modules}
+        self.own_parts = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
         given = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)] if self.own_code else []
         self.versions = {id(x): version(x) for x in (*given, *self._tensors())}
         self.given = [(x, x.clone()) for x in given]
@@ -208,7 +209,7 @@ class ModuleState:
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):
-            given, held, shared = _copied((given, held), type(self.modules[0]).__name__)
+            given, held, shared = _copied(given, held, type(self.modules[0]).__name__)
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
@@ -242,7 +243,7 @@ class ModuleState:
 
     def _tensors(self) -> list[Tensor]:
         """The buffers of the modules, tensors among their attributes, and the parameters that own code may write to."""
-        own = self.modules if self.packages else ()
+        own = self.modules if self.own_parts else ()
         holders = [*map(vars, self.modules), *map(own_buffers, self.modules), *map(own_parameters, own)]
         return [x for holder in holders for x in list(holder.values()) if issubclass(type(x), Tensor)]
 
@@ -264,11 +265,14 @@ def _is_of_libraries(kind: type) -> bool:
     return any(f"{one.__module__}.".startswith(_LIBRARIES) for one in kind.__mro__)
 
 
-def _copied(value: T, name: str) -> tuple[Any, ...]:
-    """A copy of nested values, and what it shares with them. `name` is used in a warning."""
+def _copied(arguments: Any, held: list[Any], name: str) -> tuple[Any, list[Any], list[Any]]:
+    """Copies of a layer's arguments and of what its modules hold, and what they share with the originals.
+
+    If they cannot be copied, both are returned as they are, with a warning that holds the layer's `name`.
+    """
     copier = _Copier(file := io.BytesIO())
     try:
-        copier.dump(value)
+        copier.dump((arguments, held))
         loader = _Loader(io.BytesIO(file.getvalue()))
         loader.shared = copier.shared
         return *loader.load(), copier.shared
@@ -278,7 +282,7 @@ def _copied(value: T, name: str) -> tuple[Any, ...]:
         reason = f"which cannot be copied ({type(error).__name__}: {error})"
         advice = "Keep state in numbers, tensors, lists or dicts."
         warnings.warn(f"Replays may change what {name} keeps, {reason}. {advice}", stacklevel=2)
-        return *value, []  # type: ignore[misc]
+        return arguments, held, []
 
 
 class _Copier(pickle.Pickler):

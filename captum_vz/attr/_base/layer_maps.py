@@ -225,10 +225,14 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         this = MapPass(self, wanted, arguments, layers, find_other_mixing)
         bar = progress(desc=this.title, total=len(layers)) if arguments.show_progress else NullProgress()
         with bar as this.bar, this.runs.checked(whole_blocks=self.replays_layers):
-            given, steps = self._given(layers), self.needs_steps
-            chosen, replays, ids = this.runs.chosen, self.replays_layers, this.device_ids
             run = LayerPass(
-                layers, this.compute, device_ids=ids, replays=replays, steps=steps, given=given, chosen=chosen
+                layers,
+                this.compute,
+                device_ids=this.device_ids,
+                replays=self.replays_layers,
+                steps=self.needs_steps,
+                given=self._given(layers),
+                chosen=this.runs.chosen,
             )
             output = run.run(bind_forward(this.forward_func, *arguments[:2]))
             this.runs.output = output if this.later else None
@@ -265,7 +269,7 @@ class MapPass:
         find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention.
     """
 
-    bar: Any  # of progress, in the pass
+    bar: Any  # the progress bar, while the pass runs
 
     def __init__(
         self,
@@ -277,7 +281,7 @@ class MapPass:
     ) -> None:
         self.method, self.wanted, self.arguments = method, wanted, arguments
         self.layers = layers
-        self.attentions = attentions_of_layers(method.attention, self.layers)
+        self.attentions = attentions_of_layers(method.attention, layers)
         check_one_of("normalize", method.normalize, True, False)
         check_numbers(arguments.perturbations_per_eval, arguments.run)
         self.forward_func = method.forward_func
@@ -290,7 +294,7 @@ class MapPass:
         self.shares = bool(self.device_ids) and wanted.depends_on_example
         self.positions = functools.cache(wanted.positions)  # one tensor for all layers
         self.mixing = OtherMixing() if find_other_mixing else None
-        self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), self.layers, arguments.run)
+        self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
         self.readings = Readings()
         self.padding: list[LeftPadding] = []
         self.warnings: list[list[str]] = []  # of each run of a layer

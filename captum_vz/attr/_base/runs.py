@@ -47,7 +47,7 @@ class Runs:
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
         output: What the pass returned, if scores depend on it. None: they do not.
-        warnings: What the user is told of the runs.
+        warnings: The warnings about random numbers, known after :meth:`checked`.
     """
 
     output: Any = None
