@@ -53,14 +53,11 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
     """
     split = [head.split("\n") for head in heads] if any(heads) else []
     top = zip_longest(*map(reversed, split), fillvalue="")  # heads end on the same line
-    cells = [[c if isinstance(c, list) else [(str(c), None)] for c in line] for line in [*reversed(list(top)), *rows]]
-    lines = [[[(printable(text), share) for text, share in cell] for cell in line] for line in cells]
-    counts = [[sum(columns_of(text) for text, _ in cell) for cell in line] for line in lines]
-    widths = list(map(max, zip(*counts, strict=True)))
+    lines = [[_shown(cell) for cell in line] for line in [*reversed(list(top)), *rows]]
+    widths = [max(count for _, count in column) for column in zip(*lines, strict=True)]
 
-    def padded(place: int, cell: Any) -> str:
-        shown = "".join(text if share is None else painted(text, share) for text, share in cell)
-        blank = " " * (widths[place] - sum(columns_of(text) for text, _ in cell))
+    def padded(place: int, shown: str, count: int) -> str:
+        blank = " " * (widths[place] - count)
         return blank + shown if place in right else shown + blank
 
     most, parts, used = room(), [[0]], sum(widths[:1])
@@ -69,8 +66,16 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Colle
         if most is not None and used > most and len(parts[-1]) > 1:
             parts, used = [*parts, [0]], widths[0] + len(_GAP) + width
         parts[-1].append(place)
-    joined = [[_GAP.join(padded(i, line[i]) for i in part).rstrip() for line in lines] for part in parts]
+    joined = [[_GAP.join(padded(i, *line[i]) for i in part).rstrip() for line in lines] for part in parts]
     return "\n\n".join("\n".join(part).lstrip("\n") for part in joined)
+
+
+def _shown(cell: Any) -> tuple[str, int]:
+    """A cell as it is written, and the columns that it takes."""
+    given = cell if isinstance(cell, list) else [(str(cell), None)]
+    parts = [(printable(text), share) for text, share in given]
+    shown = (text if share is None else painted(text, share) for text, share in parts)
+    return "".join(shown), sum(columns_of(text) for text, _ in parts)
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:

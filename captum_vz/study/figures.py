@@ -79,7 +79,7 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
     models = drawn["model"].unique().tolist()
     rows = ROW * drawn["method"].nunique()
     above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)
-    panels = stacked([above_height + 0.75, below_height + 0.8], models=len(models))
+    panels = stacked([above_height + 0.75, below_height + 0.8], len(models))
     ends = []
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
@@ -151,7 +151,7 @@ def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Fig
         raise ValueError(f"metric is {metric!r}: pass one of {known}, of a study with two methods.")
     models = drawn["model"].unique().tolist()
     count = len(set(drawn["one"]) | set(drawn["other"]))
-    panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count], models=len(models))
+    panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count], len(models))
     for panel, model in zip(panels, models, strict=True):
         rows, title = drawn[drawn["model"] == model], panel_title(str(model), data, metric_title(metric))
         names = in_order([*rows["one"], *rows["other"]])
@@ -204,19 +204,19 @@ def draw_grid(
                 label.set_color(label_color(name))
 
 
-def new_figure(height: float, width: float = COLUMN) -> Figure:
+def new_figure(height: float, width: float) -> Figure:
     """A figure of a size in inches that keeps its description with its file. The layout is made for its texts."""
     return Picture(figsize=(width, height), dpi=200, layout="constrained")
 
 
-def stacked(heights: Sequence[float], width: float = COLUMN, models: int = 1) -> list[Axes]:
+def stacked(heights: Sequence[float], models: int) -> list[Axes]:
     """Axes below each other for each model, model after model, in a new figure. Two models are side by side.
 
-    Heights and width are those of the axes of one model with their names and titles, in inches. Axes have subfigures of
-    their own, so that no names narrow another's axes.
+    Heights are those of the axes of one model with their names and titles, in inches. Axes have subfigures of their
+    own, so that no names narrow another's axes.
     """
     across, down = min(models, 2), -(-models // 2)
-    figure: Any = new_figure(down * sum(heights), across * width)
+    figure: Any = new_figure(down * sum(heights), across * COLUMN)
     found = []
     for cell in figure.subfigures(down, across, squeeze=False).flat[:models]:
         parts = cell.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)
@@ -304,9 +304,9 @@ def panel_title(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def write_title(panel: Axes, title: str, width: float = COLUMN) -> None:
-    """Write a title as plain text across the figure or subfigure of a panel, in lines of a width in inches."""
-    letters = int((width - 0.15) * 72 / (0.57 * FONT))
+def write_title(panel: Axes, title: str) -> None:
+    """Write a title as plain text across the figure or subfigure of a panel, in lines of the width of a column."""
+    letters = int((COLUMN - 0.15) * 72 / (0.57 * FONT))
     lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
     figure: Any = panel.figure
     figure.suptitle("\n".join(lines), fontsize=FONT).set_parse_math(False)  # a model's name may hold dollar signs

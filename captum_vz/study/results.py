@@ -55,7 +55,7 @@ class Study:
         manifest = self.folder / MANIFEST
         if not manifest.is_file():
             raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
-        #: The models, methods and metrics of the study, with the identity of their code, and its fixed settings.
+        #: The version of captum_vz, and the models, methods and metrics of the study with the identity of their code.
         self.settings: dict[str, Any] = read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:

@@ -79,7 +79,7 @@ def terminal_text(
     lines = []
     for position, (word, number, part) in enumerate(zip(words, numbers, parts, strict=True)):
         padded = word + " " * (width - columns_of(word))
-        if color:  # a background from white to dark
+        if color:
             padded = painted(f" {padded} ", part)
         drawn = "" if length < LEAST_BAR else _signed_bar(part, length, color) if signed else bar(part, length)
         mark = ">" if position == marked else " "
@@ -109,8 +109,8 @@ def _signed_bar(share: float, width: int, color: bool) -> str:
     side = width // 2
     whole, rest = divmod(round(2 * side * abs(share)), 2)
     drawn = "▐" * rest + "█" * whole if share < 0 else "█" * whole + "▌" * rest
-    painted = f"\x1b[38;5;{SHADES[share < 0][FIRST_DARK]}m{drawn}\x1b[0m" if color and drawn else drawn
-    return f"{' ' * (side - len(drawn))}{painted}│" if share < 0 else f"{' ' * side}│{painted}"
+    shown = f"\x1b[38;5;{SHADES[share < 0][FIRST_DARK]}m{drawn}\x1b[0m" if color and drawn else drawn
+    return f"{' ' * (side - len(drawn))}{shown}│" if share < 0 else f"{' ' * side}│{shown}"
 
 
 def columns_of(text: str) -> int:

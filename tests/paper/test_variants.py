@@ -28,15 +28,14 @@ def sentences() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def found(shipped: Shipped, sentences: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    folder = tmp_path_factory.mktemp("further") / "out"
+    folder = tmp_path_factory.mktemp("variants") / "out"
     return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
 
 
 @pytest.fixture(scope="module")
 def last(shipped: Shipped, sentences: list[Example]) -> pd.DataFrame:
-    """The last layers with all metrics, computed by a scorer."""
-    names = list(VARIANTS)
-    rows = pd.DataFrame(Scorer(*shipped, METHODS, [*names, "cue_dot", "cue_ap", "blank_out"]).score(sentences))
+    """The last layers with all variants, computed by a scorer."""
+    rows = pd.DataFrame(Scorer(*shipped, METHODS, list(VARIANTS)).score(sentences))
     return rows.groupby(["method", "example"], sort=False).tail(1)
 
 

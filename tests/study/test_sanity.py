@@ -39,7 +39,7 @@ def test_last_layers_become_random(shipped: Shipped) -> None:
 
 def test_moments_are_kept() -> None:
     layer = nn.Linear(300, 300)
-    weight = random_copy(nn.Sequential(layer), [layer])[0].weight  # type: ignore[index]  # of a Sequential
+    weight = random_copy(nn.Sequential(layer), [layer]).get_parameter("0.weight")
     assert weight.mean().item() == pytest.approx(layer.weight.mean().item(), abs=1e-3)
     assert weight.std().item() == pytest.approx(layer.weight.std().item(), rel=0.02)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +25,7 @@ from captum_vz.study import (
     safe_name,
     write_whole,
 )
+from captum_vz.study.folder import digest
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.across import CHECKS, TRUTHS
@@ -108,12 +107,11 @@ def reproduce(
             f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each."
         )
     count = min(len(examples), MOST_CONTROLS) if controls is None else controls
-    options = {"batch_size": batch_size, "resamples": resamples}
-    how = options | {"engine": engine, "quiet": quiet}
+    how = {"batch_size": batch_size, "resamples": resamples, "engine": engine, "quiet": quiet}
     parts = []
     for name, source in models.items():
         loaded = source() if callable(source) else source
-        part = Part(name, loaded, Path(folder) / safe_name(name), options, how)
+        part = Part(name, loaded, Path(folder) / safe_name(name), how)
         part.evaluate(examples, methods, count)
         parts.append(part)
     tables = {key: [part.tables[key] for part in parts if key in part.tables] for part in parts for key in part.tables}
@@ -141,11 +139,9 @@ def reproduce(
 class Part:
     """The evaluations of one model: its tables by their names, its study, and the study of its truths."""
 
-    def __init__(
-        self, name: str, source: tuple[Any, Any], folder: Path, options: dict[str, Any], how: dict[str, Any]
-    ) -> None:
-        self.name, self.source, self.folder, self.options, self.how = name, source, folder, options, how
-        self.resamples, self.batch = options["resamples"], {"batch_size": options["batch_size"]}
+    def __init__(self, name: str, source: tuple[Any, Any], folder: Path, how: dict[str, Any]) -> None:
+        self.name, self.source, self.folder, self.how = name, source, folder, how
+        self.resamples, self.batch = how["resamples"], {"batch_size": how["batch_size"]}
         self.truth: Study | None = None
 
     def evaluate(self, examples: Sequence[Example], methods: Any, controls: int) -> None:
@@ -156,7 +152,7 @@ class Part:
                 f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
                 "the generator it was trained with, such as 'google/electra-base-generator'."
             )
-        scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=self.options["batch_size"])
+        scorer = Scorer(model, tokenizer, methods, "cue_dot", **self.batch)
         first = _first_usable(name, scorer, examples)
         refused = {row["method"]: row["skipped"] for row in scorer.scores([first]) if row["skipped"]}
         usable = {what: method for what, method in scorer.methods.items() if what not in refused}
@@ -209,8 +205,8 @@ class Part:
 
     def _kept(self, name: str, made_of: list[Any], make: Callable[[], DataFrame]) -> DataFrame:
         """A table in the folder, which is not made again of the same study and things. The first process makes it."""
-        of = json.dumps([self.study.settings["provenance"]["results"], made_of])
-        path = self.folder / f"{name}-{sha256(of.encode()).hexdigest()[:12]}.csv"
+        of = digest(self.study.settings["provenance"]["results"], made_of)
+        path = self.folder / f"{name}-{of[:12]}.csv"
         with PartialState().main_process_first():
             if not path.is_file():
                 older, table = list(self.folder.glob(f"{name}-*.csv")), make()

@@ -34,7 +34,7 @@ PAGE: Final = 6.9
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment."""
     models = probing["model"].unique().tolist()
-    panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], models=len(models))
+    panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], len(models))
     for model, above, below in zip(models, panels[::2], panels[1::2], strict=True):
         rows = probing[probing["model"] == model]
         above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")

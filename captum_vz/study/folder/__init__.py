@@ -201,8 +201,8 @@ def claim(
             write_whole(folder / EXAMPLES / f"{len(blocks):06d}.jsonl", data)
             wanted.add(len(blocks))
             blocks.append(Block(len(blocks), hashlib.sha256(data).hexdigest(), len(some)))
-        settings |= {"holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}} | settings
-        settings["captum_vz"] = __version__
+        empty = {"captum_vz": __version__, "holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}}
+        settings |= empty | settings
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
         settings["methods"] |= methods
         settings["metrics"] |= metrics

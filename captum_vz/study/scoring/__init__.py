@@ -128,11 +128,7 @@ class EvaluationBatch:
     """
 
     def __init__(
-        self,
-        examples: Sequence[Example],
-        rows: Sequence[Row],
-        encoded: Sequence[Encoded],
-        scorer: Any,
+        self, examples: Sequence[Example], rows: Sequence[Row], encoded: Sequence[Encoded], scorer: Any
     ) -> None:
         self.examples, self.encoded = examples, encoded
         self.method = ""
@@ -324,7 +320,7 @@ def measure(
                 if cue and not row["cue"]:
                     raise BadExampleError("there is no cue")
                 if cue and row["target"] in row["cue"]:
-                    raise BadExampleError("the cue is the token that is explained, so nothing is to be found")
+                    raise BadExampleError("the cue is the token that is explained: name another word as the cue")
                 if cue and 0 in row["cue"] and row["target"] == length(id) - 1:
                     raise BadExampleError(
                         "the cue is the first token, on which models of next words draw whatever it is (put words "

@@ -187,7 +187,8 @@ def random_layers(count: int | None = None) -> Metric:
 
 
 def _random_layers(batch: EvaluationBatch, rows: Tensor, count: int | None) -> Tensor:
-    changed = random_copy(batch.model, find_layers(batch.model), count)
+    model = batch.model
+    changed = batch.once(("random layers", count), lambda: random_copy(model, find_layers(model), count))
     other = batch.rows_of(changed)
     values = _spearman(rows, other.nan_to_num(), batch.attended)
     return values.masked_fill(other.isnan().any(-1), torch.nan)

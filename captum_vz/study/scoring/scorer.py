@@ -133,11 +133,11 @@ class Scorer:
         Returns:
             For each example in the order given, for each method, for each of its layers a row: ``example`` (its id),
             ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``deciding`` (the
-            layer that a method NAME:deciding has chosen), ``tokens``,
-            ``target`` (a position), ``cue`` and ``content`` (positions), ``scores`` (one for each token, summing to 1),
-            and the metrics by their names, NaN where they are undefined. A bad example has a single row with the reason
-            in ``skipped``. A method that refuses an example or fails has one such row with its name in ``method``, and
-            a metric one with its name in ``metric``. In other rows, ``skipped`` is None.
+            layer that a method NAME:deciding has chosen), ``tokens``, ``target`` (a position), ``cue`` and ``content``
+            (positions), ``scores`` (one for each token, summing to 1), and the metrics by their names, NaN where they
+            are undefined. A bad example has a single row with the reason in ``skipped``. A method that refuses an
+            example or fails has one such row with its name in ``method``, and a metric one with its name in ``metric``.
+            In other rows, ``skipped`` is None.
         """
         return [row for rows in self._scored(list(examples), advance) for row in rows]
 

@@ -161,7 +161,7 @@ def write_labels(
 
 
 def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
-    """Label places of an axis in one level, with options of a text."""
+    """Label places of an axis, with options of a text."""
     axis.set_ticks(places, [writable(label) for label in labels], **options)
     for tick, label in zip(axis.get_major_ticks(len(places)), labels, strict=True):
         for text in (tick.label1, tick.label2):

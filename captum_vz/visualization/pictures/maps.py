@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -218,13 +218,13 @@ class Layout:
         pages = [(self.page[0] * growth, self.page[1] * growth) for growth in (_GROWTH[:1] if self.fixed else _GROWTH)]
         for limits in pages:
             for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT):
-                cells = {across: self._cell(across, font, limits) for across in choices}
+                cells = self._cells(choices, font, limits)
                 fitting = [across for across, cell in cells.items() if cell >= font * axes.LINE - 1e-9]
                 if fitting:
                     across = max(fitting, key=lambda one: self._rank(one, cells[one]))
                     return self._placed(across, font, cells[across])
         for limits in pages:
-            cells = {across: self._cell(across, _SPARSE_FONT, limits) for across in choices}
+            cells = self._cells(choices, _SPARSE_FONT, limits)
             across = max(cells, key=cells.__getitem__)
             if cells[across] >= _SMALLEST_CELL:
                 break
@@ -236,15 +236,20 @@ class Layout:
             return (cell,)
         return round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -(-self.count % across), cell
 
-    def _cell(self, across: int, font: float, limits: tuple[float, float]) -> float:
-        """The side of a cell in a grid with so many columns of panels, on a page of these limits."""
-        high, wide, down = len(self.rows), len(self.columns), math.ceil(self.count / across)
+    def _cells(self, choices: Iterable[int], font: float, limits: tuple[float, float]) -> dict[int, float]:
+        """For each number of columns of panels the side of a cell, on a page of these limits."""
+        high, wide = len(self.rows), len(self.columns)
         left, below = self._labels(font)
-        width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT) - (across - 1) * _GAP
-        height = limits[1] - self.top - below - down * (_TITLE + _GAP)
+        width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT)
+        height = limits[1] - self.top - below
         height -= 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if self.is_flat else 0.0
         largest = math.inf if self.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
-        return max(min(width / (across * wide), height / (down * high), largest), 1e-3)
+        cells = {}
+        for across in choices:
+            down = math.ceil(self.count / across)
+            sides = (width - (across - 1) * _GAP) / (across * wide), (height - down * (_TITLE + _GAP)) / (down * high)
+            cells[across] = max(min(*sides, largest), 1e-3)
+        return cells
 
     def _labels(self, font: float) -> tuple[float, float]:
         """The room at the left of the panels and below them."""
