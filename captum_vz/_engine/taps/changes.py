@@ -205,7 +205,7 @@ class ModuleState:
     @contextmanager
     def copied(self, arguments: T) -> Iterator[T]:
         """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
-        held = [{name: value for name, value in vars(one).items() if _may_change(name, value)} for one in self.modules]
+        held = [{name: value for name, value in vars(one).copy().items() if _may_change(name, value)} for one in self.modules]
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):

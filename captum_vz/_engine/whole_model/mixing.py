@@ -83,7 +83,7 @@ def _settings(module: nn.Module) -> list[Any]:
     The index of a layer in its stack is left out.
     """
     # Two partial functions are never equal, but their texts are.
-    own = [(name, repr(x) if isinstance(x, partial) else x) for name, x in vars(module).items()]
+    own = [(name, repr(x) if isinstance(x, partial) else x) for name, x in vars(module).copy().items()]
     return [(name, x) for name, x in own if name not in ("layer_idx", "layer_id") and _is_setting(x)]
 
 

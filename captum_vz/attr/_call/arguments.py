@@ -180,7 +180,7 @@ def _modules(error: BaseException) -> list[nn.Module]:
 def _position_tables(module: nn.Module) -> Iterator[tuple[int, int]]:
     """The sizes of a module's tables of positions, and how many tokens each allows. The smallest number comes first."""
     found = []
-    for name, one in (*module.named_children(), *own_buffers(module).items(), *vars(module).items()):
+    for name, one in (*module.named_children(), *own_buffers(module).items(), *vars(module).copy().items()):
         if "pos" not in name.lower():
             continue
         if isinstance(one, nn.Embedding):  # positions of padding come first
