@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
-from captum_vz.subjects.loading import find_models, load, pooling_of
+from captum_vz.subjects.loading import find_models, load
+from captum_vz.subjects.sentences import Embedding, of_folder, of_sentence_transformer
 from captum_vz.testbed.models import NAMES
 
 TAKEN = (
@@ -79,15 +80,17 @@ class Subject:
     @property
     def sentences(self) -> Subject | None:
         """The encoder of sentences that the folder of the model describes. None: it describes none."""
-        pooling = pooling_of(self.name) if self.task == heads.ENCODER else None
+        found = of_folder(self.name, self.model) if self.task == heads.ENCODER else None
+        return None if found is None else replace(self, forward=found, task=heads.SENTENCE)
 
-        def embedding(**inputs: Any) -> Tensor:
-            """The mean of the states of all tokens, or the state of the first token."""
-            states: Tensor = self.model(**inputs).last_hidden_state
-            there = inputs["attention_mask"][..., None].to(states.dtype)
-            return states[:, 0] if pooling == "cls" else (states * there).sum(1) / there.sum(1)
-
-        return None if pooling is None else replace(self, forward=embedding, task=heads.SENTENCE)
+    def prompted(self, name: str | Sequence[str]) -> Subject:
+        """An encoder of sentences that reads its texts behind prompts of its own, by their names."""
+        if not isinstance(self.forward, Embedding):
+            raise ArgumentError(f"{self.name} is no encoder of sentences: leave prompt_name= out.", "prompt_name")
+        names = (name, name) if isinstance(name, str) else tuple(name)
+        if len(names) != 2:
+            raise ArgumentError(f"prompt_name is {name!r}: pass a name, or a pair for the two texts.", "prompt_name")
+        return replace(self, forward=replace(self.forward, chosen=names))
 
 
 def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: str | None = None) -> Subject:
@@ -240,9 +243,5 @@ def _of_sentences(given: Any) -> Subject:
             f"the first module of {name} is a {type(given[0]).__name__}, which is no model of transformers: pass a "
             "SentenceTransformer that begins with one."
         )
-
-    def embedding(**inputs: Any) -> Tensor:
-        found: Tensor = given(inputs)["sentence_embedding"]
-        return found
-
-    return Subject(model, embedding, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)
+    made = of_sentence_transformer(given)
+    return Subject(model, made, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)
