@@ -159,7 +159,7 @@ def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
         )
     if subject.task == heads.ANSWER and pair is None:
         raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
-    if subject.task == heads.ENCODER and pair is not None:
+    if subject.task == heads.ENCODER and pair is not None and heads.unknown_head(subject.model) is None:
         told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
         warnings.warn(told, stacklevel=4)
     if subject.task == heads.SENTENCE:

@@ -124,7 +124,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
         made = given.image_processor or given.feature_extractor or tokenizer
         return _of_model(given.model, tokenizer or given.tokenizer, made, stack)
     if _is_of(given, "sentence_transformers"):
-        return _of_sentences(given)
+        return _of_ranks(given, stack) if hasattr(given, "rank") else _of_sentences(given)
     if not isinstance(given, nn.Module):
         raise ArgumentError(f"the model is of type {type(given).__name__}: {TAKEN}.", "model")
     return _of_model(given, tokenizer, stack=stack)
@@ -233,6 +233,16 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
     reads_images = task == heads.CAUSAL and named.config.get_text_config() is not named.config
     part = named.get_decoder() if reads_images and stack is None else model
     return Subject(named, model, find_layers(part, stack), tokenizer, processor, task, name or kind)
+
+
+def _of_ranks(given: Any, stack: str | None) -> Subject:
+    """A CrossEncoder: a classifier of two texts."""
+    if prompt := getattr(given, "prompts", {}).get(getattr(given, "default_prompt_name", None)):
+        raise ArgumentError(
+            f"the {type(given).__name__} puts the prompt {prompt!r} before its texts: write it before the text, and "
+            "pass (encoder.model, encoder.tokenizer)."
+        )
+    return _of_model(given.model, given.tokenizer, stack=stack)
 
 
 def _of_sentences(given: Any) -> Subject:
