@@ -315,7 +315,7 @@ class _Run:
         if self.read.names:
             check_count(self.subject.model, count, len(self.read.names))
         elif not self.about:
-            names = source_names(self.subject, count, self.pieces[0].inputs)
+            names = source_names(self.subject.model.config, count, self.pieces[0].inputs)
             self.about = {"tokens": names, "words": list(range(count)), "special": [False] * count, "raw_tokens": names}
 
     def _shown(self, method: Method, row: Row) -> Row:

@@ -200,7 +200,7 @@ def generate(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
-        name, layer = options.method or default_method(subject.model, options.layer), options.layer
+        name, layer = options.method or default_method(subject, options.layer), options.layer
         if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
