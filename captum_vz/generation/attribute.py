@@ -107,8 +107,8 @@ def attribute_generation(
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
         generate_kwargs: Further arguments for `model.generate`, such as `do_sample`, `num_beams` (the chosen text is
-            attributed), `eos_token_id`, `stop_strings`, and `past_key_values` of the first tokens of the prompt. Images,
-            videos and sound, such as `pixel_values`, also go to the pass of the maps. Other arguments that change what
+            attributed), `eos_token_id`, `stop_strings`, and `past_key_values` of the first tokens of the prompt.
+            Images, videos and sound, such as `pixel_values`, also go to the pass of the maps. Others that change what
             the model reads, such as `inputs_embeds`, are refused.
 
     Returns:
