@@ -266,15 +266,8 @@ COMMANDS: Final = {
             "study --grammar 50 --model agreement causal --metrics cue_dot cue_ap --folder both --html both.html",
             "study --jsonl sentences.jsonl --folder own --json",
             "study --grammar 50 --plugin mine.py --methods mine attention --folder own",
-            "study config.toml --batch-size 8",
         ),
         {
-            "config": path(
-                "a file with these options by their names, such as batch-size = 64; paths in it are relative to it, "
-                "and options that are typed override it",
-                "CONFIG.toml",
-                nargs="?",
-            ),
             "--blimp": path("sentences: the paper's five paradigms of BLiMP's data folder", "FOLDER"),
             "--prefix": option(
                 "words before each sentence of BLiMP, so that no cue of a causal model is the first token", "TEXT"
@@ -312,7 +305,7 @@ COMMANDS: Final = {
                 choices=("local", "accelerate", "ray"),
             ),
             "--quiet": flag("no progress bar, and no tables on stdout except by --json"),
-            "--folder": path("the folder of the results", "FOLDER"),
+            "--folder": path("the folder of the results", "FOLDER", required=True),
             **outputs("the tables"),
         },
     ),
