@@ -177,7 +177,7 @@ COMMANDS: Final = {
                 "as the model takes, a quarter shared)",
                 nargs="*",
             ),
-            "--maps": flag("pages and pictures of models with more than 12 layers: compute the maps, of all tokens"),
+            "--maps": flag("pages, pictures and JSON of models with more than 12 layers: all maps, of all tokens"),
             **outputs("tokens, scores and maps", "the maps of all layers, or the scores of a method without maps"),
         },
     ),

@@ -61,7 +61,8 @@ def explain(options: argparse.Namespace) -> None:
             about = page_origin(options, subject.model)
             save_page(found.view(title=options.text, about=about, **maps).html(), options.html)
     if options.json:
-        print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
+        numbers = found.to_dict() | (found.first.layers_to_dict(True) if maps else {})
+        print(json.dumps({"text": options.text, "model": options.model, **numbers}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
     count = max(len(part.layers) for part in found.parts.values())

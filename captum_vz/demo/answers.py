@@ -309,11 +309,15 @@ def _told(remarks: list[Any]) -> list[str]:
 
 
 def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:
+    maps = not found.has_rows_only(False)
     more = {"predictions": [{"token": word, "probability": number} for word, number in found.predictions]}
     return {
         "text": text,
         "model": model,
         "tokens": found.tokens,
         "token": found.token,
-        "methods": {name: one.to_dict() | {"layer": one.layer, **more} for name, one in found.parts.items()},
+        "methods": {
+            name: one.to_dict() | one.layers_to_dict(maps) | {"layer": one.layer, **more}
+            for name, one in found.parts.items()
+        },
     }

@@ -306,12 +306,8 @@ class Explanation:
         rows = zip(self.tokens, marks, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
-    def to_markdown(self, path: str | Path | None = None) -> str:
-        """A table in Markdown, the explained token in bold, also written to `path` if it is given."""
-        return written(markdown_table(["token", *self.columns()], self._lines(False), self.token), path)
-
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as lists."""
+        """The numbers, as lists. Of a model with more than 12 layers the rows of all layers, and no maps."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
         apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}
@@ -327,13 +323,18 @@ class Explanation:
         others = list(self.parts.values())[1:]
         if others:
             found["others"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
-        return (found | self.first.to_dict()) | {
-            "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
-            "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
-            "task": self.task,
-            "raw_tokens": self.raw_tokens,
-            "windows": [list(one) for one in self.windows],
-        }
+        return (
+            found
+            | self.first.to_dict()
+            | self.first.layers_to_dict(not self.has_rows_only(False))
+            | {
+                "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
+                "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
+                "task": self.task,
+                "raw_tokens": self.raw_tokens,
+                "windows": [list(one) for one in self.windows],
+            }
+        )
 
     def to_json(self, path: str | Path | None = None, **options: Any) -> str:
         """A JSON object of :meth:`to_dict`, which takes the options, also written to `path` if it is given."""
