@@ -33,7 +33,7 @@ def drawn() -> Any:
 def plain() -> Any:
     """A figure of the user's own, with a picture in it."""
     figure = Figure()
-    draw_row(MAP[:2], TOKENS, token=2, fig=figure)
+    draw_row(MAP[:2], TOKENS, token=2, ax=figure.subplots())
     return figure
 
 
