@@ -310,7 +310,7 @@ COMMANDS: Final = {
         },
     ),
     "verify": Command(
-        "verify",
+        "texts",
         "compare the maps of a model with the definition of Value Zeroing",
         "Compares the map of each layer with the definition, checks padding, batches and rounding, and prints a "
         "verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long and short texts take different "
@@ -318,18 +318,18 @@ COMMANDS: Final = {
         (
             "verify",
             'verify "the pictures of some hat" --model causal',
-            "verify --model minilm --verbose --html report.html",
+            "verify --model minilm --verbose",
             'verify "some hat [MASK] small." --json',
         ),
         {
             "text": option("a sentence (default: one of the package)", "TEXT", nargs="?"),
             "--model": model("agreement"),
             "--verbose": flag("print a table of all checks, also if they pass"),
-            **outputs("all checks of all layers"),
+            "--json": flag("print all checks of all layers as JSON"),
         },
     ),
     "demo": Command(
-        "verify",
+        "texts",
         "explain texts on a page in the browser",
         "Serves a page on this machine until Ctrl-C. Needs the extra demo. No request leaves the machine.",
         (
