@@ -236,7 +236,7 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
 
 def written_layers(model: Any) -> list[nn.Module]:
     """The layers of the stack that writes text: of a decoder, or of the language model of one that reads images."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     reads_images = hasattr(config, "get_text_config") and config.get_text_config() is not config
     if heads.is_encoder_decoder(model):
         return find_layers(model, "decoder")
