@@ -17,6 +17,7 @@ from tests.study.conftest import Shipped
 from tests.study.test_run import in_a_process, parts
 from tests.study.test_run import study as any_study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "random"]
 
 
