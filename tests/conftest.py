@@ -29,6 +29,9 @@ torch.set_num_threads(1)  # the models are so small that handing out work costs 
 # Rooms whose tests are run for each of many models and methods.
 GRIDS = ["attr", "attr_norms", "captum", "engine", "engine_folded", "generation", "properties", "reference"]
 GRIDS += ["rehearsal", "sweep"]
+# Files that take half a minute or more. They begin first, so that no process waits for another at the end.
+LONG = ["test_site.py", "test_browser.py", "test_docs.py", "test_surfaces.py", "test_report.py", "test_real_models.py"]
+LONG += ["test_engines.py", "test_controls.py", "test_growing.py", "test_verify.py", "test_odd_layers.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
@@ -45,6 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for each in cases.values():
         for item in sorted(each, key=lambda item: crc32(item.nodeid.encode()))[1 if len(each) > 2 else 2 :]:
             item.add_marker("exhaustive")
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
