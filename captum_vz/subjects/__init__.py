@@ -227,7 +227,9 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
                 "stack",
             )
         stack = "encoder"
-    return Subject(named, model, find_layers(model, stack), tokenizer, processor, task, name or kind)
+    reads_images = task == heads.CAUSAL and named.config.get_text_config() is not named.config
+    part = named.get_decoder() if reads_images and stack is None else model
+    return Subject(named, model, find_layers(part, stack), tokenizer, processor, task, name or kind)
 
 
 def _of_sentences(given: Any) -> Subject:

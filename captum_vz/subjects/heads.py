@@ -24,12 +24,12 @@ IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification",
 TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     SEQUENCE: (("ForSequenceClassification",), "AutoModelForSequenceClassification"),
     TOKENS: (("ForTokenClassification",), "AutoModelForTokenClassification"),
-    ANSWER: (("ForQuestionAnswering",), "AutoModelForQuestionAnswering"),
+    ANSWER: (("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering"),
     CHOICE: (("ForMultipleChoice",), "AutoModelForMultipleChoice"),
-    MASKED: (("ForMaskedLM",), "AutoModelForMaskedLM"),
-    CAUSAL: (("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM"),
-    SEQ2SEQ: (("ForConditionalGeneration",), "AutoModelForSeq2SeqLM"),
-    IMAGE: (("ForImageClassification",), "AutoModelForImageClassification"),
+    MASKED: (("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM"),
+    CAUSAL: (("ForCausalLM", "LMHeadModel", "ModelWithLMHead"), "AutoModelForCausalLM"),
+    SEQ2SEQ: (("ForConditionalGeneration", "MTModel", "ForTextToText", "EncoderDecoderModel"), "AutoModelForSeq2SeqLM"),
+    IMAGE: (("ForImageClassification", "ForImageClassificationWithTeacher"), "AutoModelForImageClassification"),
     AUDIO: (("ForAudioClassification",), "AutoModelForAudioClassification"),
     SPEECH: (("ForCTC",), "AutoModelForCTC"),
 }
@@ -40,8 +40,12 @@ SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
 
 def encoder_of(model: Any) -> Any:
     """The encoder of a model that has an encoder and a decoder; any other model as it is."""
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return model.get_encoder() if both else model
+    return model.get_encoder() if is_encoder_decoder(model) else model
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model's configuration says that it has an encoder and a decoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def task_of(model: Any) -> str:
@@ -53,6 +57,8 @@ def task_of(model: Any) -> str:
     """
     names = (kind.__name__ for one in models_inside(model) for kind in type(one).__mro__)
     task = next(filter(None, map(task_of_class, names)), ENCODER)
+    if task == SEQ2SEQ and not any(is_encoder_decoder(one) for one in models_inside(model)):
+        return CAUSAL  # language models that also read images have the same ending
     # Models of sound have the same ending.
     return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
 
