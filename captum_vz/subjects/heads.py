@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -22,7 +23,7 @@ IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification",
 
 #: For each task how the names of its classes end, and the class that loads a checkpoint.
 TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    SEQUENCE: (("ForSequenceClassification",), "AutoModelForSequenceClassification"),
+    SEQUENCE: (("ForSequenceClassification", "ForNextSentencePrediction"), "AutoModelForSequenceClassification"),
     TOKENS: (("ForTokenClassification",), "AutoModelForTokenClassification"),
     ANSWER: (("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering"),
     CHOICE: (("ForMultipleChoice",), "AutoModelForMultipleChoice"),
@@ -33,6 +34,8 @@ TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     AUDIO: (("ForAudioClassification",), "AutoModelForAudioClassification"),
     SPEECH: (("ForCTC",), "AutoModelForCTC"),
 }
+#: Classes with the name of a task, but with an output of their own: of a table, or of a search among answers.
+OTHERS = ("TapasFor", "XLNetForQuestionAnswering", "XLMForQuestionAnswering", "FlaubertForQuestionAnswering")
 #: Tasks whose input is no text.
 OF_IMAGES, OF_SOUND = (IMAGE,), (AUDIO, SPEECH)
 SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
@@ -64,8 +67,18 @@ def task_of(model: Any) -> str:
 
 
 def task_of_class(name: str) -> str | None:
-    """The task of a class of transformers, by its name; None for a class without a head."""
+    """The task of a class of transformers, by its name; None for a class without a head, or with another one."""
+    if name.startswith(OTHERS) and not name.endswith(("ForSequenceClassification", "Simple", "ForMaskedLM")):
+        return None
     return next((task for task, (endings, _) in TASKS.items() if name.endswith(endings)), None)
+
+
+def unknown_head(model: Any) -> str | None:
+    """The name of a class of transformers with a head that has no task here. None: it has a task, or no head."""
+    kinds = (type(one) for one in models_inside(model))
+    names = [kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")]
+    found = next((name for name in names if re.search("For[A-Z]|Reader$", name)), None)
+    return found if task_of(model) == ENCODER else None
 
 
 def models_inside(model: Any) -> Iterator[Any]:

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
+    BertConfig,
+    BertForNextSentencePrediction,
     BertForSequenceClassification,
     ByT5Tokenizer,
     CLIPVisionConfig,
+    DPRConfig,
+    DPRReader,
+    ElectraConfig,
+    ElectraForPreTraining,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -22,6 +28,10 @@ from transformers import (
     T5EncoderModel,
     T5ForQuestionAnswering,
     T5ForTokenClassification,
+    TapasConfig,
+    TapasForQuestionAnswering,
+    XLNetConfig,
+    XLNetForQuestionAnswering,
 )
 from transformers.models.auto import modeling_auto
 
@@ -224,3 +234,55 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     assert len(found.scores) == len(inputs["input_ids"][0])
     expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "field"),
+    [
+        (DPRReader, DPRConfig, "relevance_logits"),
+        (ElectraForPreTraining, ElectraConfig, "logits"),
+        (TapasForQuestionAnswering, TapasConfig, "logits"),
+        (XLNetForQuestionAnswering, XLNetConfig, "cls_logits"),
+    ],
+)
+def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) -> None:
+    """The message names two ways. Both work, but where the input is no text: TAPAS reads a table."""
+    words = tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    if kind is XLNetForQuestionAnswering:
+        sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    model = kind(config(vocab_size=len(words), **sizes)).eval()
+    told = (
+        f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
+    )
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, SENTENCE, tokenizer=words)
+    if kind in (DPRReader, ElectraForPreTraining):
+        inputs = words(SENTENCE, return_tensors="pt")
+
+        def number(**given: Any) -> Tensor:
+            return model(**given)[field].reshape(len(given["input_ids"]), -1).sum(-1)
+
+        effect = captum_vz.ValueZeroingEffect(number, find_layers(model))
+        assert effect.attribute(dict(inputs)).any()
+        assert captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing").scores.any()
+
+
+def test_classifiers_of_two_texts(tmp_path: Path) -> None:
+    """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
+    words = tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(words), num_labels=1, **sizes)
+    follows, ranks = BertForNextSentencePrediction(config).eval(), BertForSequenceClassification(config).eval()
+    found = captum_vz.explain(follows, SENTENCE, "a hat", tokenizer=words)
+    inputs = words(SENTENCE, "a hat", return_tensors="pt")
+    assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())
+    made = pytest.importorskip("sentence_transformers")
+    ranks.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    reranker = made.CrossEncoder(str(tmp_path), device="cpu", prompts={"query": "query: "})
+    expected = captum_vz.explain(ranks, SENTENCE, "a hat", tokenizer=words)
+    torch.testing.assert_close(captum_vz.explain(reranker, SENTENCE, "a hat").scores, expected.scores)
+    reranker.default_prompt_name = "query"
+    with pytest.raises(ArgumentError, match="puts the prompt 'query: ' before its texts: write it"):
+        captum_vz.explain(reranker, SENTENCE, "a hat")
