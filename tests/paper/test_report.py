@@ -206,10 +206,11 @@ def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Examp
 
 
 def test_rare_label_costs_probing_only(
-    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None
+    shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rare = [replace(sentences[0], label="rare"), *sentences[1:]]
-    found = reproduce({"agreement": shipped}, rare, tmp_path / "out", ["random"], resamples=50, quiet=True)
+    monkeypatch.setattr("paper.evaluations.FEWEST", 10)
+    rare = [replace(sentences[0], label="rare"), *sentences[1:10]]
+    found = reproduce({"agreement": shipped}, rare, tmp_path / "out", ["random"], resamples=50, quiet=True, controls=0)
     reasons = dict(zip(found.tables["omitted"]["what"], found.tables["omitted"]["reason"], strict=True))
     assert reasons == {"probing": "1 sentences have the label 'rare'. Pass at least 5 of each."}
 

@@ -22,7 +22,7 @@ METHODS = ["value-zeroing", "random"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

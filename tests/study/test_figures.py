@@ -99,7 +99,8 @@ def tables() -> dict[str, pd.DataFrame]:
     }
 
 
-def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def figures(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     summary, data = tables["summary"], "BLiMP, held out"
     page = tables | {"truth": summary}
     return {
@@ -111,7 +112,7 @@ def figures_of(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     }
 
 
-def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> None:
+def test_figures_can_be_read_in_one_column(figures: dict[str, Figure]) -> None:
     """Texts are inside, letters are not small, and each model has a column, or the figure is as wide as a page.
 
     Titles name the model and the number of sentences, and those of the paper the data.
@@ -127,7 +128,7 @@ def test_figures_can_be_read_in_one_column(tables: dict[str, pd.DataFrame]) -> N
             **{"data": {}, "seeds": {}, "confidence": 0.9, "resamples": 99, "commands": []},
         },
     }
-    for name, figure in figures_of(tables).items():
+    for name, figure in figures.items():
         sign_figure(figure, settings)
         figure.draw_without_rendering()  # type: ignore[no-untyped-call]
         models = max(1, len(figure.subfigs)) if name != "page" else 2
@@ -176,8 +177,8 @@ def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFram
         assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
 
 
-def test_page_shows_the_tables(tables: dict[str, pd.DataFrame]) -> None:
-    page = figures_of(tables)["page"]
+def test_page_shows_the_tables(tables: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    page = figures["page"]
     summary = tables["summary"]
     last = summary[summary["layer"].isna() | (summary["layer"] == 23)].set_index(["model", "metric", "method"])["mean"]
     for row, model in enumerate(summary["model"].unique()):

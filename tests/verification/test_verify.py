@@ -25,7 +25,7 @@ from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
 from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, as_added, block_of, sequences
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import quick, sampled
 from tests.reference import FAMILIES
 from tests.verification.test_definition import ValueInAGate
 
@@ -62,7 +62,7 @@ def texts(*lengths: int) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask.long()}
 
 
-@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "gemma2", "t5-decoder", "wav2vec2"))
+@pytest.mark.parametrize("name", sampled(FAMILIES, "bert", "gpt2", "gemma2", "t5-decoder", "wav2vec2"))
 def test_families_pass(name: str) -> None:
     case = FAMILIES[name].case
     report = verify(case.model, case.inputs, case.layers)
