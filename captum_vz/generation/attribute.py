@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
@@ -266,9 +267,10 @@ def _scores(
         row_by_row=longest > longest_alike(subject.model),
     )
     features = None if features is None else features.to(device)
-    found = torch.cat(
-        [method.scores(subject, one, features, layer=layer) for one in _by_foil(question, foils or [None] * steps)], 1
-    )
+    asked = _by_foil(question, foils or [None] * steps)
+    parts = [method.scores(subject, one, features, layer=layer) for one in asked]
+    widest = max(one.shape[-1] for one in parts)  # a method that reads a text for each step ends with the last one
+    found = torch.cat([pad(one, (0, widest - one.shape[-1])) for one in parts], 1)
     of_encoder = text.start and found.shape[-1] == len(text.prompt.ids)
     wanted = found.shape[-1] if of_encoder else given + steps - 1
     if found.shape[-1] != wanted:

@@ -91,10 +91,12 @@ class Question:
         if not self.grows:
             return one, features
         stop, of_decoder = self.places[row] + 1, self.attention == "cross"
-        inputs = {
-            name: x[:, :stop] if isinstance(x, Tensor) and (name.startswith("decoder_") or not of_decoder) else x
-            for name, x in self.inputs.items()
-        }
+        whole = self.inputs["decoder_input_ids" if of_decoder else "input_ids"].shape
+
+        def until(x: Any) -> Any:  # images and sound are read by every step
+            return x[:, :stop] if isinstance(x, Tensor) and x.shape[:2] == whole else x
+
+        inputs = {name: until(x) for name, x in self.inputs.items()}
         cut = features if features is None or of_decoder else features[:, :stop]
         return replace(one, inputs=inputs, kept={}), cut
 
