@@ -16,7 +16,6 @@ from captum._utils.common import _format_additional_forward_args as format_addit
 from captum._utils.common import _format_output as format_output
 from captum._utils.common import _format_tensor_into_tuples as format_tensor_into_tuples
 from captum._utils.common import _run_forward as run_forward
-from captum._utils.common import _sort_key_list as sort_key_list
 from captum._utils.progress import NullProgress, progress
 from captum._utils.typing import TargetType
 from torch import Tensor, nn
@@ -71,7 +70,6 @@ __all__ = [
     "saved_by",
     "sdpa_of_transformers",
     "softmax_axis",
-    "sort_key_list",
     "storage_id",
     "tree_leaves",
     "tree_map",

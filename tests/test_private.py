@@ -98,11 +98,6 @@ def test_run_forward() -> None:
         _private.run_forward(lambda x: x, x, target=torch.tensor([[0, 1]]))
 
 
-def test_sort_key_list() -> None:
-    devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
-    assert _private.sort_key_list(devices, [0, 1]) == devices[::-1]
-
-
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with _private.progress(total=2, desc="layers") as bar:
         bar.update()

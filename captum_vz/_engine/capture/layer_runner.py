@@ -223,8 +223,7 @@ def in_float32(module: Module) -> Module:
     shared = {id(one): one for one in (*configs, *offloaded) if one is not None}
     with inference_mode(False):
         copied = copy.deepcopy(module, shared).float()
-    # A replica of DataParallel holds plain tensors where its original holds parameters.
-    for m in copied.modules():
+    for m in copied.modules():  # tensors among their attributes
         vars(m).update({name: _float32(value) for name, value in vars(m).items()})
     return copied
 

@@ -205,7 +205,8 @@ class ModuleState:
     @contextmanager
     def copied(self, arguments: T) -> Iterator[T]:
         """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
-        held = [{name: value for name, value in vars(one).copy().items() if _may_change(name, value)} for one in self.modules]
+        own = (vars(one).copy().items() for one in self.modules)
+        held = [{name: value for name, value in items if _may_change(name, value)} for items in own]
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):
@@ -213,10 +214,10 @@ class ModuleState:
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        own = self._tensors()
-        known = trained | {id(x) for x in own if self._is_written(x)}
+        tensors = self._tensors()
+        known = trained | {id(x) for x in tensors if self._is_written(x)}
         others = [x for x in shared if issubclass(type(x), Tensor)] if self.own_code else []
-        each = {id(x): x for x in (*own, *others) if not x.is_meta}.values()
+        each = {id(x): x for x in (*tensors, *others) if not x.is_meta}.values()
         written = [(x, x.clone()) for x in each if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
         holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         before = [holder.copy() for holder in holders]

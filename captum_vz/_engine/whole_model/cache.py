@@ -67,8 +67,7 @@ class CleanCache:
         example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused. With
         `alone`, the run is on this example only.
         """
-        # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
-        reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
+        reused = [one for one in self._outputs if one[1] is not None or whole]
         if user_hooks(global_forward_hooks()):  # they ran before ours, and run on all outputs again
             reused = []
         if alone is not None:

@@ -17,7 +17,6 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.whole_model.cache import CleanCache
 from captum_vz._engine.whole_model.replay import ModelReplay, RecordedRun, RunHandler, check_last_copy
-from captum_vz._private import is_replica
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention, values_after
 
@@ -34,7 +33,7 @@ class ModelGates(ModelReplay):
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Gate values in this run of this attention, in these heads (None: all)."""
         super().zero_in(site, heads)
-        readable = site.attention.inline is None and site.attention.calls == 1 and not is_replica(site.layer.layer)
+        readable = site.attention.inline is None and site.attention.calls == 1
         if readable and (site.layer.index, site.layer.number) == (0, 0):
             self.seen = site.attention.is_seen().any(1)
 

@@ -7,7 +7,6 @@ the attention of a layer (a recurrent one, a convolution).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from captum_vz._engine.structure.dependence import mixes_outside, run_on, values
 from captum_vz._engine.structure.layout import find_streams
 from captum_vz._engine.structure.modules import LayerTrust, is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map
+from captum_vz._private import modules_of, tree_leaves, tree_map
 
 
 class OtherMixing:
@@ -37,9 +36,7 @@ class OtherMixing:
         self.mixers: list[int] = []  # the layers that mix their tokens by more than their attention
         self.untested: list[int] = []  # those of unknown code of which no run shows whether they do
         self._known: dict[Any, bool | None] = {}  # by the kind of a layer
-        # By device where replicas of a model run side by side.
-        self._before: dict[torch.device | None, tuple[int, ReturnedTensor]] = {}
-        self._lock = threading.Lock()
+        self._before: tuple[int, ReturnedTensor] | None = None  # the layer that ran last, and its output
 
     def note(self, record: LayerRecord) -> None:
         """Look at a layer that has just run."""
@@ -50,16 +47,13 @@ class OtherMixing:
         mixes = self._known[kind] if kind in self._known else _mixes(record, output)
         if kind is not None:
             self._known[kind] = mixes
-        place = output.device if is_replica(record.layer) else None
-        with self._lock:
-            if mixes and record.index not in self.mixers:
-                self.mixers.append(record.index)
-            if mixes is None and record.index not in self.untested and not is_library_code(record):
-                self.untested.append(record.index)
-            before = self._before.get(place)
-            self._before[place] = record.index, ReturnedTensor(output)
-            if before is not None and not record.is_given(before[1]):
-                self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
+        if mixes and record.index not in self.mixers:
+            self.mixers.append(record.index)
+        if mixes is None and record.index not in self.untested and not is_library_code(record):
+            self.untested.append(record.index)
+        before, self._before = self._before, (record.index, ReturnedTensor(output))
+        if before is not None and not record.is_given(before[1]):
+            self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
 
 
 def _kind(record: LayerRecord) -> Any:
