@@ -183,7 +183,7 @@ def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance,
             distance = distance.careful
             continue
         except (RuntimeError, MemoryError) as error:
-            rows = min(problem.chunk_rows, int(problem.possible.sum()))
+            rows = min(problem.chunk_rows, problem.targets.count)
             if not is_out_of_memory(error) or rows <= 1:
                 raise
         # Outside of the except block, whose error would keep the chunk's memory.
@@ -195,7 +195,7 @@ def _counted(
     chunks: Iterator[ReplayChunk], problem: ReplayProblem, steps: Callable[[int], Any]
 ) -> Iterator[ReplayChunk]:
     """The chunks, whose pairs a progress bar counts. It is full at the end, also where some pairs do not run."""
-    left = int(problem.possible.sum())
+    left = problem.targets.count
     if left <= problem.chunk_rows:
         yield from chunks
         return

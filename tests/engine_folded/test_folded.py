@@ -212,7 +212,7 @@ def spied_composed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     class Spied(FoldedLayer):
         def __init__(self, *args: Any) -> None:
-            found.append(args[3])
+            found.append(args[2])
             super().__init__(*args)
 
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedLayer", Spied)
