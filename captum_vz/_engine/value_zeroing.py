@@ -105,15 +105,10 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
-        RefusedError: The layer's output is not finite, or random numbers were drawn.
+        RefusedError: The layer's output is not finite, or a layer of unknown code drew random numbers.
         ArgumentError: The intervention changes contexts although no source is zeroed.
     """
     output = site.finite_output()
-    state = site.layer.state
-    if any(module.training for module in state.modules) and not torch.equal(state.random, torch.get_rng_state()):
-        raise RefusedError(
-            f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
-        )
     site = site.in_float32()
     with without_autocast(output.device):
         problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches, with_leaf
 from captum_vz._engine.capture.records import LayerRecord, Recorder
@@ -37,15 +36,12 @@ from captum_vz._engine.taps.handler import (
     on_submodule_exit,
     output_hooks,
     thread_handler,
-    user_hooks,
 )
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
-    global_forward_hooks,
-    in_transform,
     is_replica,
     modules_of,
 )
@@ -92,7 +88,6 @@ def layer_hooks(
                 running[id(module)] = handler, current_handler(), []
                 thread_handler.set(handler)
 
-        # Also called as a hook of all modules, before the user's.
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in tensors_in(output))
@@ -133,9 +128,6 @@ def layer_hooks(
             first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
             others = partial(add_after, returned, prepend=True), partial(add_after, after, with_kwargs=True)
             changes.hook(partial(first, with_kwargs=True), *others)
-            if user_hooks(global_forward_hooks()):
-                changes.hook(partial(register_module_forward_hook, returned))
-                global_forward_hooks().move_to_end(next(reversed(global_forward_hooks())), last=False)
         yield
 
 
@@ -201,11 +193,6 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
-        if in_transform():
-            raise UnsupportedLayerError(
-                f"forward_func runs the layer {type(layer).__name__} under a transform of torch.func (vmap, grad), "
-                "whose tensors hold no numbers of their own. Call the model on the batch itself."
-            )
         called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
         if not called.__module__.startswith(("torch.", "transformers.")):
             raise UnsupportedLayerError(

@@ -39,7 +39,6 @@ from captum_vz._engine.replay.base import (
     ReplayProblem,
 )
 from captum_vz._engine.replay.unknown_code import is_independent
-from captum_vz._engine.structure.dependence import values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
@@ -276,7 +275,7 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library and not values_follow_token_order(site.runner(), site.attention):
+    if not problem.trust.library and not site.follows_token_order():
         raise CannotReplayError("its values stand in another order than its tokens")
     if not problem.trust.independent:
         _check_independent(pairs, problem)

@@ -71,8 +71,6 @@ class FoldedLayer:
 
     def __init__(self, problem: ReplayProblem, blocks: list[SourceBlock], composed: bool) -> None:
         packed = packed_pairs(problem)
-        if not isinstance(packed.answer, ModuleAnswer) or packed.later:
-            raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
         self._problem, self.heads = problem, problem.heads.nonzero().flatten()
         # The attention weights of the heads that are zeroed, `(target, in, head)`.
         self._weights = problem.weights if problem.heads.all() else problem.weights[..., self.heads]
@@ -273,16 +271,16 @@ class FoldedReplay:
     name = "folded pairs"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
-        if not isinstance(problem.intervention, ZeroValue):
+        """Whether values are zeroed in a module that is answered as a whole, and enough pairs pay for the structure."""
+        layer, attention = problem.site.layer, problem.site.attention
+        as_a_whole = attention.replaceable and attention.weights is not None and attention.module is not layer.layer
+        if not (isinstance(problem.intervention, ZeroValue) and as_a_whole and attention is layer.attentions[-1]):
             return False
         enough = budget_of(problem.output.device).folding_calls / 2
         most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
         if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
         enough *= feed_forward(problem)[1] * (NORMED_CALLS if output_goes_into_vectors(problem) else 1)
-        if problem.site.attention.weights is None:
-            return True  # it fails, with the reason
         return products_saved(problem, active_pairs(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
@@ -299,8 +297,6 @@ def _replay(problem: ReplayProblem) -> Iterator[ReplayChunk]:
 
     CannotReplayError: a chunk does not reproduce the clean outputs, or what the packed replay gives.
     """
-    if problem.site.attention.weights is None:
-        raise CannotReplayError("its attention weights cannot be read")
     active = active_pairs(problem)
     composed = products_saved(problem, active)[1]
     blocks = plan_chunks(problem, active, not composed)
