@@ -159,6 +159,7 @@ COMMANDS: Final = {
                 "TEXT",
             ),
             "--pair": option("a second text: the text of an answer; the answers to choose from", "TEXT", nargs="+"),
+            "--prompt-name": option("an encoder of sentences: its prompt, or those of both texts", "NAME", nargs="+"),
             "--model": model("agreement"),
             "--token": option(
                 "the token to explain: its position from 0, where negative counts from the end; or the token itself "

@@ -41,7 +41,7 @@ def explain(options: argparse.Namespace) -> None:
     """Explain, print and draw."""
     check_text(options.text)
     check_files(options.output, options.html)
-    window, pair = options.window, options.pair
+    window, pair, prompt = options.window, options.pair, options.prompt_name
     if window is not None and len(window) > 2:
         raise ArgumentError(
             f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share."
@@ -50,7 +50,8 @@ def explain(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         say(f"maps of {len(subject.layers)} layers")
-        second = pair[0] if pair is not None and len(pair) == 1 else pair
+        second, prompt_name = (one[0] if one is not None and len(one) == 1 else one for one in (pair, prompt))
+        asked["prompt_name"] = prompt_name
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
         found.told = [renamed(line, options.names) for line in found.told]
         maps = {"maps": True} if options.maps and not isinstance(found, GenerationAttribution) else {}

@@ -202,8 +202,8 @@ class ModuleState:
     @contextmanager
     def copied(self, arguments: T) -> Iterator[T]:
         """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
-        own = (vars(one).copy().items() for one in self.modules)
-        held = [{name: value for name, value in items if _may_change(name, value)} for items in own]
+        own = (vars(one).copy().items() for one in self.modules)  # copied: other threads may set attributes meanwhile
+        held = [{name: value for name, value in each if _may_change(name, value)} for each in own]
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):
