@@ -77,6 +77,7 @@ def _kind(layer: LayerRecord) -> tuple[Any, ...] | None:
         return None
     parameters = [(x.shape, library or _begins_with_zeros(x)) for x in layer.parameters]
     given = [name for name, x in layer.kwargs.items() if x is not None]
+    given += [] if layer.given is None else [layer.given.projection]
     attentions = [(one.shape, one.inline is None) for one in layer.attentions]
     return (*map(type, layer.modules), *settings, *parameters, *given, len(layer.args), *attentions)
 
@@ -95,7 +96,8 @@ def _settings(module: nn.Module, library: bool) -> tuple[Any, ...] | None:
     if library:
         # Two partial functions are never equal, but their texts are.
         texts = [(name, repr(x) if isinstance(x, partial) else x) for name, x in own]
-        return tuple((name, x) for name, x in texts if name not in ("layer_idx", "layer_id") and _is_setting(x))
+        own = [(name, x) for name, x in texts if name not in ("layer_idx", "layer_id") and _is_setting(x)]
+        return (module.training, *own)
     own = [(name, x) for name, x in own if not f"{type(x).__module__}".startswith("transformers.")]  # a config
     plain = all(_is_setting(x) or type(x) is float for _, x in own)
     return (module.training, *own) if plain else None
@@ -104,7 +106,7 @@ def _settings(module: nn.Module, library: bool) -> tuple[Any, ...] | None:
 def _is_setting(x: Any) -> bool:
     if type(x) is tuple:
         return all(map(_is_setting, x))
-    return x is None or type(x) in (bool, int, str) or callable(x)
+    return x is None or type(x) in (bool, int, str) or (callable(x) and type(x).__hash__ is not None)
 
 
 def each_module_runs_once(layer: LayerRecord) -> bool:
