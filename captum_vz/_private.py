@@ -16,12 +16,10 @@ from captum._utils.common import _format_additional_forward_args as format_addit
 from captum._utils.common import _format_output as format_output
 from captum._utils.common import _format_tensor_into_tuples as format_tensor_into_tuples
 from captum._utils.common import _run_forward as run_forward
-from captum._utils.common import _sort_key_list as sort_key_list
 from captum._utils.progress import NullProgress, progress
 from captum._utils.typing import TargetType
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as module_of_torch
 from torch.nn.modules.dropout import _DropoutNd as DropoutModule
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
@@ -53,9 +51,6 @@ __all__ = [
     "forward_pre_hooks",
     "function_mode_state",
     "function_modes",
-    "global_forward_hooks",
-    "global_forward_pre_hooks",
-    "in_transform",
     "is_replica",
     "is_transformed",
     "modules_of",
@@ -71,7 +66,6 @@ __all__ = [
     "saved_by",
     "sdpa_of_transformers",
     "softmax_axis",
-    "sort_key_list",
     "storage_id",
     "tree_leaves",
     "tree_map",
@@ -101,14 +95,9 @@ SOFTMAX = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softm
 COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default})
 
 
-def in_transform() -> bool:
-    """Whether the code runs under a transform of torch.func."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def is_transformed() -> bool:
     """Whether the code runs under forward-mode gradients, or a transform of torch.func."""
-    return forward_ad._current_level >= 0 or in_transform()
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -143,21 +132,9 @@ def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     return module._forward_hooks  # type: ignore[return-value]  # torch has a dict of its own type there
 
 
-def global_forward_hooks() -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that are called after the forward of any module, before the module's own hooks."""
-    return module_of_torch._global_forward_hooks  # type: ignore[return-value]  # as above
-
-
-def global_forward_pre_hooks() -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that are called before the forward of any module."""
-    return module_of_torch._global_forward_pre_hooks  # type: ignore[return-value]  # as above
-
-
 def forward_hooks_with_kwargs(module: nn.Module) -> list[Callable[..., Any]]:
     """Those of the hooks after a module's forward that are also called with keyword arguments."""
-    hooks = {**global_forward_hooks(), **module._forward_hooks}
-    numbers = {*module_of_torch._global_forward_hooks_with_kwargs, *module._forward_hooks_with_kwargs}
-    return [hook for number, hook in hooks.items() if number in numbers]
+    return [hook for number, hook in module._forward_hooks.items() if number in module._forward_hooks_with_kwargs]
 
 
 def forward_pre_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:

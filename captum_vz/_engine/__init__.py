@@ -5,7 +5,6 @@ only), `taps` (where attention is read), `capture` (one pass recorded, one layer
 recorded layer is), `replay` and `decomposition`, then `whole_model` and the driver `value_zeroing`.
 """
 
-from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, LAYER_ERRORS, in_float32, is_cache, is_half, tokens_in_caches
 from captum_vz._engine.capture.records import LayerRecord
@@ -23,6 +22,7 @@ from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayEr
 from captum_vz._engine.replay.base import Request
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.attention_block import AttentionBlock
+from captum_vz._engine.structure.dependence import OtherMixing
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
@@ -37,7 +37,10 @@ from captum_vz._engine.value_zeroing import (
     traced_replays,
     value_zeroing_scores,
 )
-from captum_vz._engine.whole_model.gates import ModelGates
-from captum_vz._engine.whole_model.mixing import OtherMixing
-from captum_vz._engine.whole_model.relevance import ExplainedTensors, relevance_gradients
-from captum_vz._engine.whole_model.replay import ModelReplay
+from captum_vz._engine.whole_model.gradients import (
+    EmbeddingLeaf,
+    ExplainedTensors,
+    first_module_holding,
+    relevance_gradients,
+)
+from captum_vz._engine.whole_model.replay import ModelGates, ModelReplay

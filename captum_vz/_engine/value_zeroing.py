@@ -105,15 +105,10 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
-        RefusedError: The layer's output is not finite, or random numbers were drawn.
+        RefusedError: The layer's output is not finite, or a layer of unknown code drew random numbers.
         ArgumentError: The intervention changes contexts although no source is zeroed.
     """
     output = site.finite_output()
-    state = site.layer.state
-    if any(module.training for module in state.modules) and not torch.equal(state.random, torch.get_rng_state()):
-        raise RefusedError(
-            f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
-        )
     site = site.in_float32()
     with without_autocast(output.device):
         problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)
@@ -183,7 +178,7 @@ def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance,
             distance = distance.careful
             continue
         except (RuntimeError, MemoryError) as error:
-            rows = min(problem.chunk_rows, int(problem.possible.sum()))
+            rows = min(problem.chunk_rows, problem.targets.count)
             if not is_out_of_memory(error) or rows <= 1:
                 raise
         # Outside of the except block, whose error would keep the chunk's memory.
@@ -195,7 +190,7 @@ def _counted(
     chunks: Iterator[ReplayChunk], problem: ReplayProblem, steps: Callable[[int], Any]
 ) -> Iterator[ReplayChunk]:
     """The chunks, whose pairs a progress bar counts. It is full at the end, also where some pairs do not run."""
-    left = int(problem.possible.sum())
+    left = problem.targets.count
     if left <= problem.chunk_rows:
         yield from chunks
         return

@@ -24,7 +24,6 @@ from captum_vz._engine import (
     projected_vectors,
     read_norm,
 )
-from captum_vz._private import is_replica
 from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.output import parse_indices
 from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows
@@ -259,8 +258,6 @@ class LogitUpdates(LayerALTI):
         self.omitted = _before(model, as_layers(self.layer))
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        if is_replica(site.layer.layer):
-            raise UnsupportedLayerError("ALTILogit runs in one thread: pass the module that DataParallel wraps.")
         if len(site.layer.attentions) != 1:
             raise UnsupportedLayerError(
                 f"The layer {site.layer.name} has a second attention, to an encoder: ALTILogit explains models that "

@@ -40,7 +40,7 @@ class ALTILogit(ForwardPassAttribution):
         forward_func: A model, or a function that runs the layers. The output is logits `(batch, tokens, entries)`, or
             an object that has such a tensor as `logits`.
         layer: All layers of the model, in the order in which they run. None: `captum_vz.find_layers` finds them.
-        device_ids: Not used, because the layers run in one thread.
+        device_ids: Not used.
         p: The order of the norm in ALTI's maps, 1 (the paper's choice) or 2.
         final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
         unembedding: The linear module that returns the logits. None: `forward_func.get_output_embeddings()`.

@@ -44,7 +44,7 @@ class ALTIPlus(MapAggregation):
         forward_func: A model, or a function that runs the layers.
         layer: The layers of the encoder, followed by the layers of the decoder. With the layers of the decoder alone,
             the sources are the encoder's outputs. None: all layers of both.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         p: The order of the norm, 1 (the paper's) or 2.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.

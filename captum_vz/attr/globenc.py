@@ -36,7 +36,7 @@ class GlobEnc(Rollout):
         forward_func: A model, or a function that runs the layers.
         layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
             `captum_vz.find_layers` returns them.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         normalize: Whether to divide each row of each layer's map by its sum, so that rows of the rollout sum to 1.

@@ -31,7 +31,7 @@ class LayerAttention(LayerMaps):
         forward_func: A model, or a function that runs the layers.
         layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
             `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
         reduce_heads: How to combine the heads into one map, "mean" or "max". None: one map for each selected head,

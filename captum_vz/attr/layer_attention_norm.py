@@ -55,7 +55,7 @@ class LayerAttentionNorm(LayerMaps):
         forward_func: A model, or a function that runs the layers.
         layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
             `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         include: The steps of the layer that the vectors pass through, see the table. Cross-attention supports
             "attention" only, because its residual is not a source token.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder

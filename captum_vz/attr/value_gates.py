@@ -58,7 +58,7 @@ class ValueGates(Described):
         forward_func: A model, or a function that runs the layers, see :class:`~captum_vz.ValueZeroingEffect`.
         layer: The layer (a whole Transformer block) whose values are gated, or a list of layers that share the gates.
             None: all layers that `captum_vz.find_layers(forward_func)` finds.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         attention: "self", "cross" or attention modules, see :class:`~captum_vz.ValueZeroingEffect`.
         heads: The query heads whose values are gated, see :class:`~captum_vz.ValueZeroing`.
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
@@ -162,10 +162,10 @@ class ValueGates(Described):
         model: Any = self.forward_func
         layers = as_layers(find_layers(model) if self.layer is None else self.layer)
         check_forward_func(self.forward_func, layers)
-        options = layers, self._devices(), self.attention, self.heads, self.values, self.intervention, self.run
+        options = layers, self.attention, self.heads, self.values, self.intervention, self.run
         if options != self._options:
             self._options, self._known = options, {}
-        key, first, rows = call.distinct(apart=self._devices() is None)
+        key, first, rows = call.distinct()
         known = None if key is None else self._known.get(key)
         try:
             return self._gated(known or self._find(key, call, layers, first), gates, call, rows, exact)
@@ -176,21 +176,18 @@ class ValueGates(Described):
         self._known.clear()
         return self._gated(self._find(key, call, layers, first), gates, call, rows, exact)
 
-    def _devices(self) -> list[int] | None:
-        return self.device_ids or getattr(self.forward_func, "device_ids", None)
-
     def _find(self, key: bytes | None, call: Call, layers: list[nn.Module], first: list[int]) -> _Known:
         """What a clean pass over the distinct examples of a call shows."""
-        one, devices = call.examples(first), self._devices()
+        one = call.examples(first)
         given = values_of_layers(self.values, layers)
-        model = ModelGates(layers, devices, given, get_intervention(self.intervention))
+        model = ModelGates(layers, given, get_intervention(self.intervention))
         output, members, end, dtypes, _ = run_clean(
             "Value Gates",
             model,
             one.given_named,
             one.inputs,
             one.further,
-            masks=FeatureGroups(None, devices),
+            masks=FeatureGroups(None),
             attention=self.attention,
             heads=self.heads,
             run=self.run,
@@ -324,13 +321,12 @@ class Call:
         inputs, further = examples_of(self.inputs, self.further, rows, self.batch)
         return Call(self.function, inputs, further, len(rows), examples_of(self.named, None, rows, self.batch)[0])
 
-    def distinct(self, apart: bool) -> tuple[bytes | None, list[int], list[int]]:
+    def distinct(self) -> tuple[bytes | None, list[int], list[int]]:
         """A key of the distinct examples; where each stands first in the batch; and which one each example is.
 
-        The key is None if the call holds an object whose content is unknown. Without `apart`, all examples are taken
-        for distinct, because replicas have parts of the batch.
+        The key is None if the call holds an object whose content is unknown.
         """
-        whole, each, known = blake2b(), [blake2b(b"" if apart else b"%d " % i) for i in range(self.batch)], True
+        whole, each, known = blake2b(), [blake2b() for _ in range(self.batch)], True
         inputs = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs
         whole.update(f"{[*inputs] if isinstance(inputs, dict) else ''} {[*self.named]} ".encode())
         for leaf in tree_leaves((inputs, self.further, self.named)):

@@ -49,7 +49,7 @@ class ValueZeroing(LayerMaps):
         forward_func: A model, or a function that runs the layers.
         layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
             `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.

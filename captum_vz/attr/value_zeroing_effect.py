@@ -52,7 +52,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             The output is a tensor whose dimension 0 is the batch, or an object that has such a tensor as `logits`.
         layer: The layer (a whole Transformer block) in which values are zeroed, or a list of layers. In a list, values
             are zeroed in all layers *together*, and `attribute` returns one result. None: all layers of the model.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
             Or the attention module of the layer; for several layers, a list of such modules.
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
@@ -170,9 +170,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         question = Question.parse(target, foil)
         wanted = self._wanted(token, target)
         layers = self._layers()
-        device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        masks = FeatureGroups(feature_mask, device_ids)
-        model = ModelReplay(layers, device_ids, self._given(layers), get_intervention(self.intervention))
+        masks = FeatureGroups(feature_mask)
+        model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
         output, members, end, dtypes, tokens_first = run_clean(
             self.get_name(),
             model,
@@ -243,11 +242,6 @@ def _rows_of(wanted: WantedTokens, model: ModelReplay, output: Any, name: str) -
         raise UnsupportedLayerError(
             f'{name} with rows="target" changes what one token is given, but a layer computes its attention in its own '
             'code, where only values can be changed for all tokens. Pass rows="all".'
-        )
-    if len({run.attention.values.device for run in runs}) > 1 and model.device_ids:
-        raise RefusedError(
-            'rows="target" counts the examples of the whole batch, but replicas of the model have parts of it. Pass '
-            "the module that DataParallel wraps."
         )
     batch, tokens = runs[0].output.shape[:2]
     wanted.check(output, tokens, name)

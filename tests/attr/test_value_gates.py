@@ -48,7 +48,6 @@ from tests.attr.test_value_zeroing_effect import (
     read,
 )
 from tests.captum.footprint import footprint
-from tests.captum.test_replicas import in_replicas
 from tests.engine.blocks import WIDTH, Block
 from tests.engine.compare import assert_same
 from tests.engine.test_sparse_patterns import LONGFORMER, model_of
@@ -552,15 +551,6 @@ def test_models_as_people_run_them(prepare: Callable[[Case], Any]) -> None:
     expected = ValueGates(case_of("llama").model, case_of("llama").layers)(gates, case.inputs)
     assert_same(ValueGates(model, case.layers)(gates, case.inputs), expected)
     assert footprint(case.model) == before
-
-
-def test_replicas() -> None:
-    case = case_of("bert")
-    gates = torch.rand(3, 7, dtype=torch.float64)
-    replicated = ValueGates(in_replicas(case.model, 1), case.layers)
-    expected = number(case)(gates, case.inputs)
-    for _ in range(2):
-        assert_same(read(replicated.forward(gates, case.inputs)[0]), expected)
 
 
 @pytest.mark.parametrize("run", [0, 1])

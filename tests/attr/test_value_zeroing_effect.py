@@ -25,7 +25,6 @@ from captum_vz.testbed import load_model
 from tests.budget import set_budget
 from tests.captum.configurations import embed
 from tests.captum.footprint import footprint
-from tests.captum.test_replicas import in_replicas
 from tests.captum.test_threads import together
 from tests.engine.blocks import WIDTH as BLOCK_WIDTH
 from tests.engine.blocks import Block, SelfAttention
@@ -738,13 +737,6 @@ def test_half_precision_warns() -> None:
     with pytest.warns(UserWarning, match="runs in half precision: .* Load it in float32"):
         found = effect(case)
     assert found.dtype == torch.float32
-
-
-def test_replicas() -> None:
-    case = case_of("gpt2")
-    forward = in_replicas(case.model, 1)
-    of = ValueZeroingEffect(forward, case.layers[1:])
-    assert_same(of.attribute(case.inputs, lambda outputs: read(outputs[0])), naive_effect(case, slice(1, None)))
 
 
 def test_threads() -> None:

@@ -182,12 +182,6 @@ def turned(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Te
     return attend(query, key, value)
 
 
-def writes_parameters(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
-    with torch.no_grad():
-        own.query.bias += 0
-    return attend(*parts)
-
-
 def memory(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Learned keys and values, which are no sequence's."""
     slots = own.inner[0]
@@ -295,7 +289,6 @@ ATTENTIONS: Table = {
     "from the end": lambda: odd(lambda own, x, *parts: attend(*(one.flip(2) for one in parts)).flip(2), twin=by_hook),
     "turned": lambda: odd(turned),
     "values of an adapter": lambda: odd(plain, kind=WithAdapters),
-    "writes into parameters": lambda: odd(writes_parameters),
     "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, 6, WIDTH // HEADS)])),
     "its input is its values": lambda: odd(itself, projects=False),
     "keys are the values": lambda: odd(

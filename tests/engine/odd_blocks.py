@@ -294,18 +294,6 @@ def drawing(draw: str, convolved: bool) -> Odd:
     return after(*modules, refused="draws random numbers also in eval mode", error=RefusedError, by="zeroing effect")
 
 
-def counting(late: int, period: int, length: int, **arguments: Any) -> Odd:
-    """A number outside the layer changes its output after some runs."""
-    runs: list[int] = []
-
-    def scaled(x: Tensor) -> Tensor:
-        runs.append(0)
-        return 0.5 * x if len(runs) > late and len(runs) % period else x
-
-    modules = *([Convolution()] if late else []), Does(scaled)
-    return after(*modules, size=(1, length), refused="Block cannot be replayed", arguments=arguments)
-
-
 def others_draw() -> Odd:
     """Random numbers that the model draws before its layer say nothing of the layer."""
     block = Block(after=Does(lambda x: x))
@@ -347,8 +335,6 @@ BLOCKS: Table = {
         Does(lambda x: x + 0 * (random.random() if torch.is_grad_enabled() else 0.0))
     ),
     "others draw": others_draw,
-    "counts all runs": partial(counting, 0, 2, 6),
-    **rows("counts runs", partial(counting, length=24, perturbations_per_eval=1), (12, 20), (2, 3)),
     **rows("places beyond", some_places, (5, 6, 8), (16,)),
     **rows("places beyond", some_places, (40,), (640,)),
 }

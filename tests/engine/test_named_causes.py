@@ -181,18 +181,6 @@ def of_gpt2() -> tuple[Case, Tensor, Any]:
         return case, ids[:, 3:], case.model(input_ids=ids[:, :3], use_cache=True).past_key_values
 
 
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
-def test_layers_under_a_transform(method: Any) -> None:
-    block = Block()
-
-    def each_alone(x: Tensor) -> Tensor:
-        return torch.func.vmap(lambda one: block(one[None])[0])(x)
-
-    options = {"target": (1, 2)} if method is ValueZeroingEffect else {}
-    with pytest.raises(RefusedError, match=r"runs the layer Block under a transform of torch\.func"):
-        method(each_alone, block).attribute(sequences(2), **options)
-
-
 def test_rollouts_with_a_cache() -> None:
     case, ids, cache = of_gpt2()
 

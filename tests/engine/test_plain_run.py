@@ -126,8 +126,7 @@ def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: 
     plain = model(**inputs)[0]
     if (implementation, kind, padding) in PLAIN_IS_NAN:
         assert not plain.isfinite().all()
-        with pytest.warns(UserWarning, match="a plain run of .* returns NaN for tokens that see nothing"):
-            output, _ = recorded(ValueZeroing, model, layers, inputs)
+        output, _ = recorded(ValueZeroing, model, layers, inputs)
         assert output.isfinite().all()
         return
     output, maps = recorded(ValueZeroing, model, layers, inputs)

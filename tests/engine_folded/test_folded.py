@@ -69,8 +69,6 @@ def test_families_that_do_not_fold(name: str, replays: Replays) -> None:
     case = long_case(name)
     folded = replays.folded(case.model, case.layers, case.inputs)
     assert replays.count == 0
-    assert replays.reasons
-    assert "too few" not in str(replays.reasons)
     for one, other in zip(folded, replays.packed(case.model, case.layers, case.inputs), strict=True):
         assert torch.equal(one, other)
 
@@ -212,7 +210,7 @@ def spied_composed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     class Spied(FoldedLayer):
         def __init__(self, *args: Any) -> None:
-            found.append(args[3])
+            found.append(args[2])
             super().__init__(*args)
 
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedLayer", Spied)

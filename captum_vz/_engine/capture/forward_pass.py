@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches, with_leaf
 from captum_vz._engine.capture.records import LayerRecord, Recorder
@@ -38,18 +36,14 @@ from captum_vz._engine.taps.handler import (
     on_submodule_exit,
     output_hooks,
     thread_handler,
-    user_hooks,
 )
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
-    global_forward_hooks,
-    in_transform,
     is_replica,
     modules_of,
-    sort_key_list,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -74,7 +68,9 @@ def layer_hooks(
     def is_ours(module: nn.Module) -> bool:
         # All threads that use the model share its hooks. DataParallel runs its replicas in threads of their own, which
         # inherit no context.
-        return current_pass.get() is this_pass or is_replica(module)
+        if is_replica(module):
+            raise RefusedError("forward_func runs replicas of the model. Pass the module that DataParallel wraps.")
+        return current_pass.get() is this_pass
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None, list[tuple[Tensor, VersionedTensor]]]] = {}
@@ -92,7 +88,6 @@ def layer_hooks(
                 running[id(module)] = handler, current_handler(), []
                 thread_handler.set(handler)
 
-        # Also called as a hook of all modules, before the user's.
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in tensors_in(output))
@@ -133,9 +128,6 @@ def layer_hooks(
             first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
             others = partial(add_after, returned, prepend=True), partial(add_after, after, with_kwargs=True)
             changes.hook(partial(first, with_kwargs=True), *others)
-            if user_hooks(global_forward_hooks()):
-                changes.hook(partial(register_module_forward_hook, returned))
-                global_forward_hooks().move_to_end(next(reversed(global_forward_hooks())), last=False)
         yield
 
 
@@ -162,17 +154,13 @@ class LayerPass:
     # Makes the result of one run. It is called when the layer returns, and the record is dropped then.
     compute: Callable[[LayerRecord], Tensor]
     _: KW_ONLY
-    device_ids: list[int] | None = None  # of a DataParallel model, in the order of their shares of the batch
     replays: bool = False  # whether `compute` replays layers. Until it has, inputs and outputs of modules are kept
     steps: bool = False  # whether `compute` needs the steps of layers. Copies of their hidden states are kept as long
     given: Sequence[ValueProjection] = ()  # where the user says that the values of each layer are
     chosen: Sequence[Sequence[int]] | None = None  # the numbers of the runs of each layer to record. None: all
-    results: LayerResults = field(init=False)  # after `run`
+    results: LayerResults = field(default_factory=list, init=False)  # after `run`
 
     def __post_init__(self) -> None:
-        self._results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
-        self._owners: dict[tuple[torch.device, int], nn.Module] = {}
-        self._lock = threading.Lock()
         self._count: Counter[int] = Counter()
 
     def run(self, forward: Callable[[], Any]) -> Any:
@@ -185,8 +173,6 @@ class LayerPass:
             changes.set(results_of_pass, ResultsOfPass())
             with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
                 output = forward()
-        of_model = self._results.pop(None)
-        self.results = _join(self._results, self.device_ids) if self._results else of_model
         for index, layer in enumerate(self.layers):
             if not any(index == run for run, _ in self.results):
                 parts = (
@@ -207,11 +193,6 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
-        if in_transform():
-            raise UnsupportedLayerError(
-                f"forward_func runs the layer {type(layer).__name__} under a transform of torch.func (vmap, grad), "
-                "whose tensors hold no numbers of their own. Call the model on the batch itself."
-            )
         called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
         if not called.__module__.startswith(("torch.", "transformers.")):
             raise UnsupportedLayerError(
@@ -247,16 +228,7 @@ class LayerPass:
             result = self.compute(record)
         if shared := results_of_pass.get():
             shared.end_layer()
-        with self._lock:
-            device = result.device if is_replica(record.layer) else None
-            owner = record.layer if device is None else self._owners.setdefault((device, record.index), record.layer)
-            if owner is not record.layer:
-                raise RefusedError(
-                    f"forward_func ran more than one replica of layer {record.index} on {device}, so the order of "
-                    "their shares of the batch is unknown. List each device once in DataParallel's device_ids, and "
-                    "run the model once."
-                )
-            self._results.setdefault(device, []).append((record.index, result))
+        self.results.append((record.index, result))
 
 
 def given_states(
@@ -271,10 +243,10 @@ def given_states(
     runs: dict[AttentionHandler, tuple[int, int]] = {}
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-        if is_replica(layer) or (not given[index] and tokens_in_caches(layer, (args, kwargs))):
+        if not given[index] and tokens_in_caches(layer, (args, kwargs)):
             raise RefusedError(
                 f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
-                "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
+                "related: it has a filled key-value cache. Pass a forward_func that runs the layer once."
             )
         states = (x for x in tensors_in((args, kwargs)) if x.is_floating_point() and x.dim() > 1)
         handler = AttentionHandler()
@@ -297,16 +269,6 @@ def given_states(
         if changed is None or is_out_of_memory(error):
             raise
     return given
-
-
-def _join(replicas: dict[torch.device | None, LayerResults], device_ids: list[int] | None) -> LayerResults:
-    """Concatenate the shares of a batch that replicas computed on their devices."""
-    devices = sort_key_list(list(replicas), device_ids)
-    first = devices[0]
-    return [
-        (shares[0][0], torch.cat([share.to(first) for _, share in shares]))
-        for shares in zip(*(replicas[device] for device in devices), strict=True)
-    ]
 
 
 def check_no_dropout(layer: nn.Module) -> None:

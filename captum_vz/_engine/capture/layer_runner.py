@@ -42,7 +42,7 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 
 @dataclass(frozen=True)
 class Streams:
-    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector."""
+    """The layout of a layer whose tokens have several vectors each (hyper-connections, AltUp), seen as one vector."""
 
     axis: int  # of the layer's tensors. With one stream, it has length 1
     count: int
@@ -54,6 +54,30 @@ class Streams:
     def restore(self, x: Tensor) -> Tensor:
         """`(batch, tokens, stream * d)` back in the layer's layout."""
         return x.unflatten(2, (self.count, -1)).movedim(2, self.axis)
+
+
+def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:
+    """The streams of a layer, or None if its tokens have one vector each.
+
+    UnsupportedLayerError: tokens and streams have the same number, so that either axis could hold the streams.
+    """
+    output = first_tensor(record.output)
+    if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:
+        return None
+    batch, _, out, sources = attention.shape
+    if output.shape[:3] == (batch, 1, out):  # one prompt for each image (SAM)
+        return Streams(1, 1)
+    # Other sources than the tokens: summaries of them (DeepSeek-V4), or a cache.
+    if out != sources or len(record.attentions) > 1:
+        return None
+    # (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
+    axes = [axis for axis in (2, 0) if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
+    if len(axes) > 1:
+        raise UnsupportedLayerError(
+            f"The layer {record.name} carries {tuple(output.shape)}, as many vectors of each token as there are tokens "
+            "and examples, so the axes cannot be distinguished. Pass another number of examples."
+        )
+    return Streams(axes[0], output.shape[axes[0]]) if axes else None
 
 
 class LayerRunner:
@@ -106,38 +130,18 @@ class LayerRunner:
         args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
-        with handled_by(handler), around(), forgetting():
-            output = first_tensor(self._forward((args, kwargs)))
-        if output is None:
-            raise CannotReplayError("run again, it returned no tensor")
-        return output if self._layout is None else self._layout.tokens(output)
-
-    def _forward(self, arguments: tuple[Any, Any]) -> Any:
         try:
-            return self._record.forward(self.layer, arguments)
+            with handled_by(handler), around(), forgetting():
+                output = first_tensor(self._record.forward(self.layer, (args, kwargs)))
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
-            self._check_runs_plainly()
             own = isinstance(error, AssertionError)
             reason = f"it asserts something of its arguments {error}".rstrip() if own else str(error)
             raise CannotReplayError(reason) from error
-
-    def _check_runs_plainly(self) -> None:
-        """Check that the layer still runs on its clean input. If not, no other replay may answer in its place."""
-        record = self._record
-        if caches_in((record.args, record.kwargs)):  # it need not run without them
-            return
-        try:
-            with inference_mode(record.first_output.is_inference()):
-                run_again(record, None)
-        except (*LAYER_ERRORS, AssertionError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise RefusedError(
-                f"{record.name} raised {type(error).__name__} when it ran again on its own clean input, though it had "
-                f"run before: {error}. Make the layer run as often as it is called."
-            ) from error
+        if output is None:
+            raise CannotReplayError("run again, it returned no tensor")
+        return output if self._layout is None else self._layout.tokens(output)
 
     def _each_state(self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
         changed = [change(x) if place in self._states else x for place, x in enumerate(args)]
@@ -223,8 +227,7 @@ def in_float32(module: Module) -> Module:
     shared = {id(one): one for one in (*configs, *offloaded) if one is not None}
     with inference_mode(False):
         copied = copy.deepcopy(module, shared).float()
-    # A replica of DataParallel holds plain tensors where its original holds parameters.
-    for m in copied.modules():
+    for m in copied.modules():  # tensors among their attributes
         vars(m).update({name: _float32(value) for name, value in vars(m).items()})
     return copied
 
@@ -246,14 +249,6 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     except LAYER_ERRORS as error:
         if is_out_of_memory(error):
             raise
-        _check_runs_again(record)  # raises the layer's own error
-        try:
-            with without_autocast(record.first_output.device):
-                run_again(again, None)
-        except LAYER_ERRORS:
-            pass
-        else:
-            raise  # it was not float32's
         raise RefusedError(
             f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "
             f"fails: {error}. {left_out_by_replays(record.layer)}Load the model in float32."

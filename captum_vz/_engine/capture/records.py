@@ -24,7 +24,7 @@ from captum_vz._engine.numerics.tensors import (
     tensors_in,
     version,
 )
-from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
+from captum_vz._engine.numerics.tolerance import PROJECTED, same_numbers
 from captum_vz._engine.taps.changes import ModuleState
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import (
@@ -228,11 +228,6 @@ class Recorder(AttentionHandler):
         context, weights = call.compute(call.values)
         record = self.record
         module = call.module or (self._running[-1] if self._running else record.layer)
-        if call.plain is not None and not record.attentions and not is_same_attention(call.plain()[0], context):
-            record.warnings.append(
-                f"a plain run of {type(module).__name__} returns NaN for tokens that see nothing, because the number "
-                "that hides tokens is -inf in its softmax. Here it is float32's lowest number, and the output is finite"
-            )
         try:
             used = call.weights_used(module, context, weights)
         except UnsupportedLayerError:

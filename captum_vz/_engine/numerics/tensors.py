@@ -26,6 +26,7 @@ class ResultsOfPass:
         # Each result with the number of the layer that asked last, and the tensors, so that no other has their ids.
         self._known: dict[Any, tuple[Any, int, list[Tensor]]] = {}
         self._layer = 0
+        self.of_kinds: dict[Any, Any] = {}  # what is found once for all layers of a kind, by kind
 
     def of(self, compute: Callable[..., T], given: tuple[Any, ...], tensors: list[Tensor]) -> T:
         """What `compute(*given)` returns, or returned."""

@@ -26,15 +26,41 @@ ZERO = ZeroValue()
 BLOCK = 8
 
 
+class PackedChunk(NamedTuple):
+    """Pairs that run together, and other rows of the same run. Layers with one mask share it."""
+
+    target: Tensor  # the target of each pair, `(n,)`
+    group: Tensor  # the group that is zeroed for it, `(n,)`
+    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
+    # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
+    sources: list[tuple[Tensor, Tensor | None]]
+    alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
+    clean_row: Tensor  # the place of each pair's target among the unchanged ones, `(n,)`
+    rows: Tensor  # the target of each row of the run, `(row,)`
+    signs: Tensor  # by what the context of each row is multiplied, `(row, 1)`
+    batch: Tensor  # the example of each row
+    out: Tensor  # the position of each row
+    checked: Tensor  # the rows that run unchanged: one before the pairs, and the target of each pair after them
+    unchanged: Tensor  # the targets of these rows
+
+
 @dataclass(frozen=True, eq=False)
-class TargetRows:
-    """Wanted rows without padding, `(target,)`."""
+class Targets:
+    """Wanted rows without padding, `(target,)`, and the groups that may be zeroed for them, by masks and sizes alone.
+
+    Layers with one mask share it.
+    """
 
     batch: Tensor  # the example of each target
     row: Tensor  # its row of the map
     out: Tensor  # its position
     place: Tensor  # its position, counted through the batch
     everything: bool  # whether they are all positions of all examples, in order
+    members: Tensor  # the sources of each group, `(batch, group, member)`, -1 where a group has fewer members
+    grouped: bool  # whether a group may have several sources
+    source_mask: Tensor  # which sources are no padding, `(batch, in)`
+    visible: Tensor | None  # the sources that the mask lets through. None: all
+    causal: bool  # whether no target sees a later source
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -42,6 +68,91 @@ class TargetRows:
     def of(self, x: Tensor) -> Tensor:
         """The entries of `x (batch, out, ...)` at the targets, `(target, ...)`."""
         return x.flatten(0, 1) if self.everything else x.flatten(0, 1).index_select(0, self.place)
+
+    def any_member(self, seen: Tensor) -> Tensor:
+        """Whether any member of a group is seen, `(target, group)`, for `seen (target, in)`."""
+        if not self.grouped:
+            return seen
+        members = self.members[self.batch]
+        seen = seen[:, None, :].expand(-1, members.shape[1], -1)
+        return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+    @cached_property
+    def possible(self) -> Tensor:
+        """The pairs that may be active by the masks alone, bool `(target, group)`."""
+        return self.any_member(self._seen & self.source_mask[self.batch])
+
+    @cached_property
+    def count(self) -> int:
+        """How many pairs these are."""
+        return int(self.possible.sum())
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        """The sources that the masks let a target see, `(target, in)`."""
+        if self.causal:
+            return torch.arange(self.source_mask.shape[1], device=self.out.device) <= self.out[:, None]
+        if self.visible is None:
+            return self.source_mask[self.batch]
+        # A head that sees nothing may have a weight on each source, padding too: the softmax of equal numbers.
+        seen = (self.visible | ~self.visible.any(-1, keepdim=True)).any(1)
+        seen = seen.expand(len(self.source_mask), -1, self.source_mask.shape[1])
+        return seen[self.batch, self.out if seen.shape[1] > 1 else torch.zeros_like(self.out)]
+
+    @cached_property
+    def _alone(self) -> Tensor:
+        """The targets that see nothing but one group, bool `(target,)`."""
+        seen = self._seen
+        return (self.possible.sum(-1) == 1) & ((seen & self.source_mask[self.batch]).sum(-1) == seen.sum(-1))
+
+    def chunk(self, target: Tensor, group: Tensor, unchanged: Tensor | None = None) -> PackedChunk:
+        """The chunk of the pairs `(target, group)`. Their targets run unchanged too, or else those that are given.
+
+        A layer that mixes positions reproduces its output on the sequence that it knows. So unchanged targets run
+        before and after the pairs, together with other contexts. Where positions compete, only this shows it.
+        """
+        clean_row, batch = target, self.batch[target]
+        if unchanged is None:
+            unchanged, clean_row = target.unique(return_inverse=True)
+        unused = BLOCK - (len(target) + len(unchanged) + 2) % BLOCK
+        first, last = unchanged[:1], unchanged[-1:]
+        rows = torch.cat([first, target, last, unchanged, last.expand(unused)])  # by example
+        signs = self.possible.new_ones(len(rows), 1, dtype=torch.float32)
+        signs[len(target) + 1], signs[len(rows) - unused :] = -1, -1
+        after = torch.arange(len(unchanged), device=rows.device) + len(target) + 2
+        sources = []
+        for source in self.members[batch, group].unbind(-1):
+            there = (source >= 0) & self.source_mask[batch, source.clamp_min(0)]
+            sources.append((source.clamp_min(0), None if there.all() else there[:, None]))
+        alone = self._alone[target, None]
+        return PackedChunk(
+            target,
+            group,
+            (batch, self.out[target]),
+            sources,
+            alone if alone.any() else None,
+            clean_row,
+            rows,
+            signs,
+            self.batch[rows],
+            self.out[rows],
+            torch.cat([after[:1] * 0, after]),
+            torch.cat([first, unchanged]),
+        )
+
+    def chunks(self, rows: int, max_groups: int | None) -> Iterator[PackedChunk]:
+        """All possible pairs, at most `rows` pairs of at most `max_groups` groups at a time."""
+        start = 0
+        for groups in self.possible.split(max_groups or self.possible.shape[1], dim=1):
+            target, group = groups.nonzero(as_tuple=True)
+            if len(target):
+                yield from map(self.chunk, target.split(rows), (group + start).split(rows))
+            start += groups.shape[1]
+
+    @cached_property
+    def only_chunk(self) -> PackedChunk:
+        """All possible pairs."""
+        return self.chunk(*self.possible.nonzero(as_tuple=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +178,8 @@ class ReplayProblem:
     trust: LayerTrust  # what need not be checked of the layer
     asked: Request
     intervention: Intervention  # in this run of the layer
-    targets: TargetRows
+    targets: Targets
     heads: Tensor  # which query heads are zeroed, bool `(head,)`
-    members: Tensor  # the sources of each group, `(batch, group, member)`, -1 where a group has fewer members
     output: Tensor  # the layer's clean output, `(batch, out, d)`
     chunk_rows: int  # how many positions fit in one chunk
     # What the checks of a replay wait for. The driver reads it before it uses the map.
@@ -78,12 +188,13 @@ class ReplayProblem:
     @classmethod
     def of(cls, site: AttentionSite, trust: LayerTrust, asked: Request) -> ReplayProblem:
         """The problem of one map."""
-        targets, output = once_a_pass(_wanted_targets, site.target_mask, asked.rows), site.output
+        attention, output = site.attention, site.output
         intervention = asked.intervention.in_run(site.layer.index, site.layer.number)
-        members = once_a_pass(_group_members, site.source_mask, asked.groups)
+        seen = (attention.visible, attention.causal) if intervention.needs_weight else (None, False)
+        targets = once_a_pass(_targets, site.target_mask, asked.rows, site.source_mask, asked.groups, *seen)
         zeroed = once_a_pass(zeroed_heads, site.shape.heads, asked.heads, site.attention.values.device)
         chunk_rows = site.layer.rows_in_chunk(output)
-        return cls(site, trust, asked, intervention, targets, zeroed, members, output, chunk_rows)
+        return cls(site, trust, asked, intervention, targets, zeroed, output, chunk_rows)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -100,8 +211,7 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        seen = self.reached(self.targets.batch, self.targets.out)
-        return seen if self.asked.groups is None else _any_member(seen, self.members[self.targets.batch])
+        return self.targets.any_member(self.reached(self.targets.batch, self.targets.out))
 
     @cached_property
     def group_of(self) -> Tensor:
@@ -111,17 +221,9 @@ class ReplayProblem:
         return each if self.asked.groups is None else self.asked.groups
 
     @property
-    def possible(self) -> Tensor:
-        """The pairs that may be active by the masks alone, bool `(target, group)`. Layers of one mask share it."""
-        return self.by_masks[0]
-
-    @property
-    def by_masks(self) -> tuple[Tensor, Tensor]:
-        """These pairs, and the targets that see nothing but one group, bool `(target,)`."""
-        attention, needs_weight = self.site.attention, self.intervention.needs_weight
-        visible, causal = attention.visible if needs_weight else None, attention.causal and needs_weight
-        members, targets = None if self.asked.groups is None else self.members, (self.targets.batch, self.targets.out)
-        return once_a_pass(_possible, self.site.source_mask, visible, causal, *targets, members)
+    def members(self) -> Tensor:
+        """The sources of each group, `(batch, group, member)`, -1 where a group has fewer members."""
+        return self.targets.members
 
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
         """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
@@ -205,101 +307,25 @@ class Replay(Protocol):
         """
 
 
-class PackedChunk(NamedTuple):
-    """Pairs that run together, and other rows of the same run. Layers with one mask share it."""
-
-    target: Tensor  # the target of each pair, `(n,)`
-    group: Tensor  # the group that is zeroed for it, `(n,)`
-    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
-    # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
-    sources: list[tuple[Tensor, Tensor | None]]
-    alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
-    clean_row: Tensor  # the place of each pair's target among the unchanged ones, `(n,)`
-    rows: Tensor  # the target of each row of the run, `(row,)`
-    signs: Tensor  # by what the context of each row is multiplied, `(row, 1)`
-    batch: Tensor  # the example of each row
-    out: Tensor  # the position of each row
-    checked: Tensor  # the rows that run unchanged: one before the pairs, and the target of each pair after them
-    unchanged: Tensor  # the targets of these rows
-
-
-@dataclass(frozen=True, eq=False)
-class PairSet:
-    """The pairs of a problem, as far as masks and sizes determine them. See `ReplayProblem`."""
-
-    targets: TargetRows
-    members: Tensor
-    source_mask: Tensor
-    possible: Tensor
-    alone: Tensor
-
-    def chunk(self, target: Tensor, group: Tensor, unchanged: Tensor | None = None) -> PackedChunk:
-        """The chunk of the pairs `(target, group)`. Their targets run unchanged too, or else those that are given.
-
-        A layer that mixes positions reproduces its output on the sequence that it knows. So unchanged targets run
-        before and after the pairs, together with other contexts. Where positions compete, only this shows it.
-        """
-        clean_row, batch = target, self.targets.batch[target]
-        if unchanged is None:
-            unchanged, clean_row = target.unique(return_inverse=True)
-        unused = BLOCK - (len(target) + len(unchanged) + 2) % BLOCK
-        first, last = unchanged[:1], unchanged[-1:]
-        rows = torch.cat([first, target, last, unchanged, last.expand(unused)])  # by example
-        signs = self.possible.new_ones(len(rows), 1, dtype=torch.float32)
-        signs[len(target) + 1], signs[len(rows) - unused :] = -1, -1
-        after = torch.arange(len(unchanged), device=rows.device) + len(target) + 2
-        sources = []
-        for source in self.members[batch, group].unbind(-1):
-            there = (source >= 0) & self.source_mask[batch, source.clamp_min(0)]
-            sources.append((source.clamp_min(0), None if there.all() else there[:, None]))
-        alone = self.alone[target, None]
-        return PackedChunk(
-            target,
-            group,
-            (batch, self.targets.out[target]),
-            sources,
-            alone if alone.any() else None,
-            clean_row,
-            rows,
-            signs,
-            self.targets.batch[rows],
-            self.targets.out[rows],
-            torch.cat([after[:1] * 0, after]),
-            torch.cat([first, unchanged]),
-        )
-
-    def chunks(self, rows: int, max_groups: int | None) -> Iterator[PackedChunk]:
-        """All possible pairs, at most `rows` pairs of at most `max_groups` groups at a time."""
-        start = 0
-        for groups in self.possible.split(max_groups or self.possible.shape[1], dim=1):
-            target, group = groups.nonzero(as_tuple=True)
-            if len(target):
-                yield from map(self.chunk, target.split(rows), (group + start).split(rows))
-            start += groups.shape[1]
-
-
-def only_chunk(pairs: PairSet) -> PackedChunk:
-    """All possible pairs."""
-    return pairs.chunk(*pairs.possible.nonzero(as_tuple=True))
-
-
-def count_of(possible: Tensor) -> int:
-    """How many pairs there are."""
-    return int(possible.sum())
-
-
-def _places(targets: TargetRows, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
+def _places(targets: Targets, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
     """Where the pairs `(target, group)` stand in a map `(batch, rows, groups)`, counted through it."""
     return ((targets.batch * rows + targets.row) * groups)[target] + group
 
 
-def _wanted_targets(rows: Tensor, wanted: Tensor | None) -> TargetRows:
+def _targets(
+    rows: Tensor, wanted: Tensor | None, mask: Tensor, groups: Tensor | None, visible: Tensor | None, causal: bool
+) -> Targets:
+    members = once_a_pass(_group_members, mask, groups)
+    return Targets(*once_a_pass(_wanted_rows, rows, wanted), members, groups is not None, mask, visible, causal)
+
+
+def _wanted_rows(rows: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
     everything = wanted is None and bool(rows.all())
     if wanted is None:
         wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     batch, row = rows.gather(1, wanted).nonzero(as_tuple=True)
     out = wanted[batch, row]
-    return TargetRows(batch, row, out, batch * rows.shape[1] + out, everything)
+    return batch, row, out, batch * rows.shape[1] + out, everything
 
 
 def zeroed_heads(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
@@ -307,27 +333,6 @@ def zeroed_heads(count: int, chosen: tuple[int, ...] | None, device: torch.devic
     if chosen is None:
         return torch.ones(count, dtype=torch.bool, device=device)
     return torch.tensor([number in chosen for number in range(count)], device=device)
-
-
-def _possible(
-    source_mask: Tensor, visible: Tensor | None, causal: bool, batch: Tensor, out: Tensor, members: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    seen = real = source_mask[batch]
-    if causal:
-        seen = torch.arange(real.shape[1], device=out.device) <= out[:, None]
-    elif visible is not None:
-        # A head that sees nothing may have a weight on each source, padding too: the softmax of equal numbers.
-        of_targets = (visible | ~visible.any(-1, keepdim=True)).any(1).expand(len(source_mask), -1, real.shape[1])
-        seen = of_targets[batch, out if of_targets.shape[1] > 1 else torch.zeros_like(out)]
-    pairs = seen & real
-    possible = pairs if members is None else _any_member(pairs, members[batch])
-    return possible, (possible.sum(-1) == 1) & (pairs.sum(-1) == seen.sum(-1))
-
-
-def _any_member(seen: Tensor, members: Tensor) -> Tensor:
-    """Whether any member of a group is seen, `(target, group)`. `seen (target, in)`, members `(target, group, m)`."""
-    seen = seen[:, None, :].expand(-1, members.shape[1], -1)
-    return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
 
 
 def _group_members(source_mask: Tensor, groups: Tensor | None) -> Tensor:

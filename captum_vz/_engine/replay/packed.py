@@ -35,14 +35,10 @@ from captum_vz._engine.numerics.tolerance import (
 from captum_vz._engine.replay.base import (
     BLOCK,
     PackedChunk,
-    PairSet,
     ReplayChunk,
     ReplayProblem,
-    count_of,
-    only_chunk,
 )
 from captum_vz._engine.replay.unknown_code import is_independent
-from captum_vz._engine.structure.dependence import values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
@@ -77,8 +73,7 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        asked = _asked_pairs(problem)
-        rows, count = problem.chunk_rows, once_a_pass(count_of, asked.possible)
+        asked, rows, count = problem.targets, problem.chunk_rows, problem.targets.count
         if not problem.trust.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
@@ -87,11 +82,11 @@ class PackedReplay:
         shared = count <= rows and problem.asked.max_groups is None
         chunks = asked.chunks(rows, problem.asked.max_groups)
         if shared:
-            chunks = iter([once_a_pass(only_chunk, asked)] * bool(count))
+            chunks = iter([asked.only_chunk] if count else [])
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
-        if (len(asked.targets) > 1 and likely_to_fail) or not count:
-            few = torch.arange(len(asked.targets), device=asked.possible.device)[-FIRST_TARGETS:]
+        if (len(asked) > 1 and likely_to_fail) or not count:
+            few = torch.arange(len(asked), device=asked.possible.device)[-FIRST_TARGETS:]
             run(asked.chunk(few[:0], few[:0], few))
             problem.readings.read()
         again: list[tuple[PackedChunk, Tensor]] = []
@@ -111,15 +106,9 @@ class PackedReplay:
 
 def exact_chunks(problem: ReplayProblem, run: ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:
     """Outputs of some pairs. The context of each is summed over the sources that are left."""
-    asked = _asked_pairs(problem)
     for part in torch.stack([target, group]).split(problem.chunk_rows, dim=1):
         if part.shape[1]:
-            yield run(asked.chunk(*part), contexts_of_pairs(problem, *part))
-
-
-def _asked_pairs(problem: ReplayProblem) -> PairSet:
-    masks = problem.site.source_mask, *problem.by_masks
-    return once_a_pass(PairSet, problem.targets, problem.members, *masks)
+            yield run(problem.targets.chunk(*part), contexts_of_pairs(problem, *part))
 
 
 def _note_positive(noted: list[Any], what: Any, number: float) -> None:
@@ -286,7 +275,7 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library and not values_follow_token_order(site.runner(), site.attention):
+    if not problem.trust.library and not site.follows_token_order():
         raise CannotReplayError("its values stand in another order than its tokens")
     if not problem.trust.independent:
         _check_independent(pairs, problem)
@@ -308,7 +297,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         return answer
 
     clean = gather_rows(problem.output, batch, out)[0]
-    counts = once_a_pass(count_of, problem.possible), len(problem.targets)
+    counts = problem.targets.count, len(problem.targets)
     largest = sum(min(problem.chunk_rows, count) for count in counts) + 2 * BLOCK + 2  # positions of a run
     independent = is_independent(run, clean, CROWD_SIZE)
     if independent and largest > CROWD_SIZE:

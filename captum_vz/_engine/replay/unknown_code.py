@@ -32,7 +32,7 @@ from captum_vz._engine.numerics.tensors import (
     is_out_of_memory,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
-from captum_vz._engine.structure.modules import is_library_code
+from captum_vz._engine.structure.modules import is_library_code, once_a_kind
 from captum_vz._engine.taps.changes import random_states
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
@@ -98,8 +98,11 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
 
     Library code does neither. With `values_once`, nothing else may use the values of the attention.
     """
-    if is_library_code(site.layer):
-        return
+    if not is_library_code(site.layer):
+        once_a_kind(site.layer, (site.attention.calls_before, values_once), _check, site, values_once)
+
+
+def _check(site: AttentionSite, values_once: bool) -> None:
     before = random_states()
     problem = _problem(site, values_once)
     # Another thread may draw numbers too, but hardly also in one more run. Gradients may be why the layer drew.
@@ -129,20 +132,19 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
         return None
     if site.attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None
-    for keep in (True, False):  # a layer may write into its parameters under torch.no_grad
-        try:
-            with inference_mode(False), torch.enable_grad():
-                graph = _Graph(site, keep)
-                if graph.in_inference_mode:
-                    return f"enters torch.inference_mode, {UNTESTED}. Use torch.no_grad there"
-                if is_reproduced(graph.output.detach(), clean):
-                    problem = _other_use(site, graph, values_once)
-                    break
-            problem = f"returns other numbers under torch.enable_grad, {UNTESTED}. {INDEPENDENT}"
-        except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
-            if is_out_of_memory(error):
-                raise
-            problem = f"fails under torch.enable_grad, {UNTESTED}: {str(error).rstrip('.')}. {INDEPENDENT}"
+    try:
+        with inference_mode(False), torch.enable_grad():
+            graph = _Graph(site)
+            if graph.in_inference_mode:
+                problem = f"enters torch.inference_mode, {UNTESTED}. Use torch.no_grad there"
+            elif is_reproduced(graph.output.detach(), clean):
+                problem = _other_use(site, graph, values_once)
+            else:
+                problem = f"returns other numbers under torch.enable_grad, {UNTESTED}. {INDEPENDENT}"
+    except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
+        if is_out_of_memory(error):
+            raise
+        problem = f"fails under torch.enable_grad, {UNTESTED}: {str(error).rstrip('.')}. {INDEPENDENT}"
     steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
     return problem if steady else None
 
@@ -150,13 +152,13 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
 class _Graph(AttentionHandler, TorchFunctionMode):
     """A run of a layer with gradients, in which each attention returns a start of the graph.
 
-    With `keep`, gradients stay on in a layer's own `torch.no_grad()`. `zeroed` says which entries are zeroed of what
-    some functions return, by the number of the function.
+    Gradients stay on in a layer's own `torch.no_grad()`. `zeroed` says which entries are zeroed of what some functions
+    return, by the number of the function.
     """
 
-    def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
+    def __init__(self, site: AttentionSite, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
         super().__init__()
-        self.site, self.keep, self.zeroed = site, keep, zeroed
+        self.site, self.zeroed = site, zeroed
         # Context and weights of each call of attention. They are computed unless they are given.
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
@@ -181,7 +183,7 @@ class _Graph(AttentionHandler, TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if current_handler() is not self:  # after an error, torch's own code may leave a mode behind
             return func(*args, **(kwargs or {}))
-        if self.keep and func is SET_GRADIENTS:
+        if func is SET_GRADIENTS:
             return None
         self.in_inference_mode |= torch.is_inference_mode_enabled()
         args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
@@ -200,7 +202,7 @@ class _Graph(AttentionHandler, TorchFunctionMode):
     def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
         """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""
         before = self.output.detach()
-        after = _Graph(self.site, self.keep, self.answers, zeroed).output.detach()
+        after = _Graph(self.site, self.answers, zeroed).output.detach()
         return bool((is_changed(after, before).any(-1) & exceeds_rounding(after, before)).any())
 
     def entries_of(self, values: list[Tensor]) -> dict[int, Tensor]:

@@ -6,21 +6,31 @@ The layer runs again on a changed input, and the run ends at the values. Two cha
   keeps their order.
 - NaN marks every value that depends on a position. It also changes scores that decide an order, and code that checks
   for NaN may remove it.
+
+For rollouts, `OtherMixing` looks for what mixes the tokens of a stack except the attention of its layers. A rollout
+multiplies the maps of layers that follow each other. Another mixer between two layers (the recurrent layers of a hybrid
+model), or a layer that is left out, has a share that no map shows. So has a mixer that runs in parallel to the
+attention of a layer (a recurrent one, a convolution).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import SiteHandler, StopAtValues, StopRunError
-from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord
+from captum_vz._engine.capture.layer_runner import LayerRunner, find_streams
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
+    ReturnedTensor,
+    binary_digits,
+    clone_tensor,
+    first_tensor,
     is_changed,
     noise_like,
     nudged,
@@ -28,9 +38,9 @@ from captum_vz._engine.numerics.tensors import (
     tensors_in,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.structure.modules import LayerTrust, is_library_code, once_a_kind
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._private import tree_leaves, tree_map
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -233,3 +243,88 @@ def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, 
     except (StopRunError, CannotReplayError) as end:
         return end.args[0] if isinstance(end, StopRunError) else None
     return None
+
+
+class OtherMixing:
+    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record."""
+
+    def __init__(self) -> None:
+        # Indices of layers that ran one after the other, the second on something else than what the first returned.
+        # Each pair once, in the order in which they ran.
+        self.pairs: list[tuple[int, int]] = []
+        self.mixers: list[int] = []  # the layers that mix their tokens by more than their attention
+        self.untested: list[int] = []  # those of unknown code of which no run shows whether they do
+        self._before: tuple[int, ReturnedTensor] | None = None  # the layer that ran last, and its output
+
+    def note(self, record: LayerRecord) -> None:
+        """Look at a layer that has just run."""
+        output = first_tensor(record.output)
+        if output is None:
+            return
+        # Experts of a library may make tokens compete by their numbers, so layers with experts are tested each.
+        trust = LayerTrust.of(record) if record.attentions else None
+        alike = trust is not None and (trust.independent or not trust.library)
+        mixes = once_a_kind(record, (), _mixes, record, output) if alike else _mixes(record, output)
+        if mixes and record.index not in self.mixers:
+            self.mixers.append(record.index)
+        if mixes is None and record.index not in self.untested and not is_library_code(record):
+            self.untested.append(record.index)
+        before, self._before = self._before, (record.index, ReturnedTensor(output))
+        if before is not None and not record.is_given(before[1]):
+            self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
+
+
+def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
+    """Whether tokens reach others by anything but the weights of attention. None: no run shows it.
+
+    All attention is answered as in the clean pass. In code from elsewhere, values may be made of several tokens.
+
+    Disturbed are, in library code, the middle token; in other code, the tokens whose position has a binary digit, and
+    those whose position has not. A module that computes attention inline is answered as a whole, so other mixing inside
+    it is not seen.
+    """
+    attentions = record.attentions
+    streams = find_streams(record, attentions[0]) if len(attentions) == 1 else None
+    runner = LayerRunner(record, streams)
+    if streams is not None and not values_depend_on_own_position(runner, attentions[0]):
+        streams, runner = None, LayerRunner(record)
+    if streams is not None:
+        output = streams.tokens(output)
+    hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
+    library, tokens_first = is_library_code(record), any(one.tokens_first for one in attentions[:1])
+    if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
+        return None
+    if not library and values_depend_on_own_position(runner, attentions[0]) is False:
+        return True
+    runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
+    contexts: list[tuple[Tensor, Weights | None]] = []
+    # It fills the contexts. A hook of the layer may have changed the recorded output.
+    clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
+    disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
+    if library:
+        disturbed = [torch.zeros_like(hidden[..., 0], dtype=torch.bool)]
+        disturbed[0].select(0 if tokens_first else 1, (output.shape[not tokens_first] - 1) // 2).fill_(True)
+    return None if clean is None else mixes_outside(runner, hidden, clean, disturbed, lambda: CleanContexts(contexts))
+
+
+class CleanContexts(AttentionHandler):
+    """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
+
+    def __init__(self, contexts: list[tuple[Tensor, Weights | None]]) -> None:
+        self._contexts = contexts
+        self._answers = iter([*contexts]) if contexts else None
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        if self._answers is None:
+            context, weights = call.compute(call.values)
+            self._contexts.append((context.clone(), weights))
+            return context, weights
+        answer, weights_then = next(self._answers, (None, None))
+        if answer is None:
+            raise CannotReplayError("it calls attention more often than in the clean pass")
+        return answer.clone(), weights_then
+
+
+def _clean_output_of(attention: AttentionRecord) -> Callable[..., Any]:
+    """Returns what the attention module returned in the clean pass, whatever it is given."""
+    return lambda *args, **kwargs: tree_map(clone_tensor, attention.output)

@@ -1,11 +1,9 @@
-"""How an attention sees the tokens of its layer: in windows or in streams, and which of them are padding.
+"""How an attention sees the tokens of its layer: in windows, and which of them are padding.
 
 Windows: Swin and SAM cut a grid into windows, after shifting and padding it. Other layers put all images into one
 sequence and attend to each by itself. The code that does so is not read. Positions are nudged by the binary digits of
 their index, two runs a digit, and the values that move show where each position went. If the layer treats each example
 by itself, these runs are copies of its input in one batch.
-
-Streams: some layers carry several vectors of each token (hyper-connections, AltUp).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import FillSlots
-from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
+from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import all_tokens
 from captum_vz._engine.numerics.tensors import (
@@ -35,7 +33,7 @@ from captum_vz._engine.structure.dependence import first_own_source, reads_other
 from captum_vz._engine.structure.modules import keeps_examples_apart
 from captum_vz._engine.taps.functions import MADE_OF
 from captum_vz._private import tree_leaves, tree_map
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import RefusedError
 
 NO_POSITION, MANY_POSITIONS = -1, -2
 # Copies run together, with a clean one among them, where at least so many fit in a chunk. With 10 of a layer of
@@ -191,30 +189,6 @@ def find_sources(count: int, depend_on: Callable[[Tensor], Tensor], device: torc
     found = (ones.long() << digits).sum(0)
     found = found.where((ones ^ zeros).all(0), MANY_POSITIONS)
     return found.where((ones | zeros).any(0), NO_POSITION)
-
-
-def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:
-    """The streams of a layer, or None if its tokens have one vector each.
-
-    UnsupportedLayerError: tokens and streams have the same number, so that either axis could hold the streams.
-    """
-    output = first_tensor(record.output)
-    if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:
-        return None
-    batch, _, out, sources = attention.shape
-    if output.shape[:3] == (batch, 1, out):  # one prompt for each image (SAM)
-        return Streams(1, 1)
-    # Other sources than the tokens: summaries of them (DeepSeek-V4), or a cache.
-    if out != sources or len(record.attentions) > 1:
-        return None
-    # (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
-    axes = [axis for axis in (2, 0) if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
-    if len(axes) > 1:
-        raise UnsupportedLayerError(
-            f"The layer {record.name} carries {tuple(output.shape)}, as many vectors of each token as there are tokens "
-            "and examples, so the axes cannot be distinguished. Pass another number of examples."
-        )
-    return Streams(axes[0], output.shape[axes[0]]) if axes else None
 
 
 def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:

@@ -11,23 +11,28 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.tensors import once_a_pass
+from captum_vz._engine.numerics.tensors import once_a_pass, results_of_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.taps.handler import is_hooked
-from captum_vz._private import accelerate_hook, modules_of, own_parameters
+from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, accelerate_hook, modules_of, own_parameters
+
+T = TypeVar("T")
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
 FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+# What `nn.Module` itself keeps.
+NOT_SETTINGS = OWN_ATTRIBUTES | {BUFFERS}
 # Words in the names of classes whose tokens may compete for experts of limited capacity.
 COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 
@@ -44,6 +49,64 @@ class LayerTrust:
         """The trust in a recorded layer."""
         library = is_library_code(layer)
         return cls(library, library and each_module_runs_once(layer))
+
+
+def once_a_kind(layer: LayerRecord, also: tuple[Any, ...], compute: Callable[..., T], *given: Any) -> T:
+    """Return `compute(*given)`, or what it returned for a layer of the same kind and `also` in this pass.
+
+    For what the code of a layer decides and its numbers do not. An error is not kept.
+    """
+    results, kind = results_of_pass.get(), _kind(layer)
+    if results is None or kind is None:
+        return compute(*given)
+    key = compute, *also, *kind
+    if key not in results.of_kinds:
+        results.of_kinds[key] = compute(*given)
+    found: T = results.of_kinds[key]
+    return found
+
+
+def _kind(layer: LayerRecord) -> tuple[Any, ...] | None:
+    """A key. Layers with one key run the same code with the same settings, on arguments of the same form.
+
+    None: the layer has hooks, or its own code holds what may decide and cannot be compared.
+    """
+    library = is_library_code(layer)
+    settings = [_settings(module, library) for module in layer.modules]
+    if any(one is None for one in settings) or any(map(is_hooked, layer.modules)):
+        return None
+    parameters = [(x.shape, library or _begins_with_zeros(x)) for x in layer.parameters]
+    given = [name for name, x in layer.kwargs.items() if x is not None]
+    given += [] if layer.given is None else [layer.given.projection]
+    attentions = [(one.shape, one.inline is None) for one in layer.attentions]
+    return (*map(type, layer.modules), *settings, *parameters, *given, len(layer.args), *attentions)
+
+
+def _begins_with_zeros(x: Tensor) -> bool:
+    """Whether a parameter begins with zeros, as that of a gate that is switched off."""
+    return not x.is_meta and not x.detach().flatten()[:64].any()
+
+
+def _settings(module: nn.Module, library: bool) -> tuple[Any, ...] | None:
+    """The attributes by which a module's code may decide, such as the axis of a softmax or the size of a norm.
+
+    In library code, the index of a layer in its stack and all objects are left out. None: other code holds objects.
+    """
+    own = [(name, x) for name, x in vars(module).copy().items() if name not in NOT_SETTINGS]
+    if library:
+        # Two partial functions are never equal, but their texts are.
+        texts = [(name, repr(x) if isinstance(x, partial) else x) for name, x in own]
+        own = [(name, x) for name, x in texts if name not in ("layer_idx", "layer_id") and _is_setting(x)]
+        return (module.training, *own)
+    own = [(name, x) for name, x in own if not f"{type(x).__module__}".startswith("transformers.")]  # a config
+    plain = all(_is_setting(x) or type(x) is float for _, x in own)
+    return (module.training, *own) if plain else None
+
+
+def _is_setting(x: Any) -> bool:
+    if type(x) is tuple:
+        return all(map(_is_setting, x))
+    return x is None or type(x) in (bool, int, str) or (callable(x) and type(x).__hash__ is not None)
 
 
 def each_module_runs_once(layer: LayerRecord) -> bool:

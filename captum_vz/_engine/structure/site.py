@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.interventions import AddToValues
-from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_half, recorded_in_float32, tokens_in_caches
+from captum_vz._engine.capture.layer_runner import (
+    LayerRunner,
+    Streams,
+    find_streams,
+    is_half,
+    recorded_in_float32,
+    tokens_in_caches,
+)
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.attention import all_tokens, all_weights
 from captum_vz._engine.numerics.tensors import once_a_pass
@@ -24,8 +31,8 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.find_layers import is_stack
-from captum_vz._engine.structure.layout import Windows, find_streams, find_windows, padding_masks
-from captum_vz._engine.structure.modules import is_library_code
+from captum_vz._engine.structure.layout import Windows, find_windows, padding_masks
+from captum_vz._engine.structure.modules import is_library_code, once_a_kind
 from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -87,7 +94,7 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
-        if not is_library_code(self.layer) and not self._is_in_order():
+        if not is_library_code(self.layer) and not (self.follows_token_order() and self.follows_examples()):
             raise UnsupportedLayerError(
                 f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
                 "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
@@ -105,17 +112,22 @@ class AttentionSite:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
 
-    def _is_in_order(self) -> bool:
-        """Whether values stand in the order of the tokens and examples that they are made of."""
-        runner, attention = self.runner(), self.attention
-        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
+    def follows_token_order(self) -> bool:
+        """Whether values stand in the order of the tokens that they are made of."""
+        place = self.attention.calls_before, self.attention.inline is None
+        return once_a_kind(self.layer, place, values_follow_token_order, self.runner(), self.attention)
+
+    def follows_examples(self) -> bool:
+        """Whether values stand in the order of the examples that they are made of."""
+        place = self.attention.calls_before, self.attention.inline is None
+        return once_a_kind(self.layer, place, values_follow_examples, self.runner(), self.attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""
         one = self.attention
         if len(self.layer.attentions) > 1 or one.calls > 1 or one.tokens_first or self.windows is not None:
             return False
-        return one.shape.out == one.shape.sources and not values_follow_token_order(self.runner(), one)
+        return one.shape.out == one.shape.sources and not self.follows_token_order()
 
     def in_windows(self) -> AttentionSite:
         """This site, with positions found by runs of the layer. See `find_windows`."""

@@ -37,7 +37,6 @@ from captum_vz._private import (
     function_modes,
     modules_of,
     own_buffers,
-    own_parameters,
     pop_function_mode,
     push_function_mode,
     restore_function_mode_state,
@@ -177,7 +176,6 @@ _CONTAINERS = {list, tuple, dict, set, frozenset, deque, bytearray, OrderedDict}
 # What copies share with originals.
 _SHARED = (Tensor, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, Enum, BaseException)
 _LIBRARIES = ("torch.", "transformers.", "accelerate.")
-_SMALL = 2**20  # entries of tensors that are put back in code from elsewhere: writes by `data` leave no trace
 _LARGEST = 10_000  # objects that are copied at most: an attribute may lead to a whole application
 
 
@@ -189,7 +187,6 @@ class ModuleState:
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
         self.modules = [] if layer is None else modules_of(layer)
-        self.random = torch.get_rng_state()
         # The libraries' layers leave their arguments alone.
         self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
         packages = {type(one).__module__.partition(".")[0] for one in self.modules}
@@ -216,9 +213,11 @@ class ModuleState:
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
         tensors = self._tensors()
         known = trained | {id(x) for x in tensors if self._is_written(x)}
-        others = [x for x in shared if issubclass(type(x), Tensor)] if self.own_code else []
-        each = {id(x): x for x in (*tensors, *others) if not x.is_meta}.values()
-        written = [(x, x.clone()) for x in each if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
+        if self.own_code:  # tensors inside of lists and objects
+            inside = [x for x in shared if issubclass(type(x), Tensor) and id(x) not in self.versions]
+            tensors, known = [*tensors, *inside], known | set(map(id, inside))
+        each = {id(x): x for x in tensors if id(x) in known and not x.is_meta}.values()
+        written = [(x, x.clone()) for x in each]
         holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         before = [holder.copy() for holder in holders]
 
@@ -243,9 +242,8 @@ class ModuleState:
             yield arguments if given is None else given
 
     def _tensors(self) -> list[Tensor]:
-        """The buffers of the modules, tensors among their attributes, and the parameters that own code may write to."""
-        own = self.modules if self.own_parts else ()
-        holders = [*map(vars, self.modules), *map(own_buffers, self.modules), *map(own_parameters, own)]
+        """The buffers of the modules, and tensors among their attributes."""
+        holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         return [x for holder in holders for x in list(holder.values()) if issubclass(type(x), Tensor)]
 
     def _is_written(self, x: Tensor) -> bool:
@@ -306,8 +304,6 @@ class _Copier(pickle.Pickler):
         kind = type(value)
         if issubclass(kind, _SHARED) or hasattr(kind, "__next__") or _is_of_libraries(kind):
             return False
-        if issubclass(kind, np.ndarray):
-            return bool(value.size <= _SMALL)
         self._count += 1
         if self._count > _LARGEST:
             return False

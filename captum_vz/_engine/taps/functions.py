@@ -195,14 +195,10 @@ def _attention(
         visible = None if given is None else mask_as_bool(given)
         call = AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False)
     else:
-        plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
-        if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
-            with handled_by(None):
-                check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
         if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
             dropout = 0.0
         visible = None if mask is None else once_a_pass(mask_as_bool, mask)
-        call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
+        call = AttentionCall(module, value, compute, visible, dropout, by_torch, causal=causal)
     context, weights = handler.on_attention(call)
     # In a plain run, torch's function alone returns no weights.
     return context, None if loaded == "sdpa" or weights is None else all_weights(weights)

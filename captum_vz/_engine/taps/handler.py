@@ -27,10 +27,6 @@ from captum_vz._private import (
     forward_hooks,
     forward_hooks_with_kwargs,
     forward_pre_hooks,
-    function_modes,
-    global_forward_hooks,
-    global_forward_pre_hooks,
-    without_function_modes,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -55,8 +51,6 @@ class AttentionCall:
     compute: Callable[[Tensor], tuple[Tensor, Weights]]
     visible: Tensor | None = None  # the sources that the mask lets through, bool, broadcastable to the weights
     dropout: float = 0.0  # the rate of the weights
-    # Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
-    plain: Callable[[], Any] | None = None
     explained: bool = False  # whether the weights are known to give the context: `compute` multiplies them by values
     obeys_mask: bool = True  # whether hidden sources are known to have no weight
     causal: bool = False  # whether no token sees a later one. `visible` is None then
@@ -158,37 +152,25 @@ def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., An
 def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
     """The user's hooks after a module's forward, in their order, each with whether it takes keyword arguments."""
     with_kwargs = forward_hooks_with_kwargs(module)
-    hooks = [*user_hooks(global_forward_hooks()), *user_hooks(forward_hooks(module))]
-    return [(hook, hook in with_kwargs) for hook in hooks]
+    return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
 
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module calls hooks of the user's. They may change what it does, so they have to be called."""
-    own = forward_pre_hooks(module), forward_hooks(module)
-    return any(map(user_hooks, (*own, global_forward_pre_hooks(), global_forward_hooks())))
+    return any(map(user_hooks, (forward_pre_hooks(module), forward_hooks(module))))
 
 
 def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
-    """Check that `function`, and each active function mode of the user, computes torch's attention of these arguments.
+    """Check that `function`, such as SageAttention's, computes torch's attention of these arguments.
 
     Small differences, such as those of a quantised attention, are accepted. No attention handler may be active.
-    RefusedError: the function or a mode computes something else.
+    RefusedError: the function computes something else.
     """
-    modes = [mode for mode in function_modes() if not type(mode).__module__.startswith("captum_vz.")]
-    if function is BUILTIN_ATTENTION and not modes:
+    if function is BUILTIN_ATTENTION:
         return
-    with without_function_modes():
-        expected = BUILTIN_ATTENTION(*args, **kwargs)
-        results = [("Another function", function(*args, **kwargs))]
-        for mode in modes:
-            # A mode may compare with torch's own function, or with the current value of the public name.
-            for known in (BUILTIN_ATTENTION, functional.scaled_dot_product_attention):
-                result = mode.__torch_function__(known, (), args, kwargs)
-                results.append((f"The function mode {type(mode).__name__}", result))
-    for name, result in results:
-        if not is_same_attention(result, expected):
-            raise RefusedError(
-                f"{name} replaces torch.nn.functional.scaled_dot_product_attention and computes something else. "
-                "Expected torch's own attention, because the weights cannot be read otherwise. Restore torch's "
-                "function, or pass a model that calls it."
-            )
+    if not is_same_attention(function(*args, **kwargs), BUILTIN_ATTENTION(*args, **kwargs)):
+        raise RefusedError(
+            "Another function replaces torch.nn.functional.scaled_dot_product_attention and computes something else. "
+            "Expected torch's own attention, because the weights cannot be read otherwise. Restore torch's function, "
+            "or pass a model that calls it."
+        )

@@ -27,8 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._engine.taps.handler import user_hooks
-from captum_vz._private import global_forward_hooks, tree_leaves, tree_map
+from captum_vz._private import tree_leaves, tree_map
 
 # If a larger share of rows has changed, selecting these rows costs more than it saves.
 MOST_CHANGED = 0.8
@@ -67,10 +66,7 @@ class CleanCache:
         example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused. With
         `alone`, the run is on this example only.
         """
-        # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
-        reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
-        if user_hooks(global_forward_hooks()):  # they ran before ours, and run on all outputs again
-            reused = []
+        reused = [one for one in self._outputs if one[1] is not None or whole]
         if alone is not None:
             of_example = partial(_of_example, example=alone, batch=batch)
             reused = [(module, of_example(x), tree_map(of_example, y)) for module, x, y in reused]

@@ -1,15 +1,15 @@
-"""The whole model once more, on copies of its inputs, with other values zeroed in each copy."""
+"""The whole model once more: on copies of its inputs with other values zeroed in each, or with gates on values."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
@@ -28,9 +28,8 @@ from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.whole_model.cache import CleanCache
-from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
-from captum_vz.functional.interventions import Intervention
+from captum_vz.functional.interventions import Intervention, values_after
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -57,16 +56,14 @@ class ModelReplay:
     def __init__(
         self,
         layers: Sequence[nn.Module],
-        device_ids: list[int] | None,
         given: Sequence[ValueProjection] = (),
         intervention: Intervention = ZERO,
     ) -> None:
         self.layers = layers
         self.intervention = intervention
-        self.device_ids = device_ids
         self.given = given
         self._cache = CleanCache(layers)
-        self._runs: dict[tuple[int, torch.device], list[RecordedRun]] = {}
+        self._runs: dict[int, list[RecordedRun]] = {}  # by the index of the layer
         self._output: Tensor | None = None
         self._all_runs = True  # whether values are zeroed in each run of the layers
         self._answers_whole = True  # modules that ran before the layers may be answered as a whole
@@ -79,7 +76,7 @@ class ModelReplay:
         `chosen` holds the numbers of the runs of each layer that are recorded. None: all.
         """
         self._all_runs = chosen is None
-        this = LayerPass(self.layers, compute, device_ids=self.device_ids, given=self.given, chosen=chosen)
+        this = LayerPass(self.layers, compute, given=self.given, chosen=chosen)
         with undoing() as changes:
             self._cache.fill(changes)
             output = this.run(forward)
@@ -96,7 +93,7 @@ class ModelReplay:
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
         zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, device)
         run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
-        self._runs.setdefault((run.index, device), []).append(run)
+        self._runs.setdefault(run.index, []).append(run)
 
     @property
     def recorded(self) -> list[RecordedRun]:
@@ -163,8 +160,7 @@ class ModelReplay:
             # What ran before the layers may have as many rows as there are examples, and not be theirs.
             if alone is not None and self._answers_whole and not zeroed.any():
                 check_last_copy(handler.of_run.output[alone : alone + 1], found, 1)
-            # A replica's share need not end with a whole copy.
-            if alone is None and len(handler.zeroed) == copies * batch:
+            if alone is None:
                 check_last_copy(handler.of_run.output, found, copies)
 
         def answer(changes: Changes) -> None:
@@ -187,25 +183,23 @@ class ModelReplay:
     ) -> Any:
         """What `forward` returns while a `handler` changes values in each recorded run of a layer.
 
-        A handler is made for a run, of the share of `changed (n, in)` that its device has. `check` is given it, and the
-        output with examples first, when the layer returns. `answer` is called before `forward`. With `alone`, one
-        example runs, for which layers may run more often or less often. CannotReplayError: else they do.
+        A handler is made for a run, of `changed (n, in)` on its device. `check` is given it, and the output with
+        examples first, when the layer returns. `answer` is called before `forward`. With `alone`, one example runs, for
+        which layers may run more often or less often. CannotReplayError: else they do.
         """
-        shares = self._shares(changed)
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-            device = self._device_of(index, (args, kwargs))
             number, begun[id(layer)] = begun[id(layer)], begun[id(layer)] + 1
-            recorded = self._runs[index, device]
+            recorded = self._runs[index]
             further = recorded[-1] if alone and self._all_runs else None
             of_run = next((one for one in recorded if one.number == number), further)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
             if of_run is None:
                 return AttentionHandler()
-            return handler(of_run, shares[device], self.intervention.in_run(index, number))
+            return handler(of_run, changed.to(of_run.real.device), self.intervention.in_run(index, number))
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, RunHandler):
@@ -220,24 +214,10 @@ class ModelReplay:
             with layer_hooks(self.layers, begin, end):
                 answer(changes)
                 output = forward()
-        expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
+        expected = Counter({index: len(runs) for index, runs in self._runs.items()})
         if finished != expected and not alone:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
         return output
-
-    def _device_of(self, index: int, arguments: Any) -> torch.device:
-        """The device of a layer that is given these arguments. Replicas of a layer have one each."""
-        devices = [device for number, device in self._runs if number == index]
-        if len(devices) > 1:
-            devices = [x.device for x in tree_leaves(arguments) if isinstance(x, Tensor)]
-        return devices[0]
-
-    def _shares(self, zeroed: Tensor) -> dict[torch.device, Tensor]:
-        """What is zeroed in the examples of each device: all of them, or a replica's share."""
-        devices = {device for _, device in self._runs}
-        if len(self._runs) > len(self.layers) and self.device_ids:
-            return {share.device: share for share in scatter(zeroed, self.device_ids)}
-        return {device: zeroed.to(device) for device in devices}
 
 
 class RunHandler(Intervene):
@@ -252,15 +232,10 @@ class RunHandler(Intervene):
         rows: Tensor | None = None,
         is_idle: bool = False,
     ) -> None:
-        if len(changed) % len(real) and intervention.reads_others and not real.all():
-            raise RefusedError(
-                f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
-                "of the batch, in which padding is unknown. Pass the module that DataParallel wraps."
-            )
-        real = real.repeat(max(1, len(changed) // len(real)), 1)
+        real = real.repeat(len(changed) // len(real), 1)
         super().__init__(run.attention, changed, intervention, real)
         self.of_run = run
-        self.rows = None if rows is None else rows.to(changed.device).repeat(max(1, len(changed) // len(rows)))
+        self.rows = None if rows is None else rows.to(changed.device).repeat(len(changed) // len(rows))
         self.is_idle = is_idle
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
@@ -285,3 +260,88 @@ def check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> 
     clean, found = (x.nan_to_num(neginf=0, posinf=0).reshape(len(x), -1) for x in (clean, found[-len(clean) :]))
     one = torch.ones_like(clean[:, :1])
     check_reproduced(torch.cat([found, one], 1), torch.cat([clean, one], 1))
+
+
+class ModelGates(ModelReplay):
+    """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it."""
+
+    # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
+    seen: Tensor | None = None
+
+    def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
+        """Gate values in this run of this attention, in these heads (None: all)."""
+        super().zero_in(site, heads)
+        readable = site.attention.inline is None and site.attention.calls == 1
+        if readable and (site.layer.index, site.layer.number) == (0, 0):
+            self.seen = site.attention.is_seen().any(1)
+
+    def check_ones(self, forward: Callable[[], Any], tokens: Tensor) -> None:
+        """Check that gates of 1 reproduce the clean pass, and forget its outputs. `tokens` is `(batch, in)`.
+
+        RefusedError: they do not.
+        """
+        try:
+            with torch.no_grad():
+                output = self._run_gated(forward, torch.ones(tokens.shape, device=tokens.device), None, checked=True)
+            check_last_copy(self._output, first_numbers(output), 1)
+        except CannotReplayError as error:
+            raise RefusedError(
+                f"With gates of 1, the model gave another output than without gates: {error}. Pass a forward_func that "
+                "uses no random numbers, and changes no state from call to call."
+            ) from error
+        self._output = None
+        outermost = self._cache.outermost
+        self._cache = CleanCache(self.layers)
+        self._cache.outermost = outermost
+        for place, runs in self._runs.items():
+            self._runs[place] = [replace(one, output=one.output[:0]) for one in runs]
+
+    def run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None) -> Any:
+        """What `forward` returns with gated values, in the grad mode of this thread.
+
+        `gates` are `(batch, in)`. `rows (batch,)` says which example of the clean pass each example is. None: the same.
+        RefusedError: a module has active dropout, or a layer ran or called attention otherwise than in the clean pass.
+        """
+        for module in self._cache.outermost:
+            check_no_dropout(module)
+        try:
+            return self._run_gated(forward, gates, rows)
+        except CannotReplayError as error:
+            raise RefusedError(
+                f"The model cannot run with gated values: {error}. Pass a forward_func that runs the same layers for "
+                "any values of their attention."
+            ) from error
+
+    def _run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None, checked: bool = False) -> Any:
+        def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
+            return _Gated(run, share, intervention, rows, self.seen if (run.index, run.number) == (0, 0) else None)
+
+        def check(handler: RunHandler, found: Tensor | None) -> None:
+            if checked:
+                check_last_copy(handler.of_run.output, found, 1)
+
+        return self.run_handled(forward, gates, handler, check)
+
+
+class _Gated(RunHandler):
+    """Scales the values of one run of a layer by `gates (n, in)`, in the heads that are selected."""
+
+    def __init__(
+        self, run: RecordedRun, gates: Tensor, intervention: Intervention, rows: Tensor | None, seen: Tensor | None
+    ) -> None:
+        by_head = torch.where(run.heads[:, None], gates[:, None], 1)
+        super().__init__(run, by_head, intervention, run.real if rows is None else run.real[rows.to(run.real.device)])
+        self.seen = seen if rows is None or seen is None else seen[rows.to(seen.device)]
+        self.changed = run.heads[:, None] & ((by_head != 1) | by_head.requires_grad)
+
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        if self.seen is not None and call.obeys_mask:
+            seen = torch.ones_like(self.seen) if call.visible is None else call.visible.any(1).any(1)
+            if not torch.equal(seen.expand_as(self.seen), self.seen):
+                raise CannotReplayError("its mask hides other tokens than in the clean pass")
+        return super().change_call(call)
+
+    def change_values(self, values: Tensor) -> None:
+        if self.attention.inline is not None:
+            new = partial(values_after, self.intervention, zeroed=self.zeroed, real=self.real)
+            self.attention.inline.change(values, self.changed, new)

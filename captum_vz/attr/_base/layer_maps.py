@@ -24,7 +24,7 @@ from captum_vz._engine import (
     Readings,
     attention_site,
 )
-from captum_vz._private import NullProgress, TargetType, is_replica, progress
+from captum_vz._private import NullProgress, TargetType, progress
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
@@ -39,7 +39,7 @@ from captum_vz.attr._call.further_calls import LayerTokens, LeftPadding, check_t
 from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError
 
 
 class LayerMaps(LayerAttribution, ForwardPassAttribution):
@@ -52,7 +52,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         forward_func: A model, or a function that runs the layers.
         layer: A layer (a whole Transformer block), or a list or ModuleList of layers. None: all layers of the model, as
             `captum_vz.find_layers` returns them.
-        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        device_ids: Not used.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum.
@@ -228,7 +228,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             run = LayerPass(
                 layers,
                 this.compute,
-                device_ids=this.device_ids,
                 replays=self.replays_layers,
                 steps=self.needs_steps,
                 given=self._given(layers),
@@ -288,10 +287,7 @@ class MapPass:
         if method.needs_graph:
             name = method.get_name()
             self.forward_func = with_graph(self.forward_func, layers, method.embeddings, arguments.run, name)
-        self.device_ids = method.device_ids or getattr(method.forward_func, "device_ids", None)
-        self.groups = FeatureGroups(arguments.feature_mask, self.device_ids)
-        # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
-        self.shares = bool(self.device_ids) and wanted.depends_on_example
+        self.groups = FeatureGroups(arguments.feature_mask)
         self.positions = functools.cache(wanted.positions)  # one tensor for all layers
         self.mixing = OtherMixing() if find_other_mixing else None
         self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
@@ -316,15 +312,14 @@ class MapPass:
             self.padding.append(LeftPadding(site))
         asked, real = self.begin(site)
         scores = method.layer_scores(site, asked)
-        if not is_replica(record.layer):
-            self.there.append(real)
+        self.there.append(real)
         self.bar.update()
         place = next(self.count)
         if isinstance(scores, Tensor):
             self.warnings.append(record.warnings)
             return asked.finish(scores, method.normalize, self.readings)
         self.later[place] = asked, scores
-        return placeholder(record, method.get_name())
+        return torch.empty(0)  # to be replaced after the model has returned
 
     def begin(self, site: AttentionSite) -> tuple[Wanted, Tensor]:
         """What is wanted of a run of a layer, and which of its output tokens are no padding."""
@@ -333,7 +328,7 @@ class MapPass:
         real = site.target_mask if end is None else site.target_mask[:, :end]
         run = self.layers[record.index], record.number, end or out, real, site.attention.tokens_first
         self.tokens[record.index] = LayerTokens(*run)
-        rows = None if self.shares else self.positions(site.shape.batch, end or out, site.attention.values.device)
+        rows = self.positions(site.shape.batch, end or out, site.attention.values.device)
         leaf = self.forward_func.vectors if isinstance(self.forward_func, EmbeddingLeaf) else None
         steps = partial(progress, None, f"{self.title}, layer {record.index}", leave=False)
         shown = steps if self.arguments.show_progress else None
@@ -349,8 +344,6 @@ class MapPass:
             self.warnings.append(asked.site.layer.warnings)
         self.readings.read()
         notes.extend(itertools.chain.from_iterable(self.warnings))
-        if self.shares:
-            maps = [(index, self.wanted.rows_of(one)) for index, one in maps]
         notes.extend(said for one in self.padding for said in one.warnings(method.forward_func, *self.arguments[:2]))
         if notes:
             warn(f"{method.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
@@ -375,16 +368,6 @@ def with_graph(
             f"{name} needs gradients, but torch.inference_mode() is active: use torch.no_grad() instead."
         )
     return EmbeddingLeaf(forward_func, layers, embeddings)
-
-
-def placeholder(record: LayerRecord, name: str) -> Tensor:
-    """An empty map, to be replaced after the model has returned."""
-    if is_replica(record.layer):
-        raise UnsupportedLayerError(
-            f"{name} needs the output of the whole model, but a DataParallel replica returns the output of some "
-            "examples only: pass the module that DataParallel wraps."
-        )
-    return torch.empty(0)
 
 
 def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:

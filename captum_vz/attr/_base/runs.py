@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -221,8 +221,15 @@ def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Mod
     roots: list[nn.Module] = []
     with torch.no_grad(), first_module_holding(layers, roots.append):
         forward()
+
+    @cache  # most layers are in one stack
+    def blocks_of(path: str, stack: str | None) -> list[nn.Module]:
+        with suppress(RefusedError):
+            return find_layers(roots[0].get_submodule(path), stack)
+        return []
+
     for layer in layers:
-        block = _block_of(roots[0], layer) if roots else None
+        block = _block_of(roots[0], layer, blocks_of) if roots else None
         if block is not None and _is_explained(forward, block):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is the attention module of a {type(block).__name__}. Its output "
@@ -231,18 +238,17 @@ def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Mod
             )
 
 
-def _block_of(root: nn.Module, layer: nn.Module) -> nn.Module | None:
+def _block_of(root: nn.Module, layer: nn.Module, blocks_of: Callable[..., list[nn.Module]]) -> nn.Module | None:
     """The block of a stack in `root` that contains `layer` as a part, or None."""
     path = next((name for name, module in root.named_modules() if module is layer), "").split(".")
     for depth in range(len(path)):
         for stack in (None, "encoder", "decoder"):
-            with suppress(RefusedError):
-                blocks = find_layers(root.get_submodule(".".join(path[:depth])), stack)
-                if any(block is layer for block in blocks):
-                    return None
-                for block in blocks:
-                    if any(part is layer for part in block.modules()):
-                        return block
+            blocks = blocks_of(".".join(path[:depth]), stack)
+            if any(block is layer for block in blocks):
+                return None
+            for block in blocks:
+                if any(part is layer for part in block.modules()):
+                    return block
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine import AttentionHandler, is_out_of_memory, layer_hooks, repeated
-from captum_vz._private import is_replica, tree_leaves
+from captum_vz._private import tree_leaves
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import MODEL_ERRORS, Inputs, bind_forward
 from captum_vz.attr._call.further_calls import model_of, stack_of
@@ -199,7 +199,7 @@ class _Given:
         given: list[list[Tensor]] = []
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-            leaves = [] if is_replica(layer) else tree_leaves((args, kwargs))
+            leaves = tree_leaves((args, kwargs))
             given.append([x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 2])
             if len(given) > self._run:
                 raise _Begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import partial
@@ -17,7 +18,6 @@ from captum_vz._engine import AttentionSite, is_out_of_memory
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
-    is_replica,
     own_buffers,
     run_forward,
     tree_map,
@@ -51,6 +51,9 @@ def check_numbers(given: Any, run: Any) -> None:
 
 def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
     """A function without arguments that calls `forward_func` with the user's arguments."""
+    if isinstance(forward_func, nn.DataParallel) and len(forward_func.device_ids) > 1:
+        warnings.warn("DataParallel on several devices: its module is explained, on one device.", stacklevel=3)
+        forward_func = forward_func.module
     if isinstance(inputs, Mapping):
         if additional_forward_args is not None:
             raise ArgumentError(
@@ -275,7 +278,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
             passed, and the model adds tokens (prompt tuning), so it is unknown whether `token` counts these.
     """
     text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
-    if not isinstance(text, Tensor) or is_replica(site.layer.layer):
+    if not isinstance(text, Tensor):
         return end
     # Ids, embeddings and images have an axis of examples. Packed patches have none, and choices (of an answer) two.
     known = text.dim() in (3, 4) if text.is_floating_point() else text.dim() == 2
@@ -338,7 +341,7 @@ def begins_with_padding(site: AttentionSite) -> bool:
     record, mask = site.layer, site.target_mask
     # Behind an encoder or a cache, the inputs hold other tokens as well.
     others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
-    if record.index or is_replica(record.layer) or others or not record.states:
+    if record.index or others or not record.states:
         return False
     return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
 

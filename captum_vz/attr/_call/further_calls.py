@@ -26,7 +26,7 @@ from captum_vz._engine import (
     repeated,
     tokens_in_caches,
 )
-from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map, uncompiled
+from captum_vz._private import modules_of, tree_leaves, tree_map, uncompiled
 from captum_vz.attr._call.arguments import (
     MODEL_ERRORS,
     Arguments,
@@ -344,8 +344,8 @@ class _NoiseInToken:
     def begin(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         """Note a run of a layer, and whether it follows the layer before."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
-        if is_replica(layer) or (not self._count and tokens_in_caches(layer, (args, kwargs))):
-            raise ValueError("a replica has a part of the batch, and a cache would be filled twice")
+        if not self._count and tokens_in_caches(layer, (args, kwargs)):
+            raise ValueError("a cache would be filled twice")
         handler = AttentionHandler()
         self._runs[handler] = index, self._count[index]
         self._count[index] += 1

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite, Readings, once_a_pass
 from captum_vz.attr._call.output import (
@@ -77,11 +76,6 @@ class WantedTokens:
     def all_rows(self) -> WantedTokens:
         """The same, with all rows wanted."""
         return replace(self, rows=None)
-
-    @property
-    def depends_on_example(self) -> bool:
-        """Whether the wanted rows differ between examples."""
-        return isinstance(self.rows, list)
 
     def positions(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
         """The positions of the wanted rows, `(batch, row)`. None: all rows.
@@ -288,9 +282,8 @@ def _warn_of_zeros(warnings: list[str], index: int, name: str, dtype: torch.dtyp
 class FeatureGroups:
     """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
 
-    def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
+    def __init__(self, feature_mask: Any) -> None:
         self.mask: Tensor | None = None
-        self.shares: dict[torch.device, Tensor] = {}
         self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
         if feature_mask is None:
             return
@@ -306,8 +299,6 @@ class FeatureGroups:
                 "the same number for tokens that belong together."
             )
         self.mask = feature_mask.unique(return_inverse=True)[1]
-        if device_ids and len(self.mask) > 1:
-            self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
         """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
@@ -317,7 +308,7 @@ class FeatureGroups:
         dropped = site.dropped_sources
         sources = dropped + (every if end is None else end)
         device = site.source_mask.device
-        mask = self.shares.get(device, self.mask).to(device)
+        mask = self.mask.to(device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
         if mask.shape not in shapes:
             raise ArgumentError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,28 +24,17 @@ LEAST_SHARE = 0.1
 NORMED_CALLS = 2
 
 
-@dataclass(frozen=True)
-class PairTable:
-    """The pairs of a problem that run."""
-
-    weights: Tensor  # the attention weights of the heads that are zeroed, `(target, in, head)`
-    heads: Tensor  # these heads, `(head,)`
-    active: Tensor  # which pairs run, bool `(target, group)`
-
-
-def pair_table(problem: ReplayProblem) -> PairTable:
+def active_pairs(problem: ReplayProblem) -> Tensor:
     """The active pairs, extended to all groups with members in a block of neighbours if one of them is active."""
-    heads, active = problem.heads.nonzero().flatten(), problem.active
-    count = budget_of(problem.output.device).neighbours
+    active, count = problem.active, budget_of(problem.output.device).neighbours
     if count > 1:
         blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
         held = (problem.members[problem.targets.batch] >= 0).any(-1)
         active = blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & held
-    weights = problem.weights if problem.heads.all() else problem.weights[..., heads]
-    return PairTable(weights, heads, active)
+    return active
 
 
-def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
+def products_saved(problem: ReplayProblem, active: Tensor) -> tuple[float, bool]:
     """How many products of numbers folding saves beyond the least share, and whether it should compose two matrices.
 
     The packed replay multiplies each pair and each target with the attention's projection and the first matrices.
@@ -54,11 +43,11 @@ def products_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, boo
     head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
-    heads, members, targets = len(pairs.heads), problem.members, len(problem.targets)
+    heads, members, targets = int(problem.heads.sum()), problem.members, len(problem.targets)
     last, count = feed_forward(problem)
     firsts = last * count
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
-    counts.index_add_(0, problem.targets.batch, pairs.active.to(counts))
+    counts.index_add_(0, problem.targets.batch, active.to(counts))
     vectors = ((members >= 0).sum(-1) * heads * counts.ne(0)).to(counts)
     fewer = torch.minimum(vectors, counts)
     sums = vectors * counts
@@ -140,34 +129,30 @@ class SourceBlock:
         return for_query_heads(values.transpose(1, 2)[batch, source], heads)
 
 
-def plan_chunks(problem: ReplayProblem, pairs: PairTable, direct: bool) -> list[SourceBlock]:
+def plan_chunks(problem: ReplayProblem, active: Tensor, direct: bool) -> list[SourceBlock]:
     """All active pairs, in chunks of about as many rows as fit, and at most as many groups as are asked for.
 
     `direct`: groups with fewer pairs than vectors are direct.
     """
-    return list(_ChunkPlanner(problem, pairs, direct).blocks(len(problem.targets)))
+    return list(_ChunkPlanner(problem, active, direct).blocks(len(problem.targets)))
 
 
-class _GroupSlice(NamedTuple):
-    """Some pairs of a group. `first` is the first target, if the others follow it one by one."""
-
-    number: int
-    first: int | None
-    pairs: int
+# Some pairs of a group: its number, its first target if the others follow it one by one, and how many pairs.
+GroupSlice: TypeAlias = tuple[int, "int | None", int]
 
 
 class _ChunkPlanner:
     """Divides the active pairs, ordered by their group, among chunks."""
 
-    def __init__(self, problem: ReplayProblem, pairs: PairTable, direct: bool) -> None:
+    def __init__(self, problem: ReplayProblem, active: Tensor, direct: bool) -> None:
         # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
         # hold is cut from a few tensors on the device.
-        active, examples, members = (x.cpu() for x in (pairs.active, problem.targets.batch, problem.members))
-        device, width = pairs.heads.device, members.shape[1]
+        device, width, self.heads = active.device, problem.members.shape[1], int(problem.heads.sum())
+        active, examples, members = (x.cpu() for x in (active, problem.targets.batch, problem.members))
         target, group = active.nonzero(as_tuple=True)
         number, total = examples[target] * width + group, members.shape[:2].numel()  # number: of each pair's group
         counts = number.bincount(minlength=total)
-        few = (counts < (members >= 0).sum(-1).flatten() * len(pairs.heads)) & direct
+        few = (counts < (members >= 0).sum(-1).flatten() * self.heads) & direct
         order = (number + few[number] * total).argsort(stable=True)  # direct groups come last
         target, group = target[order], group[order]
         used = torch.cat([(counts.bool() & ~few).nonzero(), (counts.bool() & few).nonzero()]).flatten()
@@ -177,7 +162,7 @@ class _ChunkPlanner:
         self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
         self.source = members[held].to(device)
         self.ends = [0, *held.sum(-1).cumsum(0).tolist()]
-        self.heads, self.rows, self.max_groups = len(pairs.heads), problem.chunk_rows, problem.asked.max_groups
+        self.rows, self.max_groups = problem.chunk_rows, problem.asked.max_groups
         self.target, self.group = target.to(device), group.to(device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
@@ -194,12 +179,12 @@ class _ChunkPlanner:
         clean = cycle(slice(first, min(first + share, targets)) for first in range(0, targets, share))
         begin, end, start, done = 0, 0, 0, list[PairChunk]()
         for parts in chunks:
-            first, last = parts[0].number, parts[-1].number
+            first, last = parts[0][0], parts[-1][0]
             if done and (self.ends[last + 1] - begin) * self.heads > max(self.rows, VECTORS):
                 yield self._block(begin, end, done)
                 begin, done = self.ends[first], []
             end = self.ends[last + 1]
-            own = slice(start, start + sum(part.pairs for part in parts))
+            own = slice(start, start + sum(count for _, _, count in parts))
             spans = tuple(self._spans(parts, begin, self.target[own]))
             done.append(_chunk(spans, self.target[own], self.group[own], next(clean)))
             start = own.stop
@@ -209,21 +194,21 @@ class _ChunkPlanner:
         folded = min(max(self.ends[self.folded], begin), end) - begin
         return SourceBlock(self.batch[begin:end], self.source[begin:end], folded, tuple(chunks))
 
-    def _partition(self, rows: int) -> Iterator[list[_GroupSlice]]:
+    def _partition(self, rows: int) -> Iterator[list[GroupSlice]]:
         """All pairs, `rows` at a time, of at most `max_groups` groups."""
-        parts, room = list[_GroupSlice](), rows
+        parts, room = list[GroupSlice](), rows
         for number, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
             while count:
                 if not room or len(parts) == self.max_groups:
                     yield parts
                     parts, room = [], rows
                 taken = min(count, room)
-                parts.append(_GroupSlice(number, first, taken))
+                parts.append((number, first, taken))
                 first = None if first is None else first + taken
                 count, room = count - taken, room - taken
         yield parts
 
-    def _spans(self, parts: list[_GroupSlice], begin: int, target: Tensor) -> Iterator[GroupSpan]:
+    def _spans(self, parts: list[GroupSlice], begin: int, target: Tensor) -> Iterator[GroupSpan]:
         """The spans of a chunk with these targets, in a block whose members begin at `begin`."""
         row = 0
         for _, alike in groupby(parts, self._product_key):
@@ -235,7 +220,7 @@ class _ChunkPlanner:
             yield GroupSpan(rows, len(same), vectors, targets, number >= self.folded)
             row = rows.stop
 
-    def _product_key(self, part: _GroupSlice) -> tuple[int | None, ...]:
+    def _product_key(self, part: GroupSlice) -> tuple[int | None, ...]:
         """Key by which neighbouring groups can share one batched product: same targets, same number of members."""
         number, first, count = part
         size = self.ends[number + 1] - self.ends[number]

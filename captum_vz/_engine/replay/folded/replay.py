@@ -45,10 +45,9 @@ from captum_vz._engine.replay.folded.plan import (
     NORMED_CALLS,
     SAMPLED_TARGETS,
     PairChunk,
-    PairTable,
+    active_pairs,
     feed_forward,
     output_goes_into_vectors,
-    pair_table,
     plan_chunks,
     products_saved,
 )
@@ -70,11 +69,11 @@ class FoldedLayer:
     probes: Tensor  # what the packed replay returns for the last row of each chunk, `(chunk, d)`
     probe_bounds: Tensor  # by how much the folded replay may differ from the probes, `(chunk,)`
 
-    def __init__(self, problem: ReplayProblem, pairs: PairTable, blocks: list[SourceBlock], composed: bool) -> None:
+    def __init__(self, problem: ReplayProblem, blocks: list[SourceBlock], composed: bool) -> None:
         packed = packed_pairs(problem)
-        if not isinstance(packed.answer, ModuleAnswer) or packed.later:
-            raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
-        self._problem, self._pairs = problem, pairs
+        self._problem, self.heads = problem, problem.heads.nonzero().flatten()
+        # The attention weights of the heads that are zeroed, `(target, in, head)`.
+        self._weights = problem.weights if problem.heads.all() else problem.weights[..., self.heads]
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._longest = max(sizes)
         self.outputs = problem.clean
@@ -101,7 +100,7 @@ class FoldedLayer:
             raise CannotReplayError("a norm of the attention's output is folded in library code only")
         self._clean_input = self._check_residual(trace, structure, contexts, lost[:1])
         projection = structure.weight.unflatten(0, (problem.site.shape.heads, -1))  # (head, d_head, d)
-        self.projection = projection if problem.heads.all() else projection[pairs.heads]
+        self.projection = projection if problem.heads.all() else projection[self.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         if structure.norm is not None:
@@ -119,7 +118,7 @@ class FoldedLayer:
         problem = self._problem
         batch, out = (x.index_select(0, chunk.target) for x in (problem.targets.batch, problem.targets.out))
         members = gather_rows(problem.members, batch, chunk.group).clamp_min(0)
-        shares = gather_rows(self._pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
+        shares = gather_rows(self._weights, chunk.target[:, None], members).flatten(1).neg_()
         shares[chunk.pairs : -1], shares[-1] = 0, self.share
         changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
         for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
@@ -142,7 +141,7 @@ class FoldedLayer:
 
     def _lost(self, block: SourceBlock, chunk: PairChunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""
-        heads, own = self._pairs.heads, chunk.spans[-1].vectors
+        heads, own = self.heads, chunk.spans[-1].vectors
         members = slice(own.start // len(heads), own.stop // len(heads))
         values = block.head_values(self._problem.site.attention.values, self._problem.site.shape.heads, members).sum(0)
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
@@ -272,17 +271,17 @@ class FoldedReplay:
     name = "folded pairs"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
-        if not isinstance(problem.intervention, ZeroValue):
+        """Whether values are zeroed in a module that is answered as a whole, and enough pairs pay for the structure."""
+        layer, attention = problem.site.layer, problem.site.attention
+        as_a_whole = attention.replaceable and attention.weights is not None and attention.module is not layer.layer
+        if not (isinstance(problem.intervention, ZeroValue) and as_a_whole and attention is layer.attentions[-1]):
             return False
         enough = budget_of(problem.output.device).folding_calls / 2
         most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
         if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
         enough *= feed_forward(problem)[1] * (NORMED_CALLS if output_goes_into_vectors(problem) else 1)
-        if problem.site.attention.weights is None:
-            return True  # it fails, with the reason
-        return products_saved(problem, pair_table(problem))[0] > enough
+        return products_saved(problem, active_pairs(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         try:
@@ -298,31 +297,29 @@ def _replay(problem: ReplayProblem) -> Iterator[ReplayChunk]:
 
     CannotReplayError: a chunk does not reproduce the clean outputs, or what the packed replay gives.
     """
-    if problem.site.attention.weights is None:
-        raise CannotReplayError("its attention weights cannot be read")
-    pairs = pair_table(problem)
-    composed = products_saved(problem, pairs)[1]
-    blocks = plan_chunks(problem, pairs, not composed)
-    layer = FoldedLayer(problem, pairs, blocks, composed)
+    active = active_pairs(problem)
+    composed = products_saved(problem, active)[1]
+    blocks = plan_chunks(problem, active, not composed)
+    layer = FoldedLayer(problem, blocks, composed)
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     cancelled = []
     for block in blocks:
-        values = block.head_values(problem.site.attention.values, problem.site.shape.heads)[:, pairs.heads]
+        values = block.head_values(problem.site.attention.values, problem.site.shape.heads)[:, layer.heads]
         vectors = (values.transpose(0, 1) @ layer.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
         if layer.modules is not None:
-            folded = vectors[: block.folded * len(pairs.heads)]
+            folded = vectors[: block.folded * len(layer.heads)]
             layer.modules.fold(folded if layer.scale is None else folded * layer.scale, values[: block.folded])
         for chunk in block.chunks:
             output, count, (probe, bound) = layer.run(chunk, vectors), chunk.pairs, next(probes)
             expected = torch.cat([layer.outputs[chunk.clean], probe[None]])
             check_folded(output[count:], expected, torch.cat([rounding[chunk.clean], bound[None]]))
             target, group, output = chunk.target[:count], chunk.group[:count], output[:count]
-            if pairs.active is not problem.active:  # neighbours ran along
+            if active is not problem.active:  # neighbours ran along
                 kept = problem.active[target, group]
                 target, group, output = target[kept], group[kept], output[kept]
             if layer.modules is not None and layer.modules.cancelled is not None:
-                which = layer.modules.cancelled if pairs.active is problem.active else layer.modules.cancelled[kept]
+                which = layer.modules.cancelled if active is problem.active else layer.modules.cancelled[kept]
                 cancelled.append(torch.stack([target, group])[:, which])
             yield ReplayChunk(target, group, output, layer.outputs, target)
     if cancelled:
