@@ -129,8 +129,10 @@ def _auto_class(config: Any) -> Any:
     if task == heads.SEQUENCE and type(config) in transformers.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING:
         task = heads.AUDIO  # models of sound have the same ending
     if task == heads.SEQ2SEQ and not config.is_encoder_decoder:  # so have language models that also read images
-        both = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
-        return next((one for one in both if type(config) in one._model_mapping), transformers.AutoModel)
+        if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            return transformers.AutoModelForCausalLM
+        images = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        return transformers.AutoModelForImageTextToText if images else transformers.AutoModel
     # So have models of images and of sound that write text.
     if task is None or (
         task == heads.SEQ2SEQ and type(config) not in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
