@@ -105,17 +105,16 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
-        RefusedError: The layer's output is not finite, or random numbers were drawn.
+        RefusedError: Random numbers were drawn.
         ArgumentError: The intervention changes contexts although no source is zeroed.
     """
-    output = site.finite_output()
     state = site.layer.state
     if any(module.training for module in state.modules) and not torch.equal(state.random, torch.get_rng_state()):
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )
     site = site.in_float32()
-    with without_autocast(output.device):
+    with without_autocast(site.layer.first_output.device):
         problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)
         if not problem.trust.library:
             check_unknown_code(site)

@@ -54,13 +54,6 @@ class AttentionSite:
         layout = self.windows or self.streams
         return self.attention.batch_first(output) if layout is None else layout.tokens(output)
 
-    def finite_output(self) -> Tensor:
-        """The output. RefusedError: it is not finite."""
-        output = self.output
-        if not is_finite(output.detach() if output.requires_grad else output):
-            raise RefusedError(f"{self.layer.name} returned {not_finite(output.dtype)}")
-        return output
-
     @cached_property
     def dropped_sources(self) -> int:
         """How many tokens came before the first source, and are no longer in a key-value cache with a window."""
@@ -142,8 +135,14 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     """The site of the attention that is meant, see `_choose_attention`.
 
     With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
-    be read, or not the one that is asked for, or the layout of its tokens is unknown.
+    be read, or not the one that is asked for, or the layout of its tokens is unknown. RefusedError: its output is not
+    finite.
     """
+    output = layer.first_output.detach()
+    if not is_finite(output):
+        of_torch = any(isinstance(one.module, nn.MultiheadAttention) for one in layer.attentions)
+        advice = " torch gives NaN to tokens that see nothing: pad on the right, or pass need_weights=False."
+        raise RefusedError(f"{layer.name} returned {not_finite(output.dtype)}{advice if of_torch else ''}")
     _merge_parts(layer)
     chosen = _choose_attention(layer, attention)
     if not layer.rearranges(chosen):
