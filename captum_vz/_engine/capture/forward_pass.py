@@ -122,6 +122,7 @@ def layer_hooks(
     modules = list({id(module): module for walk in walks for module in walk}.values())
     submodules = {id(module): module for walk in walks for module in walk[1:]}
     with Changes() as changes:
+        changes.keep_hooks(modules)
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
             tap.attach(modules, changes)

@@ -13,7 +13,7 @@ import random
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -33,6 +33,8 @@ from captum_vz._private import (
     BUFFERS,
     OWN_ATTRIBUTES,
     eager_stance,
+    forward_hooks,
+    forward_pre_hooks,
     function_mode_state,
     function_modes,
     modules_of,
@@ -114,6 +116,23 @@ class Changes(ExitStack):
         tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
         made = lambda: [register() for register in registers], partial(_remove_hooks, tables, hooks)
         self.share((id(owner), *hooks), lambda: made)
+
+    def keep_hooks(self, modules: Sequence[nn.Module]) -> None:
+        """Remove hooks that the model's own code adds to modules and leaves there when it fails (PEFT's adapters)."""
+        before = {id(hook) for table in _hook_tables(modules) for hook in table.values()}
+
+        def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
+            for table in _hook_tables(modules if error is not None else ()):
+                for number, hook in list(table.items()):
+                    own = str(getattr(hook, "__module__", "")).startswith("captum_vz.")  # another thread's pass
+                    if id(hook) not in before and not own:
+                        table.pop(number, None)
+
+        self.push(remove)
+
+
+def _hook_tables(modules: Sequence[nn.Module]) -> list[dict[int, Any]]:
+    return [table for one in modules for table in (forward_pre_hooks(one), forward_hooks(one)) if table]
 
 
 def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
