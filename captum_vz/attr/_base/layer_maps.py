@@ -293,7 +293,7 @@ class MapPass:
         # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
         self.shares = bool(self.device_ids) and wanted.depends_on_example
         self.positions = functools.cache(wanted.positions)  # one tensor for all layers
-        self.mixing = OtherMixing() if find_other_mixing else None
+        self.mixing = OtherMixing(method.forward_func, layers) if find_other_mixing else None
         self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
         self.readings = Readings()
         self.padding: list[LeftPadding] = []
