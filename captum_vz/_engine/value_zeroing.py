@@ -137,6 +137,8 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
     reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
     left_out = left_out_by_replays(site.layer.layer).rstrip()
     advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
+    if state.keeps_tensors():
+        advice = "The layer keeps tensors of its run, such as a key-value cache of its own: switch that off."
     raise UnsupportedLayerError(
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")

@@ -14,7 +14,6 @@ from captum_vz.errors import RefusedError
 from tests.engine.blocks import WIDTH, Block
 from tests.faults.state import differences, state_of
 
-
 SCALES = {"x": 1.0, "y": 2.0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -237,15 +238,15 @@ class LayerPass:
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record
-        # A hook that was added after ours may have changed the arguments.
-        record.args, record.kwargs = on_its_device(record.layer, arguments)
-        if clean := record.state.written_arguments():
-            record.writes_arguments = True
-            record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
-        record.hooks = hooks
-        recorder.finish(output)
-        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
-            result = self.compute(record)
+        try:
+            result = self._result_of(recorder, arguments, output, hooks)
+        except LAYER_ERRORS as error:
+            if isinstance(error, RefusedError) or is_out_of_memory(error) or _is_of_user(error):
+                raise
+            raise RefusedError(
+                f"{record.name} cannot be explained, because reading it raised {type(error).__name__}: {error}. "
+                "Pass other layers, or report it with the model's class and the versions of torch and transformers."
+            ) from error
         if shared := results_of_pass.get():
             shared.end_layer()
         with self._lock:
@@ -258,6 +259,28 @@ class LayerPass:
                     "run the model once."
                 )
             self._results.setdefault(device, []).append((record.index, result))
+
+    def _result_of(self, recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> Tensor:
+        record = recorder.record
+        # A hook that was added after ours may have changed the arguments.
+        record.args, record.kwargs = on_its_device(record.layer, arguments)
+        if clean := record.state.written_arguments():
+            record.writes_arguments = True
+            record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
+        record.hooks = hooks
+        recorder.finish(output)
+        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
+            return self.compute(record)
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether the user's code, such as a distance, raised an error inside of ours."""
+    below, traceback = list[str](), error.__traceback__
+    while traceback is not None:
+        name = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        below = [] if name == "captum_vz" else [*below, name]
+        traceback = traceback.tb_next
+    return not set(below) <= {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
 
 
 def given_states(

@@ -171,7 +171,8 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
         f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
-        f"one attention, but {reason}. Pass a single Transformer block as `layer`."
+        f"one attention, but {reason}. Pass a single Transformer block as `layer`. A block that attends over space and "
+        "over time is not supported."
     )
 
 

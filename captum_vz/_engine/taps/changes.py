@@ -221,10 +221,15 @@ class ModuleState:
         """The tensors among the arguments that the layer wrote into, as they were before, by id."""
         return {id(x): clean for x, clean in self.given if self._is_written(x) and not torch.equal(x, clean)}
 
+    def keeps_tensors(self) -> bool:
+        """Whether the modules hold tensors that they did not hold before the layer's run."""
+        return any(id(x) not in self.versions for x in self._tensors())
+
     @contextmanager
     def copied(self, arguments: T) -> Iterator[T]:
         """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
-        held = [{name: value for name, value in vars(one).copy().items() if _may_change(name, value)} for one in self.modules]
+        each = [vars(one).copy() for one in self.modules]
+        held = [{name: value for name, value in one.items() if _may_change(name, value)} for one in each]
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):
@@ -235,8 +240,8 @@ class ModuleState:
         own = self._tensors()
         known = trained | {id(x) for x in own if self._is_written(x)}
         others = [x for x in shared if issubclass(type(x), Tensor)] if self.own_code else []
-        each = {id(x): x for x in (*own, *others) if not x.is_meta}.values()
-        written = [(x, x.clone()) for x in each if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
+        tensors = {id(x): x for x in (*own, *others) if not x.is_meta}.values()
+        written = [(x, x.clone()) for x in tensors if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
         holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         before = [holder.copy() for holder in holders]
 
