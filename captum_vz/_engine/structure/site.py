@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -80,7 +82,8 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
-        if not is_library_code(self.layer) and not self._is_in_order():
+        checks = values_follow_token_order, values_follow_examples
+        if not is_library_code(self.layer) and not all(holds(self.runner(), self.attention) for holds in checks):
             raise UnsupportedLayerError(
                 f"The attention of {self.layer.name} sees its tokens, or the examples of the batch, in another order, "
                 "so its weights are not those of the layer's tokens in order. Pass one sentence at a time. If it is "
@@ -97,11 +100,6 @@ class AttentionSite:
         if not self.attention.model_pads or tokens is None or not tokens < out == sources:
             return None
         return None if self.target_mask[:, tokens:].any() or self.source_mask[:, tokens:].any() else tokens
-
-    def _is_in_order(self) -> bool:
-        """Whether values stand in the order of the tokens and examples that they are made of."""
-        runner, attention = self.runner(), self.attention
-        return values_follow_token_order(runner, attention) and values_follow_examples(runner, attention)
 
     def is_reordered(self) -> bool:
         """Whether the attention has all of the layer's tokens, one each, but in another order."""
@@ -135,14 +133,13 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     """The site of the attention that is meant, see `_choose_attention`.
 
     With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
-    be read, or not the one that is asked for, or the layout of its tokens is unknown. RefusedError: its output is not
-    finite.
+    be read, or not the one that is asked for, or the layout of its tokens is unknown. RefusedError: it returned NaN.
     """
     output = layer.first_output.detach()
     if not is_finite(output):
-        of_torch = any(isinstance(one.module, nn.MultiheadAttention) for one in layer.attentions)
         advice = " torch gives NaN to tokens that see nothing: pad on the right, or pass need_weights=False."
-        raise RefusedError(f"{layer.name} returned {not_finite(output.dtype)}{advice if of_torch else ''}")
+        advice *= any(isinstance(one.module, nn.MultiheadAttention) for one in layer.attentions)
+        raise RefusedError(f"{layer.name} returned {not_finite(output.dtype)}{advice}")
     _merge_parts(layer)
     chosen = _choose_attention(layer, attention)
     if not layer.rearranges(chosen):
@@ -171,8 +168,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
         f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
-        f"one attention, but {reason}. Pass a single Transformer block as `layer`. A block that attends over space and "
-        "over time is not supported."
+        f"one attention, but {reason}. Pass a single Transformer block, which does not attend over space and time."
     )
 
 
@@ -239,9 +235,16 @@ def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a whole "
             "Transformer block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True "
             "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
-            "are: ValueZeroing(model, layer, values=layer.attn.to_v)."
+            "are: ValueZeroing(model, layer, values=layer.attn.to_v), with a list if each head has a module of its own."
         )
-    chosen = _of_module(layer, attention[1:]) if attention.startswith(".") else _self_or_cross(layer, attention)
+    names = attention[1:].split() if attention.startswith(".") else []
+    chosen = _of_modules(layer, names) if names else _self_or_cross(layer, attention)
+    named = names or ([] if layer.given is None else [one.projection for one in layer.given.parts])
+    if len(named) == 1 and (others := _others_like(layer, named[0])):
+        layer.warnings.append(
+            f"the map is that of {named[0]} alone, without {' and '.join(others[:3])}. If each is a head of one "
+            "attention, pass a list of all of them"
+        )
     if layer.given is not None and chosen.inline is not None:
         try:
             _check_named_values(layer, chosen)
@@ -258,8 +261,28 @@ def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     return chosen
 
 
+def _others_like(layer: LayerRecord, name: str) -> list[str]:
+    """Modules that are used as `name` is, with another number, such as heads.1.value for heads.0.value."""
+    like = re.compile(r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in name.split(".")))
+    # A number at the end of a projection's name may tell queries from values.
+    projections = [] if name[-1].isdigit() else layer.modules_run
+    used = [one.module for one in layer.attentions] if layer.given is None else projections
+    named = ((one, module) for one, module in layer.layer.named_modules() if one != name and like.fullmatch(one))
+    return [one for one, module in named if any(part in used for part in modules_of(module))]
+
+
+def _of_modules(layer: LayerRecord, names: Sequence[str]) -> AttentionRecord:
+    """The record of the attention that runs in a submodule, or in several that have some heads each."""
+    records = [_of_module(layer, name) for name in names]
+    places = sorted(layer.attentions.index(one) for one in records)
+    if places != [*range(places[0], places[0] + len(names))]:
+        raise UnsupportedLayerError(f"{' and '.join(names)} do not attend one after the other.{_advice(layer)}")
+    for _ in names[1:]:
+        layer.merge(places[0] + 1)
+    return layer.attentions[places[0]]
+
+
 def _of_module(layer: LayerRecord, name: str) -> AttentionRecord:
-    """The record of the one attention that runs in a submodule of the layer."""
     parts = set(layer.layer.get_submodule(name).modules())
     found = [one for one in layer.attentions if one.module in parts]
     if len(found) != 1:
@@ -272,8 +295,7 @@ def _of_module(layer: LayerRecord, name: str) -> AttentionRecord:
 
 def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
     """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
-    name, found = layer.name, layer.attentions
-    is_cross = attention == "cross"
+    name, found, is_cross = layer.name, layer.attentions, attention == "cross"
     stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
     if len(found) > 2 or stacks:
         advice = "" if stacks else _advice(layer)
@@ -312,6 +334,7 @@ def _advice(layer: LayerRecord) -> str:
     one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     if not names and len(set(modules)) < len(modules):
         return " One module attends several times, so none of its calls can be named. Pass a layer that attends once."
+    one_of += ", or a list of those that are heads of one attention" if len(names) > 1 else ""
     return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
 
 
