@@ -22,7 +22,6 @@ from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositi
 from captum_vz._engine.numerics.tensors import (
     SHORT_OF_MEMORY,
     ReturnedTensor,
-    alike_tensors,
     budget_of,
     first_tensor,
     is_out_of_memory,

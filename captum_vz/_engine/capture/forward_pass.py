@@ -21,7 +21,7 @@ from captum_vz._engine.capture.records import LayerRecord, Recorder
 from captum_vz._engine.numerics.tensors import (
     ResultsOfPass,
     VersionedTensor,
-    alike_tensors,
+    first_tensor,
     is_out_of_memory,
     keep_freed_memory,
     map_each,
@@ -284,12 +284,11 @@ def _is_of_user(error: BaseException) -> bool:
 
 
 def given_states(
-    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None, which: int = 0
+    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None
 ) -> list[list[Tensor | None]]:
     """The hidden states that each layer is given in each run, with noise in the output of run `changed`, if any.
 
-    `changed` is the index of a layer, and how often it ran before. `which` chooses one of several outputs of the same
-    shape. Random numbers are the same in each call.
+    `changed` is the index of a layer, and how often it ran before. Random numbers are the same in each call.
     """
     given: list[list[Tensor | None]] = [[] for _ in layers]
     runs: dict[AttentionHandler, tuple[int, int]] = {}
@@ -307,8 +306,8 @@ def given_states(
         return handler
 
     def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> Any:
-        found = alike_tensors(output)[which : which + 1] if runs.pop(handler) == changed else []
-        return with_leaf(found[0], nudged(found[0], 1.0), output) if found else None
+        found = first_tensor(output) if runs.pop(handler) == changed else None
+        return None if found is None else with_leaf(found, nudged(found, 1.0), output)
 
     def call() -> None:
         torch.manual_seed(0)
