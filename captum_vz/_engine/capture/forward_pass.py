@@ -269,7 +269,8 @@ class LayerPass:
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
+        with Changes() as changes:
+            record.args, record.kwargs = record.state.copied((record.args, record.kwargs), changes)
             return self.compute(record)
 
 

@@ -225,9 +225,8 @@ class ModuleState:
         """Whether the modules hold tensors that they did not hold before the layer's run."""
         return any(id(x) not in self.versions for x in self._tensors())
 
-    @contextmanager
-    def copied(self, arguments: T) -> Iterator[T]:
-        """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
+    def copied(self, arguments: T, changes: Changes) -> T:
+        """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
         each = [vars(one).copy() for one in self.modules]
         held = [{name: value for name, value in one.items() if _may_change(name, value)} for one in each]
         shared: list[Any] = []
@@ -261,9 +260,8 @@ class ModuleState:
                     if not torch.equal(x, clean):  # torch counts writes, for gradients
                         x.detach().copy_(clean)
 
-        with Changes() as changes:
-            changes.share(("state", id(self.modules[0])), lambda: (give, restore))
-            yield arguments if given is None else given
+        changes.share(("state", id(self.modules[0])), lambda: (give, restore))
+        return arguments if given is None else given
 
     def _tensors(self) -> list[Tensor]:
         """The buffers of the modules, tensors among their attributes, and the parameters that own code may write to."""
