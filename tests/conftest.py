@@ -26,23 +26,29 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TUTORIALS, os.environ.g
 torch.set_num_threads(1)  # the models are so small that handing out work costs more than doing it
 
 
-# Rooms whose tests are run for each of many models and methods, and how many cases of such a test are no sample yet.
+# Rooms whose tests are run for each of many models and methods.
 GRIDS = ["attr", "attr_norms", "captum", "engine", "engine_folded", "generation", "properties", "reference"]
 GRIDS += ["rehearsal", "sweep"]
-CASES = 2
+# Files that take half a minute or more. They begin first, so that no process waits for another at the end.
+LONG = ["test_site.py", "test_browser.py", "test_docs.py", "test_surfaces.py", "test_report.py", "test_real_models.py"]
+LONG += ["test_engines.py", "test_controls.py", "test_growing.py", "test_verify.py", "test_odd_layers.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as exhaustive all cases of a test over a grid but a sample, which a checksum of their names draws."""
+    """Mark as exhaustive all cases of a test over a grid but one, which a checksum of their names draws.
+
+    A test of two cases is no grid: each is another thing.
+    """
     cases = defaultdict(list)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if item.path.parent.name in GRIDS and marks.isdisjoint({"all_cases", "exhaustive"}):
             cases[item.nodeid.partition("[")[0], "slow" in marks].append(item)
     for each in cases.values():
-        for item in sorted(each, key=lambda item: crc32(item.nodeid.encode()))[CASES:]:
+        for item in sorted(each, key=lambda item: crc32(item.nodeid.encode()))[1 if len(each) > 2 else 2 :]:
             item.add_marker("exhaustive")
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:

@@ -349,7 +349,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     failed = False
     with ProcessPoolExecutor(options.jobs) as pool:
-        for report in pool.map(partial(_report, write=options.write, copies=options.copies), lessons(*options.lessons)):
+        each = lessons(*options.lessons)[::-1]  # the last lessons take longest
+        for report in pool.map(partial(_report, write=options.write, copies=options.copies), each):
             print(*report, sep="\n  ", flush=True)
             failed = failed or len(report) > 1
     return int(failed)

@@ -147,7 +147,7 @@ def test_argument_errors_are_value_errors() -> None:
 def test_imports_point_downwards_only() -> None:
     upwards = [
         f"{importer} imports {imported}"
-        for importer, imports in ANNOTATED.items()
+        for importer, imports in graph_of_imports(annotations=True).items()
         for imported in imports
         if not may_import(room_of(importer), room_of(imported))
     ]
@@ -165,11 +165,11 @@ def test_up_and_down_are_distinguished() -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    assert not circles(ANNOTATED)
+    assert not circles(graph_of_imports(annotations=True))
 
 
 def test_import_chains_of_the_engine() -> None:
-    engine = {name: imports for name, imports in GRAPH.items() if name.startswith(f"{ENGINE}.")}
+    engine = {name: imports for name, imports in graph_of_imports().items() if name.startswith(f"{ENGINE}.")}
     chain = longest_chain(engine)
     assert len(chain) <= LONGEST_CHAIN, " imports ".join(chain)
 
@@ -183,7 +183,7 @@ def test_chains_and_circles_are_found() -> None:
 def test_only_the_facade_is_imported() -> None:
     inside = [
         f"{importer} imports {imported}"
-        for importer, imports in GRAPH.items()
+        for importer, imports in graph_of_imports().items()
         for imported in imports
         if not importer.startswith(ENGINE) and imported.startswith(f"{ENGINE}.")
     ]
@@ -337,6 +337,7 @@ def longest_chain(graph: Graph) -> list[str]:
     return max((chain_from(name) for name in sorted(graph)), key=len)
 
 
+@cache  # not while pytest collects: each of its processes would parse the package twice
 def graph_of_imports(annotations: bool = False) -> Graph:
     """The files that each file of the package imports. The facade names what stands above it, for annotations only."""
     imports = {
@@ -347,5 +348,3 @@ def graph_of_imports(annotations: bool = False) -> Graph:
 
 
 FILES = {name_of(path): path for path in PACKAGE.rglob("*.py")}
-GRAPH = graph_of_imports()
-ANNOTATED = graph_of_imports(annotations=True)

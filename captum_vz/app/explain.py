@@ -63,6 +63,7 @@ def explain(
     words: bool = False,
     window: Any = None,
     stack: str | None = None,
+    prompt_name: str | Sequence[str] | None = None,
 ) -> Explanation:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
@@ -118,6 +119,8 @@ def explain(
             its scores are the mean of the windows' effects.
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
+        prompt_name: The name of the prompt that an encoder of sentences puts before a text, or a pair of names for two
+            texts; "" is no prompt. None: its default prompt; without one, two texts are a query and a document.
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
@@ -141,6 +144,8 @@ def explain(
     elif wish.asks_embedding(subject, text):
         with suppress(ArgumentError):  # of encoders that are not read from their folder
             subject = subject.sentences or subject
+    if prompt_name is not None:
+        subject = subject.prompted(prompt_name)
     remarks = list[str]()
     if wish.asks_decision(subject):
         both = {name: METHODS[name] for name in (DECISION, MAPS)}
@@ -165,7 +170,7 @@ def explain(
             one,
         )
     if subject.task == heads.SEQ2SEQ and stack != "encoder":
-        return _written(subject, text, text_pair, wish, asked)
+        return written(subject, text, text_pair, wish, asked)
     found = explained_by(subject, text, text_pair, wish, {name: chosen})
     found.told += remarks
     return found
@@ -310,7 +315,7 @@ class _Run:
         if self.read.names:
             check_count(self.subject.model, count, len(self.read.names))
         elif not self.about:
-            names = source_names(self.subject, count, self.pieces[0].inputs)
+            names = source_names(self.subject.model.config, count, self.pieces[0].inputs)
             self.about = {"tokens": names, "words": list(range(count)), "special": [False] * count, "raw_tokens": names}
 
     def _shown(self, method: Method, row: Row) -> Row:
@@ -345,7 +350,7 @@ class _Run:
         return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
 
 
-def _written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> Explanation:
+def written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> GenerationAttribution:
     """Each token that an encoder-decoder writes, by the tokens of the text."""
     if pair is not None or wish.words or wish.window or (wish.target, wish.token) != (None, None):
         raise ArgumentError(

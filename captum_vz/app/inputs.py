@@ -19,6 +19,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
 from captum_vz.subjects import Subject, heads
+from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
 from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import content_specials, encode, find_token, prepare_text, remarks, second_text
 
@@ -158,7 +159,7 @@ def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
         )
     if subject.task == heads.ANSWER and pair is None:
         raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
-    if subject.task == heads.ENCODER and pair is not None:
+    if subject.task == heads.ENCODER and pair is not None and heads.unknown_head(subject.model) is None:
         told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
         warnings.warn(told, stacklevel=4)
     if subject.task == heads.SENTENCE:
@@ -250,14 +251,25 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
         raise ArgumentError(
             "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
         )
-    reference = _output(subject.forward, subject, text if other is None else other)
+    embedding, texts = subject.forward, [text] if other is None else [text, other]
+    assert isinstance(embedding, Embedding)  # of this task
+    prompts, told = prompts_of(embedding, texts)
+    forwards = [embedding.behind(prompt) for prompt in prompts]
+    outputs = list[Tensor]()
+    for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
+        outputs.append(_output(forward, subject, prompt + one if prompt else one))
+        if isinstance(one, str):
+            check_own(embedding, outputs[-1], one, prompt)
+    reference = outputs[-1]
     name, value, predictions = "the embedding", None, list[tuple[str, float]]()
     if other is not None:
         name = f"similarity to {other}"
-        value = cosine_similarity(_output(subject.forward, subject, text), reference).item()
+        value = cosine_similarity(outputs[0], reference).item()
         predictions = [("cosine similarity", value)]
     target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
-    found = replace(_text(subject, text, None, wish), given=(predictions, target))
+    read = _text(replace(subject, forward=forwards[0]), prompts[0] + text if prompts[0] else text, None, wish)
+    found = replace(read, given=(predictions, target))
+    found.told.update(dict.fromkeys(told))
     if other is None:
         found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
     return found

@@ -23,6 +23,11 @@ def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     task = read.subject.task
     if read.given is not None:
         return read.given[0], [replace(read.given[1], token=read.token)]
+    if wish.method is None and (kind := heads.unknown_head(read.subject.model)) is not None:
+        raise ArgumentError(
+            f"captum_vz.explain does not know the head of {kind}: explain a number of its output with "
+            "captum_vz.ValueZeroingEffect, or pass method='value-zeroing' for the states of its tokens."
+        )
     if task in _TASKS:
         predictions, rows = _TASKS[task](read, wish)
     elif wish.target is None and wish.foil is None:

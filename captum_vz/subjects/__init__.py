@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
-from captum_vz.subjects.loading import find_models, load, pooling_of
+from captum_vz.subjects.loading import find_models, load
+from captum_vz.subjects.sentences import Embedding, of_folder, of_sentence_transformer
 from captum_vz.testbed.models import NAMES
 
 TAKEN = (
@@ -79,15 +80,17 @@ class Subject:
     @property
     def sentences(self) -> Subject | None:
         """The encoder of sentences that the folder of the model describes. None: it describes none."""
-        pooling = pooling_of(self.name) if self.task == heads.ENCODER else None
+        found = of_folder(self.name, self.model) if self.task == heads.ENCODER else None
+        return None if found is None else replace(self, forward=found, task=heads.SENTENCE)
 
-        def embedding(**inputs: Any) -> Tensor:
-            """The mean of the states of all tokens, or the state of the first token."""
-            states: Tensor = self.model(**inputs).last_hidden_state
-            there = inputs["attention_mask"][..., None].to(states.dtype)
-            return states[:, 0] if pooling == "cls" else (states * there).sum(1) / there.sum(1)
-
-        return None if pooling is None else replace(self, forward=embedding, task=heads.SENTENCE)
+    def prompted(self, name: str | Sequence[str]) -> Subject:
+        """An encoder of sentences that reads its texts behind prompts of its own, by their names."""
+        if not isinstance(self.forward, Embedding):
+            raise ArgumentError(f"{self.name} is no encoder of sentences: leave prompt_name= out.", "prompt_name")
+        names = (name, name) if isinstance(name, str) else tuple(name)
+        if len(names) != 2:
+            raise ArgumentError(f"prompt_name is {name!r}: pass a name, or a pair for the two texts.", "prompt_name")
+        return replace(self, forward=replace(self.forward, chosen=names))
 
 
 def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: str | None = None) -> Subject:
@@ -121,7 +124,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
         made = given.image_processor or given.feature_extractor or tokenizer
         return _of_model(given.model, tokenizer or given.tokenizer, made, stack)
     if _is_of(given, "sentence_transformers"):
-        return _of_sentences(given)
+        return _of_ranks(given, stack) if hasattr(given, "rank") else _of_sentences(given)
     if not isinstance(given, nn.Module):
         raise ArgumentError(f"the model is of type {type(given).__name__}: {TAKEN}.", "model")
     return _of_model(given, tokenizer, stack=stack)
@@ -227,7 +230,27 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
                 "stack",
             )
         stack = "encoder"
-    return Subject(named, model, find_layers(model, stack), tokenizer, processor, task, name or kind)
+    layers = written_layers(named) if task == heads.CAUSAL and stack is None else find_layers(model, stack)
+    return Subject(named, model, layers, tokenizer, processor, task, name or kind)
+
+
+def written_layers(model: Any) -> list[nn.Module]:
+    """The layers of the stack that writes text: of a decoder, or of the language model of one that reads images."""
+    config: Any = getattr(model, "config", None)
+    reads_images = hasattr(config, "get_text_config") and config.get_text_config() is not config
+    if heads.is_encoder_decoder(model):
+        return find_layers(model, "decoder")
+    return find_layers(model.get_decoder() if reads_images else model)
+
+
+def _of_ranks(given: Any, stack: str | None) -> Subject:
+    """A CrossEncoder: a classifier of two texts."""
+    if prompt := getattr(given, "prompts", {}).get(getattr(given, "default_prompt_name", None)):
+        raise ArgumentError(
+            f"the {type(given).__name__} puts the prompt {prompt!r} before its texts: write it before the text, and "
+            "pass (encoder.model, encoder.tokenizer)."
+        )
+    return _of_model(given.model, given.tokenizer, stack=stack)
 
 
 def _of_sentences(given: Any) -> Subject:
@@ -238,9 +261,5 @@ def _of_sentences(given: Any) -> Subject:
             f"the first module of {name} is a {type(given[0]).__name__}, which is no model of transformers: pass a "
             "SentenceTransformer that begins with one."
         )
-
-    def embedding(**inputs: Any) -> Tensor:
-        found: Tensor = given(inputs)["sentence_embedding"]
-        return found
-
-    return Subject(model, embedding, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)
+    made = of_sentence_transformer(given)
+    return Subject(model, made, find_layers(model), given.tokenizer, None, heads.SENTENCE, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -22,17 +23,19 @@ IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification",
 
 #: For each task how the names of its classes end, and the class that loads a checkpoint.
 TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    SEQUENCE: (("ForSequenceClassification",), "AutoModelForSequenceClassification"),
+    SEQUENCE: (("ForSequenceClassification", "ForNextSentencePrediction"), "AutoModelForSequenceClassification"),
     TOKENS: (("ForTokenClassification",), "AutoModelForTokenClassification"),
-    ANSWER: (("ForQuestionAnswering",), "AutoModelForQuestionAnswering"),
+    ANSWER: (("ForQuestionAnswering", "ForQuestionAnsweringSimple"), "AutoModelForQuestionAnswering"),
     CHOICE: (("ForMultipleChoice",), "AutoModelForMultipleChoice"),
-    MASKED: (("ForMaskedLM",), "AutoModelForMaskedLM"),
-    CAUSAL: (("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM"),
-    SEQ2SEQ: (("ForConditionalGeneration",), "AutoModelForSeq2SeqLM"),
-    IMAGE: (("ForImageClassification",), "AutoModelForImageClassification"),
+    MASKED: (("ForMaskedLM", "WithLMHeadModel"), "AutoModelForMaskedLM"),
+    CAUSAL: (("ForCausalLM", "LMHeadModel", "ModelWithLMHead"), "AutoModelForCausalLM"),
+    SEQ2SEQ: (("ForConditionalGeneration", "MTModel", "ForTextToText", "EncoderDecoderModel"), "AutoModelForSeq2SeqLM"),
+    IMAGE: (("ForImageClassification", "ForImageClassificationWithTeacher"), "AutoModelForImageClassification"),
     AUDIO: (("ForAudioClassification",), "AutoModelForAudioClassification"),
     SPEECH: (("ForCTC",), "AutoModelForCTC"),
 }
+#: Classes with the name of a task, but with an output of their own: of a table, or of a search among answers.
+OTHERS = ("TapasFor", "XLNetForQuestionAnswering", "XLMForQuestionAnswering", "FlaubertForQuestionAnswering")
 #: Tasks whose input is no text.
 OF_IMAGES, OF_SOUND = (IMAGE,), (AUDIO, SPEECH)
 SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
@@ -40,8 +43,12 @@ SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
 
 def encoder_of(model: Any) -> Any:
     """The encoder of a model that has an encoder and a decoder; any other model as it is."""
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return model.get_encoder() if both else model
+    return model.get_encoder() if is_encoder_decoder(model) else model
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model's configuration says that it has an encoder and a decoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def task_of(model: Any) -> str:
@@ -53,13 +60,25 @@ def task_of(model: Any) -> str:
     """
     names = (kind.__name__ for one in models_inside(model) for kind in type(one).__mro__)
     task = next(filter(None, map(task_of_class, names)), ENCODER)
+    if task == SEQ2SEQ and not any(is_encoder_decoder(one) for one in models_inside(model)):
+        return CAUSAL  # language models that also read images have the same ending
     # Models of sound have the same ending.
     return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
 
 
 def task_of_class(name: str) -> str | None:
-    """The task of a class of transformers, by its name; None for a class without a head."""
+    """The task of a class of transformers, by its name; None for a class without a head, or with another one."""
+    if name.startswith(OTHERS) and not name.endswith(("ForSequenceClassification", "Simple", "ForMaskedLM")):
+        return None
     return next((task for task, (endings, _) in TASKS.items() if name.endswith(endings)), None)
+
+
+def unknown_head(model: Any) -> str | None:
+    """The name of a class of transformers with a head that has no task here. None: it has a task, or no head."""
+    kinds = (type(one) for one in models_inside(model))
+    names = [kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")]
+    found = next((name for name in names if re.search("For[A-Z]|Reader$", name)), None)
+    return found if task_of(model) == ENCODER else None
 
 
 def models_inside(model: Any) -> Iterator[Any]:

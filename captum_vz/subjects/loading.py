@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
@@ -22,7 +20,6 @@ AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
 
 HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
 SHOWN = 4  # names of weights in a message
-POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 def load(name: str, hub: bool = True) -> tuple[Any, Any]:
@@ -66,22 +63,6 @@ def find_models(names: Iterable[str], hub: bool = True) -> None:
     for name in names:
         if model_source(name) is None:
             _find(name, hub)
-
-
-def pooling_of(name: str) -> str | None:
-    """How the folder of a sentence encoder makes an embedding of states: "mean" or "cls". None: it says nothing."""
-    folder = model_source(name) or Path(name)
-    if not (folder / "modules.json").is_file():
-        return None
-    kinds = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / "modules.json").read_text())}
-    known = json.loads((folder / kinds.get("Pooling", "") / "config.json").read_text())
-    modes = [POOLING.get(mode) for mode, value in known.items() if mode.startswith("pooling_mode_") and value is True]
-    if set(kinds) - {"Transformer", "Pooling", "Normalize"} or len(modes) != 1 or modes[0] is None:
-        raise ArgumentError(
-            f"{name} is a sentence encoder of {', '.join(kinds)}, which is not read from its folder: load it with "
-            "SentenceTransformer(folder), and pass this object."
-        )
-    return modes[0]
 
 
 def _find(source: str, hub: bool = True) -> tuple[str, bool]:
@@ -147,6 +128,9 @@ def _auto_class(config: Any) -> Any:
     task = heads.task_of_class(architecture)
     if task == heads.SEQUENCE and type(config) in transformers.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING:
         task = heads.AUDIO  # models of sound have the same ending
+    if task == heads.SEQ2SEQ and not config.is_encoder_decoder:  # so have language models that also read images
+        both = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+        return next((one for one in both if type(config) in one._model_mapping), transformers.AutoModel)
     # So have models of images and of sound that write text.
     if task is None or (
         task == heads.SEQ2SEQ and type(config) not in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING

@@ -1,4 +1,4 @@
-"""The fast part has every form of one class for each shell, and one form of each other class. The rest is slow."""
+"""Each night runs all classes. Else one class for each shell is tested, and those that have a test of their own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ from tests.captum.configurations import AttentionGradient
 SHELLS = (ValueZeroing, ValueZeroingRollout, AttentionGradient, ValueZeroingEffect)
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+@pytest.hookimpl(tryfirst=True)  # before a sample of cases is drawn
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen = set()
     for item in items:
-        if not isinstance(item, pytest.Function) or item.path.parent != Path(__file__).parent:
-            continue
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        method = parameters.get("method", getattr(parameters.get("configuration"), "method", None))
-        if method is None or method in SHELLS:
-            continue
-        case = item.path, item.originalname, method
-        if case in seen:
-            item.add_marker(pytest.mark.slow)
-        seen.add(case)
+        if item.path.parent == Path(__file__).parent and hasattr(item, "callspec"):
+            parameters = item.callspec.params
+            method = parameters.get("method", getattr(parameters.get("configuration"), "method", None))
+            if isinstance(method, type) and method not in SHELLS:
+                item.add_marker(pytest.mark.exhaustive)

@@ -354,7 +354,7 @@ BLOCKS: Table = {
 }
 # All numbers of rows, because the last rows of a product may be rounded in another way.
 SIZES = [one for one in [*zip(cycle((1, 2)), range(3, 19)), (1, 20)] if one not in ((1, 5), (2, 8))]
-SLOW_BLOCKS: Table = {
+MORE_BLOCKS: Table = {
     **rows("finish", finished, FINISHES, [(1, 6), (1, 20)], SWITCH),
     **rows("skipped attention", skipping, SIZES, SWITCH, (1.0, -1.0)),
     **rows("condition", condition, CONDITIONS, [(1, 6), (16, 16), (3, WIDTH), (WIDTH, 3), (1, 1), (5, 1)]),

@@ -353,4 +353,4 @@ LAYERS: Table = {
     **rows("unread", unread, ("hidden sources",), SWITCH, (TOKENS, TOKENS + 2)),
     **rows("asks for weights", asks_for_weights, SWITCH, (None, "cpu")),
 }
-SLOW_LAYERS = rows("changed", changed, CHANGED, (False,), range(4))
+MORE_LAYERS = rows("changed", changed, CHANGED, (False,), range(4))

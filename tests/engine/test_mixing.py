@@ -33,7 +33,7 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick, sampled
+from tests.engine.parameters import sampled
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
@@ -264,7 +264,7 @@ class RoomForOthers(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("room", quick([64, 100, 300, 550], 100))
+@pytest.mark.parametrize("room", sampled([64, 100, 300, 550], 100))
 def test_room_for_all_tokens_but_not_for_all_pairs(room: int) -> None:
     """No unchanged position is of the kind that competes, and a small crowd of that kind gets along."""
     block, x = Block(after=RoomForOthers(room)), sequences(1, 24)
@@ -288,7 +288,7 @@ def test_a_conformer(batch: int) -> None:
     check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
 
 
-@pytest.mark.parametrize("capacity", quick([3, 5, 12, 64], 5))
+@pytest.mark.parametrize("capacity", sampled([3, 5, 12, 64], 5))
 def test_experts_of_limited_capacity(capacity: int) -> None:
     torch.manual_seed(3)  # with capacity 5, pairs of row 5 fit, and pairs of all rows do not
     size = T5_SIZE | {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 2, "num_experts": 2}
@@ -327,7 +327,7 @@ class UntilAllAreDone(nn.Module):
 
 
 # With the first seeds, packed pairs change each other's output. Their clean tokens are right.
-@pytest.mark.parametrize("seed", [6, 50, 273, 305, 370, 391, *quick(range(20, 40))])
+@pytest.mark.parametrize("seed", [6, 50, 273, 305, 370, 391, *sampled(range(20, 40))])
 @pytest.mark.filterwarnings("ignore:.*depend on each other")
 def test_loops_that_end_for_all_tokens(seed: int) -> None:
     torch.manual_seed(seed)

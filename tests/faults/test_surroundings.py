@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from tests.engine.blocks import WIDTH, Block
-from tests.engine.parameters import quick
+from tests.engine.parameters import sampled
 from tests.faults.models import SUBJECTS, Subject
 from tests.faults.state import differences, state_of
 
@@ -28,7 +28,7 @@ SECONDS = 600  # a thread that has not come by then never will
 STATELESS = ["transformers", "torch", "inline", "copies of the model"]
 
 
-@pytest.mark.parametrize("times", quick([4, 60], 4))
+@pytest.mark.parametrize("times", sampled([4, 60], 4))
 @pytest.mark.parametrize("name", STATELESS)
 def test_two_threads_attribute_and_two_run_the_model(name: str, times: int) -> None:
     subject = SUBJECTS[name]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise, permutations
 from math import ceil
 from types import SimpleNamespace
@@ -61,10 +62,15 @@ def each(masked: MaskedSentences, removal: Any) -> Iterator[tuple[int, list[int]
 
 def chance(ids: list[int], gone: Iterable[int], removal: Any, answer: int) -> float:
     """The probability of a form in one sentence that is edited by hand."""
+    return chance_of(tuple(ids), frozenset(gone), removal, answer)
+
+
+@cache
+def chance_of(ids: tuple[int, ...], gone: frozenset[int], removal: Any, answer: int) -> float:
     if removal == "delete":
-        edited = [token for j, token in enumerate(ids) if j not in set(gone)]
+        edited = [token for j, token in enumerate(ids) if j not in gone]
     else:
-        edited = [removal if j in set(gone) else token for j, token in enumerate(ids)]
+        edited = [removal if j in gone else token for j, token in enumerate(ids)]
     row = torch.tensor([edited])
     logit = neighbours(row, torch.ones_like(row)).logits[0, 0, GOOD].item()
     return sigmoid(logit if answer == GOOD else -logit)

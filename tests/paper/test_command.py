@@ -2,7 +2,7 @@
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,10 @@ def test_skipped_examples(positions: int, folder: Path, capsys: Output) -> None:
             assert told in (folder / "out" / "report.md").read_text("utf-8")
 
 
-def test_folder_is_run_as_a_program() -> None:
+def test_folder_is_run_as_a_program(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Path(__file__).parents[2] / "tutorials" / "paper"
-    run = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
-    assert "usage: python tutorials/paper" in run.stdout
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(script), run_name="__main__")
+    assert left.value.code == 0
+    assert "usage: python tutorials/paper" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from captum_vz.study import Example, Scorer, with_interval
 from captum_vz.testbed import agreement_sentences, load_model
 from paper import Reproduction, reproduce
 from paper.across import CHECKS, TRUTHS
+from tests.study.conftest import without_drawing
 
 METHODS = ["value-zeroing", "attention-rollout", "position"]
 CONTROLS = 5
@@ -26,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> Reproduction:
     examples = [Example.from_record(record) for record in agreement_sentences(6, paradigm="relational_noun")]
     models = {name: load_model(name) for name in NAMES}
-    return reproduce(models, examples, folder, METHODS, resamples=20, quiet=True, controls=CONTROLS)
+    with without_drawing():
+        return reproduce(models, examples, folder, METHODS, resamples=20, quiet=True, controls=CONTROLS)
 
 
 def test_tables_equal_their_parts(found: Reproduction) -> None:
@@ -79,5 +81,3 @@ def test_report_shows_controls_and_models(found: Reproduction, folder: Path) -> 
     assert ["value-zeroing", *(f"{mean:.2f}" for mean in means)] in lines
     for name in ("sanity", "truth", "truth_differences"):
         assert len(pd.read_csv(folder / f"{name}.csv"))
-    assert (folder / "truth.png").read_bytes().startswith(b"\x89PNG")
-    assert "truth" in found.figures

@@ -16,7 +16,7 @@ from captum_vz.study import Batch, Example, Scorer, Study
 from captum_vz.testbed import agreement_sentences
 from paper import Reproduction, reproduce
 from paper.variants import VARIANTS, sees_forms, variant_title
-from tests.study.conftest import Shipped
+from tests.study.conftest import Shipped, without_drawing
 
 METHODS = ["attention", "value-zeroing-effect", "random"]
 
@@ -29,7 +29,8 @@ def sentences() -> list[Example]:
 @pytest.fixture(scope="module")
 def found(shipped: Shipped, sentences: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     folder = tmp_path_factory.mktemp("variants") / "out"
-    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+    with without_drawing():
+        return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_report_says_which_methods_see_the_forms(
     assert sees_forms("alti-logit", None) == "yes"
 
 
-def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+def test_files_hold_the_tables(shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None) -> None:
     found = reproduce({"agreement": shipped}, sentences[:4], tmp_path / "out", ["attention"], resamples=50, quiet=True)
     for name, table in found.tables.items():
         assert len(pd.read_csv(tmp_path / "out" / f"{name}.csv")) == len(table) > 0

@@ -1,7 +1,9 @@
 """The embedded model, and the grammar's sentences as examples."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from matplotlib.figure import Figure
@@ -42,10 +44,17 @@ def examples() -> list[Example]:
     return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
 
 
+@contextmanager
+def without_drawing() -> Iterator[None]:
+    """Figures are files without a picture, for tests that look at none: to draw them takes longer than the rest."""
+    with patch.object(Figure, "savefig", lambda figure, file, **options: file.write(b"\x89PNG")):
+        yield
+
+
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are empty files, for tests of reports that look at no figure: to draw them takes longer than the rest."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write(b""))
+def undrawn() -> Iterator[None]:
+    with without_drawing():
+        yield
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from captum_vz.study import (
 )
 from tests.study.conftest import Shipped
 
-pytestmark = pytest.mark.usefixtures("own_names")
+pytestmark = pytest.mark.usefixtures("own_names", "undrawn")
 
 
 OBJECTS: dict[Any, str] = {

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method
 from captum_vz.study import run as work
-from tests.study.conftest import Shipped
+from tests.study.conftest import Shipped, without_drawing
 from tests.study.test_run import in_a_process, parts
 from tests.study.test_run import study as any_study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "random"]
 
 
@@ -65,7 +66,8 @@ ALL_METHODS = ["value-zeroing", "random", "position"]
 @pytest.fixture(scope="module")
 def whole(some: list[Example], shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("whole") / "s"
-    return study(folder, some, shipped, methods=ALL_METHODS, metrics=ALL_METRICS)
+    with without_drawing():
+        return study(folder, some, shipped, methods=ALL_METHODS, metrics=ALL_METRICS)
 
 
 STEPS: dict[str, list[dict[str, Any]]] = {

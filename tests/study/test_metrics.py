@@ -1,4 +1,4 @@
-"""The registered metrics on ten sentences: the numbers equal loops over tokens, in float64."""
+"""The registered metrics on four sentences: the numbers equal loops over tokens, in float64."""
 
 from collections.abc import Callable
 from functools import cache
@@ -45,21 +45,21 @@ def precise(shipped: Shipped) -> Shipped:
 
 
 @pytest.fixture(scope="module")
-def rows(precise: Shipped, ten: list[Example]) -> list[dict[str, Any]]:
+def rows(precise: Shipped, four: list[Example]) -> list[dict[str, Any]]:
     names = ["cue_dot", "cue_ap", "cue_mrr", "cue_p1", "cue_p3", *(name for name, *_ in FUNCTIONS), *VARIANTS]
-    return Scorer(*precise, ["attention", "random"], names).score(ten)
+    return Scorer(*precise, ["attention", "random"], names).score(four)
 
 
 @pytest.fixture(scope="module")
-def ten() -> list[Example]:
-    return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
+def four() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(4, seed=3)]
 
 
 @pytest.fixture(scope="module")
-def lead(precise: Shipped, ten: list[Example]) -> Lead:
+def lead(precise: Shipped, four: list[Example]) -> Lead:
     """The right form's log-probability, or its difference to the wrong one's, of a sentence edited by hand."""
     model, tokenizer = precise
-    by_id = {example.id: example for example in ten}
+    by_id = {example.id: example for example in four}
 
     @cache
     def found(example: str, gone: frozenset[int], removal: str, over: str = "forms") -> float:
@@ -119,11 +119,11 @@ def test_ranks_of_cues_equal_loops(rows: list[dict[str, Any]]) -> None:
 
 
 def test_metrics_of_removal_equal_their_functions(
-    rows: list[dict[str, Any]], precise: Shipped, ten: list[Example]
+    rows: list[dict[str, Any]], precise: Shipped, four: list[Example]
 ) -> None:
     """Tests of :mod:`captum_vz.metrics` compare the functions with loops. Here, each sentence is alone."""
     model, tokenizer = precise
-    for example in ten[:3]:
+    for example in four[:3]:
         own = [row for row in rows if row["example"] == example.id and row["layer"] in (None, 3)]
         encoded, keep = encode(tokenizer, example), torch.zeros(1, len(own[0]["scores"]), dtype=torch.bool)
         keep[0, own[0]["content"]] = True

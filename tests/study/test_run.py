@@ -24,6 +24,7 @@ from captum_vz.study.examples import counted
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
 #: The files of rows of the small study.
 FILES = 10

@@ -25,7 +25,7 @@ from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
 from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, as_added, block_of, sequences
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import quick, sampled
 from tests.reference import FAMILIES
 from tests.verification.test_definition import ValueInAGate
 
@@ -62,7 +62,7 @@ def texts(*lengths: int) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask.long()}
 
 
-@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "gemma2", "t5-decoder", "wav2vec2"))
+@pytest.mark.parametrize("name", sampled(FAMILIES, "bert", "gpt2", "gemma2", "t5-decoder", "wav2vec2"))
 def test_families_pass(name: str) -> None:
     case = FAMILIES[name].case
     report = verify(case.model, case.inputs, case.layers)
@@ -420,14 +420,13 @@ def test_command_verifies_the_model_of_a_folder(
     model.save_pretrained("mine")
     tokenizer.save_pretrained("mine")
     capsys.readouterr()
-    options = ["verify", SENTENCES[0], "--model", "mine", "--html", "r.html"]
+    options = ["verify", SENTENCES[0], "--model", "mine"]
     assert main(options) == 0
     out, err = capsys.readouterr()
-    assert (out.splitlines()[-1], err) == ("page: r.html", "")
     expected = json.loads(verify(model, dict(tokenizer(SENTENCES[0], return_tensors="pt"))).to_json())
     assert expected["layers"] == ["BertLayer"] * 3
-    assert expected["verdict"].partition(",")[0] in (tmp_path / "r.html").read_text("utf-8")
-    assert main([*options[:4], "--json"]) == 0
+    assert (out.splitlines()[0].partition(",")[0], err) == (expected["verdict"].partition(",")[0], "")
+    assert main([*options, "--json"]) == 0
     assert_same_report(json.loads(capsys.readouterr().out), expected)
     model.bert.encoder.layer[1].attention.self.value.weight.data.fill_(torch.nan)
     model.save_pretrained("mine")

@@ -160,6 +160,9 @@ def _choices(names: list[str]) -> str:
 
 
 def _side(stack_name: str) -> str | None:
-    """Return "encoder" or "decoder", whichever occurs in the last part of the path that names one, or None."""
-    parts = reversed(stack_name.lower().split("."))
+    """Return "encoder" or "decoder", whichever occurs in the first part of the path that names one, or None.
+
+    A decoder may be a BERT, whose layers are in its `encoder`.
+    """
+    parts = stack_name.lower().split(".")
     return next((side for part in parts for side in ("encoder", "decoder") if side in part), None)

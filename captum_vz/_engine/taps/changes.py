@@ -227,8 +227,8 @@ class ModuleState:
 
     def copied(self, arguments: T, changes: Changes) -> T:
         """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
-        each = [vars(one).copy() for one in self.modules]
-        held = [{name: value for name, value in one.items() if _may_change(name, value)} for one in each]
+        own = (vars(one).copy().items() for one in self.modules)  # copied: other threads may set attributes meanwhile
+        held = [{name: value for name, value in each if _may_change(name, value)} for each in own]
         shared: list[Any] = []
         given = arguments if self.own_code else None
         if given is not None or any(held):
@@ -236,11 +236,11 @@ class ModuleState:
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        own = self._tensors()
-        known = trained | {id(x) for x in own if self._is_written(x)}
+        tensors = self._tensors()
+        known = trained | {id(x) for x in tensors if self._is_written(x)}
         others = [x for x in shared if issubclass(type(x), Tensor)] if self.own_code else []
-        tensors = {id(x): x for x in (*own, *others) if not x.is_meta}.values()
-        written = [(x, x.clone()) for x in tensors if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
+        each = {id(x): x for x in (*tensors, *others) if not x.is_meta}.values()
+        written = [(x, x.clone()) for x in each if id(x) in known or (self.own_code and x.numel() <= _SMALL)]
         holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         before = [holder.copy() for holder in holders]
 
