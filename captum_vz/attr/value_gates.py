@@ -301,8 +301,10 @@ class Call:
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Call:
         """The call `function(*args, **kwargs)`. A mapping is passed by keyword. A single example is repeated."""
         if len(args) == 1 and isinstance(args[0], Mapping):
-            args, kwargs = (), {**args[0], **kwargs}
-        args, kwargs = tree_map(partial(_repeated, batch=batch), (args, kwargs))
+            kwargs = {**args[0], **kwargs}
+            args = ()
+        repeated: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(partial(_repeated, batch=batch), (args, kwargs))
+        args, kwargs = repeated
         if not args and kwargs:
             return cls(function, kwargs, None, batch)
         return cls(function, args[0] if args else None, args[1:] or None, batch, kwargs)
