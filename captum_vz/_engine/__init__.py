@@ -6,13 +6,21 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 """
 
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, given_states, layer_hooks
-from captum_vz._engine.capture.layer_runner import HALF, LAYER_ERRORS, in_float32, is_cache, is_half, tokens_in_caches
+from captum_vz._engine.capture.layer_runner import (
+    HALF,
+    LAYER_ERRORS,
+    caches_in,
+    in_float32,
+    is_cache,
+    is_half,
+    tokens_in_caches,
+    with_own_caches,
+)
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.tensors import (
     SHORT_OF_MEMORY,
     ReturnedTensor,
-    alike_tensors,
     budget_of,
     first_tensor,
     is_out_of_memory,

@@ -105,12 +105,11 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
-        RefusedError: The layer's output is not finite, or a layer of unknown code drew random numbers.
+        RefusedError: A layer of unknown code drew random numbers.
         ArgumentError: The intervention changes contexts although no source is zeroed.
     """
-    output = site.finite_output()
     site = site.in_float32()
-    with without_autocast(output.device):
+    with without_autocast(site.layer.first_output.device):
         problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)
         if not problem.trust.library:
             check_unknown_code(site)
@@ -133,6 +132,8 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
     reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
     left_out = left_out_by_replays(site.layer.layer).rstrip()
     advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
+    if site.layer.state.keeps_tensors():
+        advice = "The layer keeps tensors of its run, such as a key-value cache of its own: switch that off."
     raise UnsupportedLayerError(
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")

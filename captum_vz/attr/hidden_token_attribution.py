@@ -88,7 +88,7 @@ class HiddenTokenAttribution(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the Jacobians, `(batch, row, group)`."""
-        output, vectors, rows, groups = site.finite_output(), wanted.leaf, wanted.rows, wanted.groups
+        output, vectors, rows, groups = site.output, wanted.leaf, wanted.rows, wanted.groups
         assert output is not None and vectors is not None  # narrows the types: LayerMaps checks both
         if not output.requires_grad:
             raise UnsupportedLayerError(

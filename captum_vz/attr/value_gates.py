@@ -110,8 +110,7 @@ class ValueGates(Described):
         Args:
             gates: `(batch, in)`, one number for each source token. Gates of padding have no effect.
             args: The inputs of `forward_func`. Or one mapping (a tokenizer's output), whose entries are passed by
-                keyword. A mapping with one example is repeated for each row of `gates`, because Captum repeats tensors
-                only.
+                keyword. A single example is repeated for each row of `gates`.
             kwargs: Further arguments of `forward_func`.
 
         Returns:
@@ -297,10 +296,12 @@ class Call:
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Call:
-        """The call `function(*args, **kwargs)`. A mapping is passed by keyword, its only example repeated."""
+        """The call `function(*args, **kwargs)`. A mapping is passed by keyword. A single example is repeated."""
         if len(args) == 1 and isinstance(args[0], Mapping):
-            named = {name: _repeated(value, batch) for name, value in args[0].items()}
-            return cls(function, {**named, **kwargs}, None, batch)
+            kwargs = {**args[0], **kwargs}
+            args = ()
+        repeated: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(partial(_repeated, batch=batch), (args, kwargs))
+        args, kwargs = repeated
         if not args and kwargs:
             return cls(function, kwargs, None, batch)
         return cls(function, args[0] if args else None, args[1:] or None, batch, kwargs)

@@ -52,7 +52,8 @@ class ValueZeroing(LayerMaps):
         device_ids: Not used.
         distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
-            has three attentions), the attention module of the layer; for several layers, a list of such modules.
+            has three attentions), the attention module of the layer, or a list of modules that are heads of one
+            attention; for several layers, a list with this for each layer.
         heads: The query heads in which values are zeroed: an int or a list of ints for all layers, or a list with one
             such selection for each layer. None: all heads. If query heads share a value, the value is zeroed in the
             selected heads only.
@@ -66,7 +67,8 @@ class ValueZeroing(LayerMaps):
             package can read, or that calls such a function in parts or in another order. A submodule or parameter of
             the layer, whose rows are the values `(batch, in, d)`. Or `(part, select)`: `select` is given what the part
             returns, and returns the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. Or a list of
-            these, or a function that takes a layer and returns one.
+            these, if each head has a module of its own. For several layers, a list with this for each layer, or a
+            function that takes a layer and returns it.
         intervention: What happens to a source. "zero": its value is zero, as in the paper. "mean": its value is the
             mean of the sequence's values. "knockout": it is hidden, and the other weights are divided by their sum. Or
             an object of a subclass of :class:`~captum_vz.functional.Intervention`.

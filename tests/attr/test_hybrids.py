@@ -35,10 +35,8 @@ from tests.engine.blocks import (
     Mean,
     SelfAttention,
     Shift,
-    Spoiled,
     Stopping,
     block_of,
-    mask_of_spoiled,
     sequences,
     zeroed_one_by_one,
 )
@@ -189,6 +187,19 @@ def hybrid(other: type[Recurrent] = Recurrent) -> Stack:
     return Stack(Block(), other(CausalMean()), Block(), Block(), other(Mean()))
 
 
+ALONE = {"linear": lambda: nn.Linear(WIDTH, WIDTH), "layer norm": lambda: nn.LayerNorm(WIDTH)}
+ALONE["root mean square norm"] = lambda: nn.RMSNorm(WIDTH)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_module_for_each_token_between_layers(name: str) -> None:
+    torch.manual_seed(0)
+    model = Stack(Block(), ALONE[name](), Block())
+    blocks = [model.layers[0], model.layers[2]]
+    found = ValueZeroingRollout(model, blocks).attribute(sequences(2))
+    assert_same(found, ValueZeroingRollout(model, blocks, other_mixing="ignore").attribute(sequences(2)))
+
+
 ROLLOUTS: list[Callable[..., Any]] = [
     ValueZeroingRollout,
     AttentionRollout,
@@ -295,15 +306,6 @@ def test_layer_that_fails_on_nan(error: Exception) -> None:
     found = of.attribute(x)
     of.other_mixing = "ignore"
     assert_same(found, of.attribute(x))
-
-
-def test_nan_padding_is_not_mixing() -> None:
-    block, x, mask = Block(after=Spoiled()), sequences(2), mask_of_spoiled(2, 6)
-    assert block(x, mask)[1, -1].isnan().all()
-    of = AttentionRollout(block, block)
-    found = of.attribute((x, mask))
-    of.other_mixing = "ignore"
-    assert_same(found, of.attribute((x, mask)))
 
 
 def test_out_of_memory_error_is_raised() -> None:

@@ -229,6 +229,14 @@ GATED = odds(ValueGates(MODEL, find_layers(MODEL)))
 TENSORS = TEXT["input_ids"], TEXT["attention_mask"]
 
 
+def test_one_sentence_for_several_rows_of_gates() -> None:
+    """As SHAP's explainers call a function."""
+    gated, gates = ValueGates(MODEL), torch.rand(3, GATES.shape[1])
+    expected = torch.cat([gated(one, TEXT) for one in gates.split(1)])
+    for found in (gated(gates, TEXT), gated(gates, *TENSORS), gated(gates, **TEXT)):
+        assert_same(found, expected, 1e-4)
+
+
 def change(gates: Tensor = GATES) -> Tensor:
     """The effect of all values, f(1) - f(0), `(1,)`."""
     with torch.no_grad():

@@ -158,15 +158,6 @@ class TwoByTwo(nn.Module):
         return (pairs.flip(1) if self.handed_on else pairs).flatten(0, 1).cumsum(1)
 
 
-class Spoiled(nn.Module):
-    """Replaces the last token of every other example by NaN."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        x[1::2, -1] = torch.nan
-        return x
-
-
 class Convolution(nn.Module):
     """Mixes neighbours: position i depends on i - 1 and i + 1."""
 
@@ -245,13 +236,6 @@ def mask_of_window(length: int, window: int) -> Tensor:
     """A causal mask of `window` tokens, the token itself included: `(1, 1, out, in)`, added to the scores."""
     visible = torch.ones(length, length).tril().triu(1 - window).bool()
     return as_added(visible[None, None])
-
-
-def mask_of_spoiled(batch: int, length: int) -> Tensor:
-    """A mask that hides the last token of every other example: `(batch, 1, out, in)`, added to the scores."""
-    visible = torch.ones(batch, 1, length, length, dtype=torch.bool)
-    visible[1::2, :, -1] = visible[1::2, :, :, -1] = False
-    return as_added(visible)
 
 
 def direction(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Key-value caches: the user's cache grows by one pass, and its tokens are sources."""
+"""Key-value caches: the user's cache stays as it is, and its tokens are sources."""
 
 from __future__ import annotations
 
@@ -24,26 +24,43 @@ def tokens() -> torch.Tensor:
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingRollout])
 @each_family
-def test_cache_grows_by_one_pass(name: str, method: type[ValueZeroing]) -> None:
+def test_empty_cache_stays_empty(name: str, method: type[ValueZeroing]) -> None:
     case, ids = FAMILIES[name].case, tokens()
     cache = DynamicCache(config=case.model.config)
     maps = method(case.model, case.layers).attribute({"input_ids": ids, "past_key_values": cache, "use_cache": True})
-    assert cache.get_seq_length() == 7
-    expected = DynamicCache(config=case.model.config)
-    case.model(ids, past_key_values=expected, use_cache=True)
-    for layer, clean in zip(cache.layers, expected.layers, strict=True):
-        assert_same([layer.keys, layer.values], [clean.keys, clean.values])
+    assert cache.get_seq_length() == 0
     plain = {"input_ids": ids, "use_cache": False}
     assert_same(maps, method(case.model, case.layers).attribute(plain))
 
 
-def test_encoder_decoder_cache_grows_by_one() -> None:
+def test_encoder_decoder_cache_stays_empty() -> None:
     case = FAMILIES["bart-decoder"].case
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     inputs = {**case.inputs, "past_key_values": cache, "use_cache": True}
     maps = ValueZeroing(case.model, case.layers).attribute(inputs)
-    assert (cache.get_seq_length(), cache.cross_attention_cache.get_seq_length()) == (5, 7)
+    assert (cache.get_seq_length(), cache.cross_attention_cache.get_seq_length()) == (0, 0)
     assert_same(maps, ValueZeroing(case.model, case.layers).attribute({**case.inputs, "use_cache": False}))
+
+
+def test_same_call_with_a_filled_cache_gives_the_same_map() -> None:
+    case, ids = FAMILIES["llama"].case, tokens()
+    cache = filled_cache(case, ids[:, :4])
+    keys = cache.layers[0].keys
+    rest = {"input_ids": ids[:, 4:], "past_key_values": cache}
+    maps = [ValueZeroing(case.model, case.layers).attribute(rest) for _ in range(2)]
+    assert_same(*maps)
+    assert cache.get_seq_length() == 4
+    assert cache.layers[0].keys is keys
+
+
+def test_target_of_a_function_with_a_cache() -> None:
+    """The check of the axis runs the function again, on another copy of the cache."""
+    case, ids = FAMILIES["llama"].case, tokens()
+    method = ValueZeroing(lambda x, cache: case.model(x, past_key_values=cache).last_hidden_state, case.layers)
+    rest = {"additional_forward_args": filled_cache(case, ids[:, :4])}
+    with pytest.warns(UserWarning, match="3 output tokens and 7 sources"):
+        rows = method.attribute(ids[:, 4:], target=(-1, 5), **rest)
+    assert_same(rows, ValueZeroing(case.model, case.layers).attribute(ids, token=-1))
 
 
 def filled_cache(case: Case, ids: torch.Tensor) -> DynamicCache:
@@ -108,8 +125,11 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
     case = FAMILIES[name].case
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
-    with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"):
-        method(case.model, case.layers).attribute(inputs)
+    for _ in range(2):  # a refused call leaves the cache empty
+        with pytest.raises(
+            AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"
+        ):
+            method(case.model, case.layers).attribute(inputs)
 
 
 def prefix_of(case: Case, examples: slice) -> DynamicCache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from captum_vz import LayerAttention, ValueZeroing, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz._engine import AttentionSite
+from captum_vz.errors import RefusedError
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, Noise, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
@@ -206,7 +209,7 @@ def test_numbers_that_are_not_finite(bad: float) -> None:
     block, x = Block(), sequences(2)
     x[1, 2, 3] = bad
     refused(block, block, "Block returned values that are not finite .* in torch.float64", x)
-    refused(block, block, "attention weights of Block have values that are not finite", x, LayerAttention)
+    refused(block, block, "Block returned values that are not finite", x, LayerAttention)
 
 
 class SparseAttention(nn.Module):
@@ -242,3 +245,39 @@ def test_unreadable_attention_comes_first() -> None:
 def test_unreadable_attention_comes_second() -> None:
     block, x = Block(after=SparseAttention().double()), sequences(2)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+class KeepsKeys(Block):
+    """Course notes: a layer that adds its tokens to those of its last run."""
+
+    keys: Tensor | None = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.keys = x if self.keys is None else torch.cat([self.keys, x], dim=1)
+        return super().forward(x, mask) + self.keys[:, -x.shape[1] :].mean() * self.keys.shape[1]
+
+
+def test_layer_with_a_cache_of_its_own() -> None:
+    block = KeepsKeys()
+    with pytest.raises(RefusedError, match="keeps tensors of its run, such as a key-value cache of its own"):
+        ValueZeroing(block, block).attribute(sequences(2))
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingEffect])
+def test_error_of_a_library_is_ours(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3n's caches raised a ValueError when they were asked for their length."""
+    monkeypatch.setattr(AttentionSite, "dropped_sources", property(partial(int, "?")))
+    block = Block()
+    with pytest.raises(RefusedError, match="Block cannot be explained, because reading it raised TypeError") as caught:
+        method(block, block).attribute(sequences(2))
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_error_of_a_distance_is_the_users() -> None:
+    def distance(one: Tensor, other: Tensor) -> Tensor:
+        raise ValueError("mine")
+
+    block = Block()
+    with pytest.raises(ValueError, match="mine") as caught:
+        ValueZeroing(block, block, distance=distance).attribute(sequences(2))
+    assert not isinstance(caught.value, RefusedError)

@@ -25,6 +25,8 @@ PACKAGE = str(Path(captum_vz.__file__).parent)
 OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
 # By which a pass takes its changes back.
 UNDOING = contextlib.ExitStack.__exit__.__code__
+# A call between two bytecodes of an exit, where no error but Ctrl-C can be raised, which is not promised.
+EXIT = contextlib._GeneratorContextManager.__exit__.__code__
 # Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
 HALF_USED = {"<genexpr>", "_ancestors"}
 Place = tuple[str, int]
@@ -60,7 +62,7 @@ class Tracer:
     def _call(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         counts = code.co_filename.startswith(PACKAGE) or code.co_filename in OTHERS
-        if self.raised or not counts or code.co_name in HALF_USED or _takes_back(frame):
+        if self.raised or not counts or code is EXIT or code.co_name in HALF_USED or _takes_back(frame):
             return
         self.places.append((code.co_filename, frame.f_lineno))
         if self.at == len(self.places) - 1 and self.error is not None:

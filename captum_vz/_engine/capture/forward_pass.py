@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from captum_vz._engine.capture.records import LayerRecord, Recorder
 from captum_vz._engine.numerics.tensors import (
     ResultsOfPass,
     VersionedTensor,
-    alike_tensors,
+    first_tensor,
     is_out_of_memory,
     keep_freed_memory,
     map_each,
@@ -117,6 +118,7 @@ def layer_hooks(
     modules = list({id(module): module for walk in walks for module in walk}.values())
     submodules = {id(module): module for walk in walks for module in walk[1:]}
     with Changes() as changes:
+        changes.keep_hooks(modules)
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
             tap.attach(modules, changes)
@@ -217,6 +219,21 @@ class LayerPass:
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record
+        try:
+            result = self._result_of(recorder, arguments, output, hooks)
+        except LAYER_ERRORS as error:
+            if isinstance(error, RefusedError) or is_out_of_memory(error) or _is_of_user(error):
+                raise
+            raise RefusedError(
+                f"{record.name} cannot be explained, because reading it raised {type(error).__name__}: {error}. "
+                "Pass other layers, or report it with the model's class and the versions of torch and transformers."
+            ) from error
+        if shared := results_of_pass.get():
+            shared.end_layer()
+        self.results.append((record.index, result))
+
+    def _result_of(self, recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> Tensor:
+        record = recorder.record
         # A hook that was added after ours may have changed the arguments.
         record.args, record.kwargs = on_its_device(record.layer, arguments)
         if clean := record.state.written_arguments():
@@ -224,20 +241,27 @@ class LayerPass:
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with record.state.copied((record.args, record.kwargs)) as (record.args, record.kwargs):
-            result = self.compute(record)
-        if shared := results_of_pass.get():
-            shared.end_layer()
-        self.results.append((record.index, result))
+        with Changes() as changes:
+            record.args, record.kwargs = record.state.copied((record.args, record.kwargs), changes)
+            return self.compute(record)
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether the user's code, such as a distance, raised an error inside of ours."""
+    below, traceback = list[str](), error.__traceback__
+    while traceback is not None:
+        name = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        below = [] if name == "captum_vz" else [*below, name]
+        traceback = traceback.tb_next
+    return not set(below) <= {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
 
 
 def given_states(
-    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None, which: int = 0
+    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None
 ) -> list[list[Tensor | None]]:
     """The hidden states that each layer is given in each run, with noise in the output of run `changed`, if any.
 
-    `changed` is the index of a layer, and how often it ran before. `which` chooses one of several outputs of the same
-    shape. Random numbers are the same in each call.
+    `changed` is the index of a layer, and how often it ran before. Random numbers are the same in each call.
     """
     given: list[list[Tensor | None]] = [[] for _ in layers]
     runs: dict[AttentionHandler, tuple[int, int]] = {}
@@ -255,8 +279,8 @@ def given_states(
         return handler
 
     def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> Any:
-        found = alike_tensors(output)[which : which + 1] if runs.pop(handler) == changed else []
-        return with_leaf(found[0], nudged(found[0], 1.0), output) if found else None
+        found = first_tensor(output) if runs.pop(handler) == changed else None
+        return None if found is None else with_leaf(found, nudged(found, 1.0), output)
 
     def call() -> None:
         torch.manual_seed(0)

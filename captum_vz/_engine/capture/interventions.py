@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from captum_vz._engine.numerics.attention import Weights, by_rows
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads, noise_like, with_noise
@@ -48,12 +49,15 @@ class SiteHandler(AttentionHandler):
         inline, projected = self.attention.inline, first_tensor(output)
         if inline is None or projected is None:
             return None
-        if module is not inline.projection and module is not inline.other_projection:
+        if not any(module is one for one in (inline.projection, inline.other_projection, *inline.places)):
             return None
         self._site_calls += 1
-        rows = inline.row.rows(projected)
+        row, own = inline.places.get(module, (inline.row, slice(None)))
+        rows = row.rows(projected)
+        if inline.places:  # other modules project the values of other heads
+            rows = functional.pad(rows, (own.start, inline.columns[-1].stop - own.stop))
         self.change_values(rows)
-        projected = inline.row.with_rows(rows, projected)
+        projected = row.with_rows(rows[..., own], projected)
         return projected if isinstance(output, Tensor) else (projected, *output[1:])
 
     def check_called(self) -> None:

@@ -184,6 +184,22 @@ def without_caches(arguments: Any) -> Any:
     return tree_map(without, arguments, is_leaf=is_cache)
 
 
+def with_own_caches(arguments: T) -> T:
+    """The arguments of a call with copies of their key-value caches, so that the call leaves these as they are."""
+    return tree_map(lambda x: _copied(x) if is_cache(x) else x, arguments, is_leaf=is_cache)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a cache, with copies of its layers and tensors. All else is shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if not any(one.__module__ == "transformers.cache_utils" for one in type(value).__mro__):
+        return value
+    copied = copy.copy(value)
+    vars(copied).update(tree_map(_copied, vars(value)))
+    return copied
+
+
 def caches_in(arguments: Any) -> list[Any]:
     """The key-value caches among nested arguments."""
     return [x for x in tree_leaves(arguments, is_leaf=is_cache) if is_cache(x)]

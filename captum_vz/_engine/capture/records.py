@@ -218,7 +218,7 @@ class Recorder(AttentionHandler):
     def __init__(self, record: LayerRecord) -> None:
         self.record = record
         self._running: list[nn.Module] = []  # submodules that have begun, innermost last
-        self._inline_values: dict[int, list[Tensor]] = {}  # by the id of the attention module that runs
+        self._inline_values: dict[int, list[tuple[Any, Tensor]]] = {}  # by the id of the module that uses the values
         # The last context, as the model was given it, and what modules made of it.
         self._made: list[tuple[nn.Module | None, VersionedTensor]] = []
         # Tensors of steps and their copies, by id and version. Most tensors are of several steps.
@@ -280,7 +280,8 @@ class Recorder(AttentionHandler):
         values, attention = first_tensor(output), self._running[-1] if self._running else record.layer
         holder = attention if record.given is None else record.layer
         if values is not None and is_value_projection(module, holder, record.given):
-            self._inline_values.setdefault(id(attention), []).append(values)
+            user = record.layer if record.given is not None and record.given.others else attention
+            self._inline_values.setdefault(id(user), []).append((module, values))
         if isinstance(module, nn.Parameter):
             return
         if record.steps is not None:
@@ -352,14 +353,15 @@ class Recorder(AttentionHandler):
         record, given, projected = self.record, self.record.given, self._inline_values.pop(id(module), None)
         if projected is None or (given is None and any(one.module is module for one in record.attentions)):
             return False
-        row, values, result = given or family_of(module), projected[0], first_tensor(output)
+        row, values, result = given or family_of(module), projected[0][1], first_tensor(output)
         # A module that projects several times projects something else too, or projects in parts.
-        if row is not None and len(projected) > 1 and row.second_projection is None:
+        each_once = row is not None and len({id(one) for one, _ in projected}) == len(projected) == len(row.parts)
+        if row is not None and row.second_projection is None and not each_once:
             record.projects_more = module
             return True
         if row is None or values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
             return True
-        inline, values = row.in_run(module, module if given is None else record.layer, values), row.rows(values)
+        inline, values = row.in_run(module, module if given is None else record.layer, projected)
         tokens = result.shape[:1] if row.sequence_first or result.dim() == 2 else result.shape[1:-1]
         shape = AttentionShape(len(values), len(inline.columns), tokens.numel(), values.shape[1])
         arguments = [*record.args, *record.kwargs.values()]

@@ -133,15 +133,6 @@ def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]
     return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
 
-def alike_tensors(output: Any) -> list[Tensor]:
-    """Return a module's first output, and all others of its shape that hold other numbers."""
-    first = first_tensor(output)
-    if first is None:
-        return []
-    others = [x for x in tensors_in(output) if x is not first and x.shape == first.shape]
-    return [first, *(x for x in others if x.is_floating_point() and not x.equal(first))]
-
-
 def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
     """Apply `change` to each leaf of a layer's arguments."""
     changed: dict[int, Any] = {}  # so that states passed as queries and as values stay one object

@@ -67,7 +67,9 @@ class DefinitionReplay:
             )
         known = problem.trust.library or site.windows is not None
         if not known and not site.follows_examples():
-            raise CannotReplayError("its values stand in another order than the examples: pass one sentence at a time")
+            cause = "its values stand in another order than the examples"
+            cause = "its quantised activations share one scale" if _is_quantised(site) else cause
+            raise CannotReplayError(f"{cause}: pass one sentence at a time")
         windows, batch, out = site.windows, problem.targets.batch, problem.targets.out
         plain = partial(_run, problem) if windows is None else windows.again
         whole = plain() if windows is None else windows.clean[0]
@@ -105,7 +107,7 @@ def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
     together = problem.trust.independent or _examples_are_independent(problem)
     if not together:
         cause = f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name})"
-        if any(".quantized.dynamic." in f"{type(one).__module__}." for one in modules_of(site.layer.layer)):
+        if _is_quantised(site):
             cause = f"{site.layer.name} is quantised, and activations of a batch share one scale"
         site.layer.warnings.append(f"{cause}: pass one sentence at a time. The map is that of this batch")
     examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
@@ -116,6 +118,10 @@ def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
             number = torch.where(active[:, group] & chosen, group, NO_POSITION)
             steps.append((zeroed, number[None, :, None].expand(1, batch, out)))
     return len(steps), ((clean, _run(problem, zeroed)[None], number) for zeroed, number in steps)
+
+
+def _is_quantised(site: AttentionSite) -> bool:
+    return any(".quantized.dynamic." in f"{type(one).__module__}." for one in modules_of(site.layer.layer))
 
 
 def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Tensor, int, Tensor]]:

@@ -268,7 +268,6 @@ def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor
 
 def _recorded(site: AttentionSite) -> tuple[LayerRecord, AttentionRecord]:
     """The layer and its attention in float32. UnsupportedLayerError: its vectors cannot be known."""
-    site.finite_output()  # raises an error if it is not finite
     site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
     if attention.calls != 1 or attention.context is None:

@@ -16,13 +16,14 @@ attention of a layer (a recurrent one, a convolution).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz._engine.capture.interventions import SiteHandler, StopAtValues, StopRunError
-from captum_vz._engine.capture.layer_runner import LayerRunner, find_streams
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, LayerRunner, find_streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
@@ -38,9 +39,9 @@ from captum_vz._engine.numerics.tensors import (
     tensors_in,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._engine.structure.modules import LayerTrust, is_library_code, once_a_kind
+from captum_vz._engine.structure.modules import LayerTrust, is_library_code, matrix, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import tree_leaves, tree_map
+from captum_vz._private import modules_of, tree_leaves, tree_map
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -246,9 +247,15 @@ def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, 
 
 
 class OtherMixing:
-    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record."""
+    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record.
 
-    def __init__(self) -> None:
+    A linear module or a norm of `model` may run between two of its `layers`, because it treats each token alone.
+    """
+
+    def __init__(self, model: Any = None, layers: Sequence[nn.Module] = ()) -> None:
+        inside = {part for layer in layers for part in modules_of(layer)}
+        modules = set(modules_of(model)) - inside if isinstance(model, nn.Module) else set()
+        self._each_token = [one for one in modules if matrix(one) is not None or _is_norm(one)]
         # Indices of layers that ran one after the other, the second on something else than what the first returned.
         # Each pair once, in the order in which they ran.
         self.pairs: list[tuple[int, int]] = []
@@ -270,8 +277,21 @@ class OtherMixing:
         if mixes is None and record.index not in self.untested and not is_library_code(record):
             self.untested.append(record.index)
         before, self._before = self._before, (record.index, ReturnedTensor(output))
-        if before is not None and not record.is_given(before[1]):
+        if before is not None and not record.is_given(before[1]) and not self._is_given_alone(record, before[1]):
             self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
+
+    @torch.no_grad()
+    def _is_given_alone(self, record: LayerRecord, before: ReturnedTensor) -> bool:
+        """Whether a layer is given what one module makes of each token of `before`."""
+        for module in self._each_token:
+            with suppress(*LAYER_ERRORS):  # it is for other vectors
+                if record.is_given(ReturnedTensor(module.forward(before.copy))):
+                    return True
+        return False
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:

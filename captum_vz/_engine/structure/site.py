@@ -1,4 +1,4 @@
-"""The attention of a recorded layer that is explained: which of them it is, and its layout."""
+"""The attention of a recorded layer that is explained, and its layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import (
     LayerRunner,
     Streams,
@@ -21,19 +20,14 @@ from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, L
 from captum_vz._engine.numerics.attention import all_tokens, all_weights
 from captum_vz._engine.numerics.tensors import once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
+from captum_vz._engine.structure.choose_attention import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import (
-    first_tokens,
-    mixes_outside,
-    reads_other_states,
-    reads_own_states,
     values_depend_on_own_position,
     values_follow_examples,
     values_follow_token_order,
 )
-from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.layout import Windows, find_windows, padding_masks
 from captum_vz._engine.structure.modules import is_library_code, once_a_kind
-from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
@@ -60,13 +54,6 @@ class AttentionSite:
         output = self.layer.first_output
         layout = self.windows or self.streams
         return self.attention.batch_first(output) if layout is None else layout.tokens(output)
-
-    def finite_output(self) -> Tensor:
-        """The output. RefusedError: it is not finite."""
-        output = self.output
-        if not is_finite(output.detach() if output.requires_grad else output):
-            raise RefusedError(f"{self.layer.name} returned {not_finite(output.dtype)}")
-        return output
 
     @cached_property
     def dropped_sources(self) -> int:
@@ -151,13 +138,18 @@ class AttentionSite:
 
 
 def attention_site(layer: LayerRecord, attention: str, streams: bool = False) -> AttentionSite:
-    """The site of the attention that is meant, see `_choose_attention`.
+    """The site of the attention that is meant, see `choose_attention`.
 
     With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
-    be read, or not the one that is asked for, or the layout of its tokens is unknown.
+    be read, or not the one that is asked for, or the layout of its tokens is unknown. RefusedError: it returned NaN.
     """
-    _merge_parts(layer)
-    chosen = _choose_attention(layer, attention)
+    output = layer.first_output.detach()
+    if not is_finite(output):
+        advice = " torch gives NaN to tokens that see nothing: pad on the right, or pass need_weights=False."
+        advice *= any(isinstance(one.module, nn.MultiheadAttention) for one in layer.attentions)
+        raise RefusedError(f"{layer.name} returned {not_finite(output.dtype)}{advice}")
+    merge_parts(layer)
+    chosen = choose_attention(layer, attention)
     if not layer.rearranges(chosen):
         return AttentionSite(layer, chosen, *_masks(layer, chosen))
     layout = find_streams(layer, chosen)
@@ -184,7 +176,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
         f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
-        f"one attention, but {reason}. Pass a single Transformer block as `layer`."
+        f"one attention, but {reason}. Pass a single Transformer block, which does not attend over space and time."
     )
 
 
@@ -213,176 +205,3 @@ def not_finite(dtype: torch.dtype) -> str:
         "model in float32. ",
     }
     return f"values that are not finite (NaN or infinity) in {dtype}. {advice.get(dtype, '')}Check weights and inputs."
-
-
-def _merge_parts(layer: LayerRecord) -> None:
-    """Merge the calls that one forward makes for parts of its own attention."""
-    number = 1
-    while number < len(layer.attentions):
-        if layer.attentions[number].repeated and reads_own_states(LayerRunner(layer), layer.attentions[number]):
-            layer.merge(number)
-        else:
-            number += 1
-
-
-def _choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
-    """The record of the attention that is meant.
-
-    `attention` is "self" for the self-attention, which comes first, "cross" for the cross-attention that follows it, or
-    a dot and the name of a module of the layer.
-
-    UnsupportedLayerError: the layer called no attention that can be read, or not the one that is asked for.
-    """
-    name, found = layer.name, layer.attentions
-    if layer.projects_more is not None and not found:
-        raise UnsupportedLayerError(
-            f"{type(layer.projects_more).__name__} of the layer {name} projects values several times in one run: those "
-            "of its tokens, and others, such as those of summaries of many tokens. A token is also in these summaries, "
-            "so Value Zeroing is not defined for this layer. Use a method without attention, such as TokenAttribution."
-        )
-    if layer.given is not None and not found:
-        raise UnsupportedLayerError(
-            f"values names {layer.given.projection} of the layer {name}, which did not run once in a run of the layer "
-            "and return values (batch, tokens, d). Name a part that does. If the layer uses the weight of a module in "
-            "a function (torchvision's Swin), pass this weight, such as layer.attn.qkv.weight."
-        )
-    if not found:
-        raise UnsupportedLayerError(
-            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a whole "
-            "Transformer block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True "
-            "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
-            "are: ValueZeroing(model, layer, values=layer.attn.to_v)."
-        )
-    chosen = _of_module(layer, attention[1:]) if attention.startswith(".") else _self_or_cross(layer, attention)
-    if layer.given is not None and chosen.inline is not None:
-        try:
-            _check_named_values(layer, chosen)
-        except CannotReplayError as error:
-            raise UnsupportedLayerError(
-                f"values names {layer.given.projection} of the layer {name}, but these are no values of its "
-                f"attention: {error}. Name the part whose rows the attention sums."
-            ) from error
-    if chosen.dropout:
-        rate, training = chosen.dropout, chosen.module.training
-        advice = "Call model.eval() first." if training else f"Pass dropout_p={rate} if self.training else 0.0."
-        mode = "train" if training else "eval"
-        raise RefusedError(f"The attention of {name} drops {rate} of its weights in {mode} mode. {advice}")
-    return chosen
-
-
-def _of_module(layer: LayerRecord, name: str) -> AttentionRecord:
-    """The record of the one attention that runs in a submodule of the layer."""
-    parts = set(layer.layer.get_submodule(name).modules())
-    found = [one for one in layer.attentions if one.module in parts]
-    if len(found) != 1:
-        raise UnsupportedLayerError(
-            f"{name} of the layer {layer.name} called {len(found)} attentions that can be read in one run, not one."
-            + _advice(layer)
-        )
-    return found[0]
-
-
-def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
-    """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
-    name, found = layer.name, layer.attentions
-    is_cross = attention == "cross"
-    stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
-    if len(found) > 2 or stacks:
-        advice = "" if stacks else _advice(layer)
-        single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model), and not a stack."
-        advice = f"{advice} If the layer is a stack of blocks, pass one of them." if advice else single
-        raise UnsupportedLayerError(f"The layer {name} called attention {len(found)} times in one run.{advice}")
-    if is_cross and len(found) != 2:
-        raise UnsupportedLayerError(
-            f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
-            "attention='self', or the layers of a decoder that reads an encoder."
-        )
-    two = len(found) == 2
-    lists = [module for module in modules_of(layer.layer) if isinstance(module, nn.ModuleList)] if two else []
-    in_list = any({one.module for one in found} <= set(members.children()) for members in lists)
-    alike = two and found[0].shape[2:] == found[1].shape[2:]
-    if in_list or (alike and reads_own_states(LayerRunner(layer), found[1])):
-        kinds = " and ".join(type(one.module).__name__ for one in found)
-        raise UnsupportedLayerError(
-            f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
-            f"second one is no cross-attention.{_advice(layer)}"
-        )
-    unreadable = _unreadable_before(layer, found[is_cross])
-    if unreadable is not None:
-        raise UnsupportedLayerError(
-            f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
-            f"unknown which of them attention={attention!r} means.{_advice(layer)}"
-        )
-    return found[is_cross]
-
-
-def _advice(layer: LayerRecord) -> str:
-    """A space and a sentence that names the attentions of a layer, in the order of their runs. Empty: no names."""
-    named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
-    modules = [one.module for one in layer.attentions]
-    names = [named[one] for one in modules if one in named and modules.count(one) == 1]
-    one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-    if not names and len(set(modules)) < len(modules):
-        return " One module attends several times, so none of its calls can be named. Pass a layer that attends once."
-    return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
-
-
-def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
-    """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
-
-    The first submodule that is given more rows that change than values do is given such sums. CannotReplayError: they
-    are queries, keys, or no part of an attention.
-    """
-    runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
-    in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
-    if not in_tokens and not layer.rearranges(attention):
-        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
-    for source in dict.fromkeys((0, sources // 2, sources - 1)):
-        seen = []
-        for strength in (0, 1, 2):
-            handler = AddToValues(attention, source, strength)
-            output = runner.run(handler)
-            seen.append([*handler.given, output])
-        for clean, once, twice in zip(*seen, strict=True):
-            moved = once - clean
-            # Other layouts have more rows (one for each head), other projections have more numbers.
-            alone = moved.count_nonzero() <= attention.values[:, 0].numel() or moved.any(-1).sum() <= batch
-            if not moved.any() or (alone and min(out, sources) > 1):
-                continue
-            eps = torch.finfo(attention.values.dtype).eps
-            if (twice - once - moved).abs().max() <= 0.01 * moved.abs().max() + 8 * eps * twice.abs().max():
-                return
-            raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
-    raise CannotReplayError("they change no other token")
-
-
-def _inline_attention(layer: LayerRecord) -> str:
-    """What to add about an attention module whose attention was not seen."""
-    if isinstance(layer.layer, torch.fx.GraphModule):
-        return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
-    kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
-    return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
-
-
-def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | None:
-    """The name of an attention that ran before `attention` and could not be read, or None.
-
-    Either a module before it has a class of such a name; or `attention`, the only one, reads other states, and the
-    layer's own tokens mix all the same.
-    """
-    inside = {id(module) for seen in layer.attentions for module in modules_of(seen.module)}
-    for module in layer.modules_run:
-        if module is attention.module:
-            break
-        if type(module).__name__.endswith("Attention") and id(module) not in inside:
-            parts = set(modules_of(module))
-            if not any(seen.module in parts for seen in layer.attentions):
-                return type(module).__name__
-    alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not layer.rearranges(attention)
-    if alone and len(layer.states) > 1:
-        runner = LayerRunner(layer)
-        own = runner.states[0]
-        first = first_tokens(own, attention)
-        if reads_other_states(runner, attention) and mixes_outside(runner, own, layer.first_output, [first]):
-            return "or something else that mixes its tokens"
-    return None

@@ -13,7 +13,7 @@ import random
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -33,6 +33,8 @@ from captum_vz._private import (
     BUFFERS,
     OWN_ATTRIBUTES,
     eager_stance,
+    forward_hooks,
+    forward_pre_hooks,
     function_mode_state,
     function_modes,
     modules_of,
@@ -113,6 +115,23 @@ class Changes(ExitStack):
         tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
         made = lambda: [register() for register in registers], partial(_remove_hooks, tables, hooks)
         self.share((id(owner), *hooks), lambda: made)
+
+    def keep_hooks(self, modules: Sequence[nn.Module]) -> None:
+        """Remove hooks that the model's own code adds to modules and leaves there when it fails (PEFT's adapters)."""
+        before = {id(hook) for table in _hook_tables(modules) for hook in table.values()}
+
+        def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
+            for table in _hook_tables(modules if error is not None else ()):
+                for number, hook in list(table.items()):
+                    own = str(getattr(hook, "__module__", "")).startswith("captum_vz.")  # another thread's pass
+                    if id(hook) not in before and not own:
+                        table.pop(number, None)
+
+        self.push(remove)
+
+
+def _hook_tables(modules: Sequence[nn.Module]) -> list[dict[int, Any]]:
+    return [table for one in modules for table in (forward_pre_hooks(one), forward_hooks(one)) if table]
 
 
 def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
@@ -199,9 +218,12 @@ class ModuleState:
         """The tensors among the arguments that the layer wrote into, as they were before, by id."""
         return {id(x): clean for x, clean in self.given if self._is_written(x) and not torch.equal(x, clean)}
 
-    @contextmanager
-    def copied(self, arguments: T) -> Iterator[T]:
-        """Let the modules hold copies of their state in a `with` block, which is given a copy of the arguments."""
+    def keeps_tensors(self) -> bool:
+        """Whether the modules hold tensors that they did not hold before the layer's run."""
+        return any(id(x) not in self.versions for x in self._tensors())
+
+    def copied(self, arguments: T, changes: Changes) -> T:
+        """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
         own = (vars(one).copy().items() for one in self.modules)  # copied: other threads may set attributes meanwhile
         held = [{name: value for name, value in each if _may_change(name, value)} for each in own]
         shared: list[Any] = []
@@ -237,9 +259,8 @@ class ModuleState:
                     if not torch.equal(x, clean):  # torch counts writes, for gradients
                         x.detach().copy_(clean)
 
-        with Changes() as changes:
-            changes.share(("state", id(self.modules[0])), lambda: (give, restore))
-            yield arguments if given is None else given
+        changes.share(("state", id(self.modules[0])), lambda: (give, restore))
+        return arguments if given is None else given
 
     def _tensors(self) -> list[Tensor]:
         """The buffers of the modules, and tensors among their attributes."""

@@ -83,7 +83,10 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
     weights, handler.last_weights = handler.last_weights, None
     if weights is None:
         return output, None
-    weights = all_weights(weights)
+    # torch's own softmax gives NaN for a token that sees nothing.
+    blind = (weights := all_weights(weights)).sum(-1, keepdim=True) == 0
+    weights, rows = weights.masked_fill(blind, torch.nan), blind.any(1).transpose(0, 1)
+    output = output.masked_fill(rows.reshape(*output.shape[:-1], 1), torch.nan)
     return output, weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
 from typing import Any
@@ -32,7 +32,7 @@ def _slice(number: int, parts: int, features: int) -> slice:
 
 
 def _last_third(head: int, heads: int, features: int) -> slice:
-    """The projection returns all queries, then all keys, then all values, each head after head."""
+    """The projection returns all queries, all keys, then all values, each head after head."""
     return _slice(2 * heads + head, 3 * heads, features)
 
 
@@ -81,6 +81,11 @@ class ValueProjection:
     # The projection's output -> the values in it, a view (batch, in, d) or (batch, in, head, d_head). The user says so
     # of a layer without a row, and `projection` is then a path in the layer.
     select: Callable[[Tensor], Tensor] | None = None
+    others: tuple[ValueProjection, ...] = ()  # the values of further heads, if each head has a module of its own
+
+    @property
+    def parts(self) -> tuple[ValueProjection, ...]:
+        return (self, *self.others)
 
     def rows(self, projected: Tensor) -> Tensor:
         """Return a copy of the values in the projection's output, `(batch, in, features)`."""
@@ -103,11 +108,22 @@ class ValueProjection:
             return self.select(projected)
         return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
 
-    def in_run(self, module: nn.Module, holder: nn.Module, projected: Tensor) -> InlineValues:
-        """Where the values are in one run of an attention module. Its projection, in `holder`, returned `projected`."""
+    def in_run(self, module: nn.Module, holder: nn.Module, projected: list[Any]) -> tuple[InlineValues, Tensor]:
+        """Where the values are in one run of an attention module, of which parts of `holder` returned `projected`."""
+        if self.others:
+            return self._in_parts(holder, dict(projected))
         other = None if self.second_projection is None else getattr(module, self.second_projection)
-        projection, columns = attrgetter(self.projection)(holder), self._columns(module, projected)
-        return InlineValues(self, projection, other, columns, self._zero(module))
+        projection, first = attrgetter(self.projection)(holder), projected[0][1]
+        return InlineValues(self, projection, other, self._columns(module, first), self._zero(module)), self.rows(first)
+
+    def _in_parts(self, layer: nn.Module, projected: dict[Any, Tensor]) -> tuple[InlineValues, Tensor]:
+        rows, columns, places, start = [], list[slice](), {}, 0
+        for part in self.parts:
+            module = attrgetter(part.projection)(layer)
+            rows.append(part.rows(projected[module]))
+            columns += [slice(start + own.start, start + own.stop) for own in part._columns(layer, projected[module])]
+            places[module] = part, slice(start, start := start + rows[-1].shape[-1])
+        return InlineValues(self, next(iter(places)), None, columns, 0.0, places), torch.cat(rows, dim=-1)
 
     def _columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
         """Return the features of `rows` that hold the values of each head."""
@@ -137,6 +153,7 @@ class InlineValues:
     other_projection: nn.Module | None  # what projects values of the same tokens for some other rows, if it exists
     columns: list[slice]  # the features of each head's values
     zero: list[Tensor] | float  # what is projected for a value that is zero: for each head, or one number for all
+    places: dict[Any, tuple[ValueProjection, slice]] = field(default_factory=dict)  # of each of several projections
 
     def by_head(self, rows: Tensor) -> Tensor:
         """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
@@ -283,12 +300,10 @@ def _row_among(module_class: type[nn.Module]) -> ValueProjection | None:
     return None
 
 
-def is_value_projection(
-    module: nn.Module | nn.Parameter, attention: nn.Module, row: ValueProjection | None = None
-) -> bool:
+def is_value_projection(module: Any, attention: nn.Module, row: ValueProjection | None = None) -> bool:
     """Whether `module` projects values of `attention`, by the row of its class unless another is given."""
     if row is not None:
-        return attrgetter(row.projection)(attention) is module
+        return any(attrgetter(part.projection)(attention) is module for part in row.parts)
     row = family_of(attention)
     names = () if row is None else filter(None, (row.projection, row.second_projection))
     return any(getattr(attention, name, None) is module for name in names)
@@ -325,8 +340,8 @@ class ParameterProjectionMode(TorchFunctionMode):
 
 def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection], changes: Changes) -> None:
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
-    pairs = zip(layers, rows, strict=bool(rows))
-    if any(isinstance(attrgetter(row.projection)(layer), nn.Parameter) for layer, row in pairs):
+    pairs = ((layer, part) for layer, row in zip(layers, rows, strict=bool(rows)) for part in row.parts)
+    if any(isinstance(attrgetter(part.projection)(layer), nn.Parameter) for layer, part in pairs):
         changes.enter(ParameterProjectionMode(named=True))
 
 

@@ -289,7 +289,7 @@ class MapPass:
             self.forward_func = with_graph(self.forward_func, layers, method.embeddings, arguments.run, name)
         self.groups = FeatureGroups(arguments.feature_mask)
         self.positions = functools.cache(wanted.positions)  # one tensor for all layers
-        self.mixing = OtherMixing() if find_other_mixing else None
+        self.mixing = OtherMixing(method.forward_func, layers) if find_other_mixing else None
         self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
         self.readings = Readings()
         self.padding: list[LeftPadding] = []

@@ -17,7 +17,6 @@ from captum_vz._engine import (
     LayerRecord,
     ModelReplay,
     ReturnedTensor,
-    alike_tensors,
     attention_site,
     check_no_dropout,
     find_layers,
@@ -27,7 +26,6 @@ from captum_vz._engine import (
     is_half,
     random_states,
 )
-from captum_vz._private import tree_leaves
 from captum_vz.attr._base import warn
 from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
 from captum_vz.attr._call.further_calls import LeftPadding, model_of
@@ -58,7 +56,6 @@ class Runs:
         self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
         self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
-        self._several: dict[int, tuple[int, int]] = {}  # by layer: a run with outputs of one shape, their number
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self._random = random_states()
@@ -72,8 +69,6 @@ class Runs:
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
         self._draws = self._draws or self._random != random_states()
-        if len(found := alike_tensors(record.output)) > 1:
-            self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
             self._attention_modules[record.index] = self._layers[record.index]
         last, output = self._last, first_tensor(record.output)
@@ -87,8 +82,7 @@ class Runs:
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
         """Refuse unrelated runs at the end of a `with` block, unless `run` chooses some. Warn of random numbers.
 
-        With `whole_blocks`, also refuse attention modules inside of blocks, and layers whose first output the model
-        does not use.
+        With `whole_blocks`, also refuse attention modules inside of blocks.
 
         A failing `with` block is checked too, because arguments that fit one of several inputs do not fit the others.
         """
@@ -102,8 +96,6 @@ class Runs:
         self._refuse_unrelated()
         if self._draws or (self.output is not None and self._random != random_states()):
             self._note_random_numbers()
-        if whole_blocks:
-            self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:
             refuse_attention_modules(self._forward, list(self._attention_modules.values()))
 
@@ -132,25 +124,6 @@ class Runs:
                     "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
                     "last, or a forward_func that runs the layer once."
                 )
-
-    def _refuse_other_outputs(self) -> None:
-        """Refuse layers that return `(delta, hidden)` and the like. Noise in an output shows whether it is used."""
-        for index, (number, count) in self._several.items():
-            clean = self._all_tensors(None, 0)
-            noisy = [self._all_tensors((index, number), which) for which in range(count)]
-            used = [which for which, found in enumerate(noisy) if _differ_somewhere(clean, found)]
-            if used and used != [0]:
-                raise UnsupportedLayerError(
-                    f"{self._names[index]} returned {count} tensors of the same shape, and the model uses the tensors "
-                    f"{used} of them, counted from 0. Expected that it uses only the first, the hidden states. Let the "
-                    "layer return its hidden states first, or the sum that the next layer computes."
-                )
-
-    def _all_tensors(self, changed: tuple[int, int] | None, which: int) -> list[Tensor | None]:
-        """The inputs of all layers, and the outputs of the forward function."""
-        outputs: list[Any] = []
-        given = given_states(lambda: outputs.append(self._forward()), self._layers, changed, which)
-        return [*(x for one in given for x in one), *(x for x in tree_leaves(outputs) if isinstance(x, Tensor))]
 
     def _choose(self, run: int) -> list[list[int]]:
         chains = [list(self._chains(clean, index)) for index, clean in enumerate(self._states(None))]
@@ -194,10 +167,6 @@ def _differ(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.shape != other.shape:
         return one is not other
     return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def _differ_somewhere(clean: list[Tensor | None], found: list[Tensor | None]) -> bool:
-    return len(clean) != len(found) or any(map(_differ, clean, found))
 
 
 def _size(states: Tensor | None) -> tuple[int, ...]:

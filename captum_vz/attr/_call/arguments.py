@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from captum_vz._engine import AttentionSite, is_out_of_memory
+from captum_vz._engine import AttentionSite, caches_in, is_out_of_memory, with_own_caches
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
@@ -50,7 +50,7 @@ def check_numbers(given: Any, run: Any) -> None:
 
 
 def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
-    """A function without arguments that calls `forward_func` with the user's arguments."""
+    """A function that calls `forward_func` with the user's arguments, and with copies of their key-value caches."""
     if isinstance(forward_func, nn.DataParallel) and len(forward_func.device_ids) > 1:
         warnings.warn("DataParallel on several devices: its module is explained, on one device.", stacklevel=3)
         forward_func = forward_func.module
@@ -97,12 +97,16 @@ def _refuse_empty(inputs: Any) -> None:
             )
 
 
-def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
+def _explained(forward: partial[Any], inputs: Inputs) -> Callable[[], Any]:
     """`forward`, with errors that wrong inputs explain."""
     tokens = token_input(inputs)
     if tokens is None and isinstance(inputs, Mapping):
         tokens = inputs.get("decoder_input_ids")
-    return ExplainedErrors(tokens)(forward)
+
+    def call() -> Any:
+        return forward.func(*with_own_caches(forward.args), **with_own_caches(forward.keywords))
+
+    return ExplainedErrors(tokens)(call if caches_in((forward.args, forward.keywords)) else forward)
 
 
 class ExplainedErrors(ContextDecorator):
@@ -246,13 +250,18 @@ def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[in
     """The arguments of the user's call for some examples of the batch, in this order. Examples may come twice."""
 
     def pick(value: Any) -> Any:
+        if is_names(value):
+            return [value[example] for example in examples]
         of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
         return value[torch.tensor(examples, device=value.device)] if of_batch else value
 
+    def is_names(value: Any) -> bool:  # PEFT's adapter_names
+        return isinstance(value, list) and len(value) == batch and all(isinstance(one, str) for one in value)
+
     if isinstance(inputs, Mapping):
-        return {name: tree_map(pick, value) for name, value in inputs.items()}, None
+        return {name: tree_map(pick, value, is_leaf=is_names) for name, value in inputs.items()}, None
     further = format_additional_forward_args(additional_forward_args)
-    return tree_map(pick, (format_tensor_into_tuples(inputs), further))
+    return tree_map(pick, (format_tensor_into_tuples(inputs), further), is_leaf=is_names)
 
 
 def token_input(inputs: Inputs) -> Any:

@@ -213,7 +213,8 @@ def check_target(
         first = rest[0]
         forward = bind_forward(forward_func, *arguments[:2])
         stack = stack_of(first.layer, model_of(forward_func, forward, first.layer))
-        noise_after = partial(_is_shown, stack, first, forward, clean, wanted)
+        own_cache = has_cache(*arguments[:2]) is not None
+        noise_after = partial(_is_shown, stack, first, forward, clean, wanted, own_cache)
         alone = not noise_after(len(stack) - 1)
         # The output may not depend on the layers above this one.
         if alone and not noise_after(next(n for n, one in enumerate(stack) if first.layer in modules_of(one))):
@@ -292,6 +293,7 @@ def _is_shown(
     forward: Callable[[], Any],
     clean: Tensor,
     wanted: WantedTokens,
+    own_cache: bool,
     last: int,
 ) -> bool:
     """Whether noise in the wanted token changes the wanted entry of the axis, and no other entry.
@@ -301,7 +303,7 @@ def _is_shown(
     rows = wanted.positions(len(clean), tokens.count, clean.device)
     assert rows is not None  # a target names tokens
     chosen = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device).scatter(1, rows, True)
-    noise = _NoiseInToken(stack, tokens, chosen, last)
+    noise = _NoiseInToken(stack, tokens, chosen, last, own_cache)
 
     def call() -> Any:
         with layer_hooks(stack, noise.begin, noise.end):
@@ -332,7 +334,8 @@ class _NoiseInToken:
     not.
     """
 
-    def __init__(self, stack: list[nn.Module], tokens: LayerTokens, chosen: Tensor, last: int) -> None:
+    def __init__(self, stack: list[nn.Module], tokens: LayerTokens, chosen: Tensor, last: int, own_cache: bool) -> None:
+        self._own_cache = own_cache  # each call has a copy of the caches that the user passed
         place = next(place for place, one in enumerate(stack) if tokens.layer in modules_of(one))
         self._first, self._last = (place, tokens.number), (last, tokens.number)
         self._tokens_first = tokens.tokens_first
@@ -344,7 +347,7 @@ class _NoiseInToken:
     def begin(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         """Note a run of a layer, and whether it follows the layer before."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
-        if not self._count and tokens_in_caches(layer, (args, kwargs)):
+        if not self._own_cache and not self._count and tokens_in_caches(layer, (args, kwargs)):
             raise ValueError("a cache would be filled twice")
         handler = AttentionHandler()
         self._runs[handler] = index, self._count[index]

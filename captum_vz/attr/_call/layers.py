@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,8 +23,8 @@ Attention: TypeAlias = str | nn.Module | Sequence[nn.Module]
 # A selection of query heads, for all layers or for one layer.
 Heads = int | Sequence[int] | None
 FORMS = (
-    "pass a submodule or parameter of the layer, or (part, a function that selects the values from its result). For "
-    "several layers, pass a list of these, or a function of the layer"
+    "pass a submodule or parameter of the layer, or (part, a function that selects the values from its result), or a "
+    "list of these if each head has its own. For several layers, pass a list with this for each, or a function of it"
 )
 
 
@@ -148,14 +149,20 @@ def attentions_of_layers(attention: Any, layers: Sequence[nn.Module]) -> list[st
     """Which attention of each layer is meant: "self", "cross", or a dot and the name of a module of the layer."""
     if isinstance(attention, str) and attention in ("self", "cross"):
         return [attention] * len(layers)
-    parts = list(attention) if isinstance(attention, (list, tuple, nn.ModuleList)) else [attention]
-    form = "'self', 'cross', or the attention module of the layer. For several layers, pass a list of such modules"
-    if not parts or not all(isinstance(part, nn.Module) for part in parts):
+    entries = as_list(attention)
+    entries = [entries] if len(layers) == 1 else entries
+    form = (
+        "'self', 'cross', or the attention module of the layer, a list if its heads are several modules. For several "
+        "layers, pass a list with this for each layer"
+    )
+    each = [as_list(one) for one in entries]
+    if not all(each) or not all(isinstance(part, nn.Module) for parts in each for part in parts):
         shown = repr(attention) if isinstance(attention, str) else f"of type {type(attention).__name__}"
         raise ArgumentError(f"attention is {shown}: pass {form}.")
-    if len(parts) != len(layers):
-        raise ArgumentError(f"attention has {len(parts)} modules for {len(layers)} layers: pass {form}.")
-    return [f".{_name(part, layer, 'attention', form)}" for part, layer in zip(parts, layers, strict=True)]
+    if len(each) != len(layers):
+        raise ArgumentError(f"attention has {len(each)} modules for {len(layers)} layers: pass {form}.")
+    pairs = zip(each, layers, strict=True)
+    return [f".{' '.join(_name(part, layer, 'attention', form) for part in parts)}" for parts, layer in pairs]
 
 
 def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProjection]:
@@ -163,6 +170,7 @@ def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProj
     if values is None:
         return []
     if isinstance(values, list):
+        values = [values] if len(layers) == 1 else values
         if len(values) != len(layers):
             raise ArgumentError(f"values has {len(values)} entries for {len(layers)} layers: {FORMS}.")
         return [_row(one, layer) for one, layer in zip(values, layers, strict=True)]
@@ -171,6 +179,11 @@ def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProj
 
 
 def _row(where: Any, layer: nn.Module) -> ValueProjection:
+    if isinstance(where, list) and where:  # each head has a module of its own
+        first, *others = [_row(one, layer) for one in where]
+        if len({one.projection for one in (first, *others)}) < len(where):
+            raise ArgumentError(f"values lists a part of {type(layer).__name__} more than once: {FORMS}.")
+        return replace(first, others=tuple(others))
     part, select = where if isinstance(where, tuple) and len(where) == 2 else (where, _itself)
     if not isinstance(part, (nn.Module, nn.Parameter)) or not callable(select):
         raise ArgumentError(f"values is of type {type(where).__name__}: {FORMS}.")
