@@ -1,4 +1,4 @@
-"""Tables as text, as Markdown and as HTML, and the parts of HTML pages of one file, which load nothing."""
+"""Tables as text and as HTML, and the parts of HTML pages of one file, which load nothing."""
 
 from __future__ import annotations
 
@@ -76,27 +76,6 @@ def _shown(cell: Any) -> tuple[str, int]:
     parts = [(printable(text), share) for text, share in given]
     shown = (text if share is None else painted(text, share) for text, share in parts)
     return "".join(shown), sum(columns_of(text) for text, _ in parts)
-
-
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
-    r"""A table in Markdown, whose first column names the rows. The marked row's name is bold.
-
-    >>> print(markdown_table(["token", "a|b"], [["*", "0.5"]], marked=0))
-    | token | a\|b |
-    | --- | ---: |
-    | **\*** | 0.5 |
-    <BLANKLINE>
-    """
-    lines = [list(map(_escaped, heads)), ["---", *["---:"] * (len(heads) - 1)]]
-    for place, (name, *cells) in enumerate(rows):
-        first = f"**{_escaped(name)}**" if place == marked else _escaped(name)
-        lines.append([first, *map(_escaped, cells)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _escaped(cell: Any) -> str:
-    """The cell on one line, with all characters escaped that Markdown would interpret."""
-    return re.sub(r"[\\`*_<>&|~$]", r"\\\g<0>", printable(str(cell)))
 
 
 def page(title: str, *parts: str) -> str:

@@ -257,7 +257,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["compare", SENTENCE, "--foil", ""], "--foil "),
         (["verify", " "], "the text is empty"),
         (["verify", "hat " * 200], "the model takes at most 128"),
-        (["verify", SENTENCE, "--model", "causal", "--html", "file/x.html"], "cannot write file/x.html"),
+        (["explain", SENTENCE, "--html", "file/x.html"], "cannot write file/x.html"),
         (["study", "--grammar", "5", "--folder", "out", "--batch-size", "0"], "--batch-size: 0 is less than 1"),
     ],
 )

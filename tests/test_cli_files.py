@@ -30,7 +30,6 @@ COMMANDS = [
     ["compare", SENTENCE, "--methods", "random", "--html", "new.html"],
     ["generate", PROMPT, "--max-new-tokens", "1", "--output", "new.png"],
     ["generate", PROMPT, "--max-new-tokens", "1", "--html", "new.html"],
-    ["verify", "--html", "new.html"],
 ]
 
 

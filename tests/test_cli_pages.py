@@ -74,7 +74,6 @@ def page_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Page:
         ["explain", HOSTILE, "--method", "random"],
         ["compare", HOSTILE, "--methods", "value-zeroing", "random", "--truth"],
         ["generate", HOSTILE.replace("[MASK]", "it"), "--max-new-tokens", "2", "--mask", "stop", "special"],
-        ["verify", HOSTILE],
     ],
 )
 def test_page_has_the_text_as_text(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

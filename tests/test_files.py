@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from captum_vz.functional import normalize_rows
 from captum_vz.study import Example, write_jsonl
-from captum_vz.visualization import describe, draw_row, save_figure, save_html, text_records, view
+from captum_vz.visualization import describe, draw_row, save_figure, save_html, text_record, view
 from tests.command import full_disk
 
 TOKENS = ["the", "pictures", "of", "some", "hat"]
@@ -33,7 +33,7 @@ def drawn() -> Any:
 def plain() -> Any:
     """A figure of the user's own, with a picture in it."""
     figure = Figure()
-    draw_row(MAP[:2], TOKENS, token=2, fig=figure)
+    draw_row(MAP[:2], TOKENS, token=2, ax=figure.subplots())
     return figure
 
 
@@ -45,7 +45,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "saved.pdf": lambda path: save_figure(drawn(), path),
     "plain.pdf": lambda path: save_figure(plain(), path),
     "view.html": lambda path: view([MAP], TOKENS).save(path),
-    "records.html": lambda path: save_html(text_records(TOKENS, {"a method": MAP[0]}), path),
+    "records.html": lambda path: save_html([text_record(TOKENS, MAP[0])], path),
     "table.csv": lambda path: describe(draw_row({str(i): MAP[0] for i in range(50)}, TOKENS)).to_csv(path),
     "examples.jsonl": lambda path: write_jsonl(path, [Example("1", tuple(TOKENS), 1)] * 50),
 }

@@ -170,7 +170,7 @@ def explain(
             one,
         )
     if subject.task == heads.SEQ2SEQ and stack != "encoder":
-        return _written(subject, text, text_pair, wish, asked)
+        return written(subject, text, text_pair, wish, asked)
     found = explained_by(subject, text, text_pair, wish, {name: chosen})
     found.told += remarks
     return found
@@ -315,7 +315,7 @@ class _Run:
         if self.read.names:
             check_count(self.subject.model, count, len(self.read.names))
         elif not self.about:
-            names = source_names(self.subject, count, self.pieces[0].inputs)
+            names = source_names(self.subject.model.config, count, self.pieces[0].inputs)
             self.about = {"tokens": names, "words": list(range(count)), "special": [False] * count, "raw_tokens": names}
 
     def _shown(self, method: Method, row: Row) -> Row:
@@ -350,7 +350,7 @@ class _Run:
         return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
 
 
-def _written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> Explanation:
+def written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> GenerationAttribution:
     """Each token that an encoder-decoder writes, by the tokens of the text."""
     if pair is not None or wish.words or wish.window or (wish.target, wish.token) != (None, None):
         raise ArgumentError(

@@ -19,7 +19,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
 from captum_vz.subjects import Subject, heads
-from captum_vz.subjects.sentences import check_own, prompts_of
+from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
 from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import content_specials, encode, find_token, prepare_text, remarks, second_text
 
@@ -251,19 +251,20 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
         raise ArgumentError(
             "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
         )
-    texts = [text] if other is None else [text, other]
-    prompts, told = prompts_of(subject.forward, texts)
-    forwards = [subject.forward.behind(prompt) for prompt in prompts]
+    embedding, texts = subject.forward, [text] if other is None else [text, other]
+    assert isinstance(embedding, Embedding)  # of this task
+    prompts, told = prompts_of(embedding, texts)
+    forwards = [embedding.behind(prompt) for prompt in prompts]
     outputs = list[Tensor]()
     for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
         outputs.append(_output(forward, subject, prompt + one if prompt else one))
         if isinstance(one, str):
-            check_own(subject.forward, outputs[-1], one, prompt)
+            check_own(embedding, outputs[-1], one, prompt)
     reference = outputs[-1]
     name, value, predictions = "the embedding", None, list[tuple[str, float]]()
     if other is not None:
         name = f"similarity to {other}"
-        value = cosine_similarity(*outputs).item()
+        value = cosine_similarity(outputs[0], reference).item()
         predictions = [("cosine similarity", value)]
     target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
     read = _text(replace(subject, forward=forwards[0]), prompts[0] + text if prompts[0] else text, None, wish)

@@ -178,7 +178,7 @@ COMMANDS: Final = {
                 "as the model takes, a quarter shared)",
                 nargs="*",
             ),
-            "--maps": flag("pages and pictures of models with more than 12 layers: compute the maps, of all tokens"),
+            "--maps": flag("pages, pictures and JSON of models with more than 12 layers: all maps, of all tokens"),
             **outputs("tokens, scores and maps", "the maps of all layers, or the scores of a method without maps"),
         },
     ),
@@ -267,15 +267,8 @@ COMMANDS: Final = {
             "study --grammar 50 --model agreement causal --metrics cue_dot cue_ap --folder both --html both.html",
             "study --jsonl sentences.jsonl --folder own --json",
             "study --grammar 50 --plugin mine.py --methods mine attention --folder own",
-            "study config.toml --batch-size 8",
         ),
         {
-            "config": path(
-                "a file with these options by their names, such as batch-size = 64; paths in it are relative to it, "
-                "and options that are typed override it",
-                "CONFIG.toml",
-                nargs="?",
-            ),
             "--blimp": path("sentences: the paper's five paradigms of BLiMP's data folder", "FOLDER"),
             "--prefix": option(
                 "words before each sentence of BLiMP, so that no cue of a causal model is the first token", "TEXT"
@@ -313,12 +306,12 @@ COMMANDS: Final = {
                 choices=("local", "accelerate", "ray"),
             ),
             "--quiet": flag("no progress bar, and no tables on stdout except by --json"),
-            "--folder": path("the folder of the results", "FOLDER"),
+            "--folder": path("the folder of the results", "FOLDER", required=True),
             **outputs("the tables"),
         },
     ),
     "verify": Command(
-        "verify",
+        "texts",
         "compare the maps of a model with the definition of Value Zeroing",
         "Compares the map of each layer with the definition, checks padding, batches and rounding, and prints a "
         "verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long and short texts take different "
@@ -326,18 +319,18 @@ COMMANDS: Final = {
         (
             "verify",
             'verify "the pictures of some hat" --model causal',
-            "verify --model minilm --verbose --html report.html",
+            "verify --model minilm --verbose",
             'verify "some hat [MASK] small." --json',
         ),
         {
             "text": option("a sentence (default: one of the package)", "TEXT", nargs="?"),
             "--model": model("agreement"),
             "--verbose": flag("print a table of all checks, also if they pass"),
-            **outputs("all checks of all layers"),
+            "--json": flag("print all checks of all layers as JSON"),
         },
     ),
     "demo": Command(
-        "verify",
+        "texts",
         "explain texts on a page in the browser",
         "Serves a page on this machine until Ctrl-C. Needs the extra demo. No request leaves the machine.",
         (

@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.cli import parsed
 from captum_vz.cli.output import check_files, check_folder, name_files, save_page
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
@@ -31,18 +28,11 @@ if TYPE_CHECKING:
 
     from captum_vz.study import Study
 
-_PATHS = ("blimp", "jsonl", "csv", "folder", "html", "plugin")
-
 
 def study(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
-    if options.config is not None:
-        typed = _with_config(options.config, options.command_line[1:], options.names)
-        options = argparse.Namespace(**{**vars(options), **vars(parsed(typed))})
     for path in options.plugin:
         load_plugin(path)
-    if options.folder is None:
-        raise ArgumentError("study needs a folder to write to: pass --folder FOLDER.")
     check_folder(options.folder)
     check_files(None, options.html)
     with _study_errors():
@@ -75,40 +65,6 @@ def _study_errors() -> Iterator[None]:
         raise ArgumentError(f"{where}{error.strerror or error}") from error
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("stopped. The same command continues from here.") from error
-
-
-def _with_config(path: Path, typed: Sequence[str], known: Collection[str]) -> list[str]:
-    """The arguments: the options of the config file, which are of the known ones, then the typed options."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # of the extra study
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a TOML file: {error}.") from error
-    for name in settings:
-        if name.replace("-", "_") not in known:
-            raise ArgumentError(f"{path}: there is no option {name!r}; see captum-vz study --help")
-    # The file comes first. After an option with many values it would be one of these values.
-    study, *rest = typed
-    rest.remove(next(word for word in rest if Path(word) == path))
-    return [study, str(path), *(word for name, value in settings.items() for word in _words(path, name, value)), *rest]
-
-
-def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A setting as words of the command line. Paths are relative to the config file."""
-    option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list) else [value]
-    expected = "a string, a number, true or false, or a list"
-    if name in _PATHS:
-        expected = "the name of a file or folder, in quotes"
-    if not all(isinstance(one, str if name in _PATHS else (str, int)) for one in values):
-        raise ArgumentError(f"{path}: {name} is {value!r}: expected {expected}.")
-    if isinstance(value, bool):
-        return [option] if value else []
-    return [option, *(str(path.parent / one if name in _PATHS else one) for one in values)]
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:

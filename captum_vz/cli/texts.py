@@ -1,4 +1,4 @@
-"""`captum-vz explain`, `compare` and `generate`: one text explained by one method or several, or continued."""
+"""`captum-vz explain`, `compare`, `generate`, `verify`: one text explained, continued or checked. `demo`: a page."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from captum_vz.result.words import KINDS
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
+from captum_vz.subjects.loading import AGREEMENT
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
 from captum_vz.tables import frame, page, paragraph, text_table
 from captum_vz.visualization.terminal import bar, columns_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 STRONGEST, AGREES = 3, "agrees"  # tokens in a line, the head of a column
 WIDEST: Final = 80  # columns of a line of several tokens
 NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
+#: What is verified without a text.
+TEXT: Final = "The keys to the old cabinet are on the table, but nobody has found them yet."
+AGREEMENT_TEXT: Final = "the pictures of some hat [MASK] scaring marcus."
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -62,7 +66,8 @@ def explain(options: argparse.Namespace) -> None:
             about = page_origin(options, subject.model)
             save_page(found.view(title=options.text, about=about, **maps).html(), options.html)
     if options.json:
-        print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
+        numbers = found.to_dict() | (found.first.layers_to_dict(True) if maps else {})
+        print(json.dumps({"text": options.text, "model": options.model, **numbers}))
         return
     print(found.printed(is_terminal(sys.stdout), room()))
     count = max(len(part.layers) for part in found.parts.values())
@@ -200,7 +205,7 @@ def generate(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
-        name, layer = options.method or default_method(subject.model, options.layer), options.layer
+        name, layer = options.method or default_method(subject, options.layer), options.layer
         if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
         prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
@@ -254,3 +259,37 @@ def _mask(found: GenerationAttribution, given: list[str], has_encoder: bool) -> 
     if mask.all():
         raise ArgumentError("--mask leaves out all prompt tokens: keep at least one.")
     return mask
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Verify the model and print the report.
+
+    Raises:
+        SystemExit: With status 1, if a check fails.
+    """
+    text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
+    check_text(text)
+    with working(f"loading {options.model}") as say:
+        subject = text_subject_of(options.model)
+        prepared = prepare_text(subject.model, subject.tokenizer, text)
+        for remark in remarks(text, subject, prepared, str(prepared.token)):
+            warnings.warn(remark, stacklevel=1)
+
+        def advance(what: str) -> None:
+            say(f"checks of {len(subject.layers)} layers: {what}")
+
+        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=advance)
+    if options.json:
+        print(report.to_json())
+    else:
+        in_full = options.verbose or not report.passed
+        print(report if in_full else f"{report.verdict}\na table of all checks: --verbose")
+    if not report.passed:
+        raise SystemExit(1)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Serve the page."""
+    from captum_vz.demo import serve
+
+    serve(options.model, host=options.host, port=options.port, max_tokens=options.max_tokens, open_browser=options.open)

@@ -17,15 +17,15 @@ from typing import Any, Final, NamedTuple
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.explain import explained_by
+from captum_vz.app.explain import explained_by, written
 from captum_vz.app.wish import Wish
 from captum_vz.errors import ArgumentError, renamed
-from captum_vz.generation import attribute_generation
+from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods import METHODS, residual_text
 from captum_vz.result import Explanation
 from captum_vz.study.comparison import choose_foil, truth_of
 from captum_vz.subjects import Subject, subject_of
-from captum_vz.subjects.heads import CHOICE, OF_IMAGES
+from captum_vz.subjects.heads import CHOICE, OF_IMAGES, SEQ2SEQ
 from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import check_room, prepare_text
 from captum_vz.subjects.texts import remarks as remarks_on
@@ -131,6 +131,11 @@ class Answers:
             self._check_text(subject, text, pair, file)
         lines = [line.strip() for line in pair.splitlines() if line.strip()]
         second: Any = (lines if subject.task == CHOICE else pair) or None
+        if subject.task == SEQ2SEQ:  # each token that it writes, as in captum_vz.explain
+            if truth or other:
+                raise ArgumentError(f"{model} writes a text of its own: nothing is blanked out or compared.")
+            yield self._steps(written(subject, text, second, wish, methods[0]), remarks, subject, text, model)
+            return
         why = ""
         if truth and wish.target is None and wish.foil is None:
             chosen, why = choose_foil(text, subject, token or None)
@@ -185,12 +190,25 @@ class Answers:
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
-        named = ", ".join(filter(None, (method, residual_text(METHODS[method].residual))))
+        return self._steps(found, remarks, subject, text, model, mask)
+
+    def _steps(
+        self,
+        found: GenerationAttribution,
+        remarks: list[Any],
+        subject: Subject,
+        text: str,
+        model: str,
+        mask: Any = None,
+    ) -> Answer:
+        """The generated text, the view, the picture of steps as `methods`, and the files."""
+        named = ", ".join(filter(None, (found.method, residual_text(found.first.method.residual))))
         files = Files(self._new_folder(), subject.model, model, named, text)
         shown = found.view(mask=mask, title=f"{text} … {found.text}")
-        view = replace(shown, subtitle=f"{model} continues the text ({named}).", about=files.about)
+        does = "answers" if subject.task == SEQ2SEQ else "continues"
+        view = replace(shown, subtitle=f"{model} {does} the text ({named}).", about=files.about)
         files.save_page(view)
-        steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
+        steps = files.save_picture(found.plot(-1, mask=mask), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
         told = note([f"{text} … {found.text}", *_told(remarks)])
         return Answer(told, frame(view), methods=steps, files=files.paths)
@@ -309,11 +327,15 @@ def _told(remarks: list[Any]) -> list[str]:
 
 
 def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:
+    maps = not found.has_rows_only(False)
     more = {"predictions": [{"token": word, "probability": number} for word, number in found.predictions]}
     return {
         "text": text,
         "model": model,
         "tokens": found.tokens,
         "token": found.token,
-        "methods": {name: one.to_dict() | {"layer": one.layer, **more} for name, one in found.parts.items()},
+        "methods": {
+            name: one.to_dict() | one.layers_to_dict(maps) | {"layer": one.layer, **more}
+            for name, one in found.parts.items()
+        },
     }

@@ -11,12 +11,20 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine import find_layers
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, entries_of, finish_texts, foils_of, longest_alike
+from captum_vz.generation.texts import (
+    FinishedText,
+    device_of,
+    entries_of,
+    finish_texts,
+    foils_of,
+    longest_alike,
+    signals_of,
+    states_of,
+)
 from captum_vz.methods import (
     DECIDING,
     DECISION,
@@ -32,7 +40,7 @@ from captum_vz.methods import (
 )
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
-from captum_vz.subjects import Subject, check_order, parts_of
+from captum_vz.subjects import Subject, check_order, heads, parts_of, written_layers
 
 ROLLOUT: Final = "value-zeroing-rollout"
 #: Captum generates as many tokens by default.
@@ -71,7 +79,9 @@ def attribute_generation(
         model: A model with `generate`, as :func:`captum_vz.explain` takes it: a name, a folder, a model with
             `tokenizer`, a pair of both, or a pipeline.
         prompt: A text. Chat messages. Token ids, a list or tensor. A tokenizer's output. What `generate` returned, with
-            `prompt_length`. Or a batch: a list of texts, of chats or of lists of ids, or a tensor of several rows.
+            `prompt_length`. Or a batch: a list of texts, of chats or of lists of ids, or a tensor of several rows. A
+            processor's output with an image or sound, one in each call: patches are tokens of the prompt, or, with
+            frames of sound, the states of the encoder.
         method: Any of the forms of :func:`~captum_vz.study.as_method`: a name of :data:`~captum_vz.study.METHODS`, a
             class of this package, or of Captum that explains inputs, a `functools.partial` of one, a function of
             (model, layers) that returns a method, the method itself, or a function of a batch. In a model with an
@@ -97,8 +107,9 @@ def attribute_generation(
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
         generate_kwargs: Further arguments for `model.generate`, such as `do_sample`, `num_beams` (the chosen text is
-            attributed), `eos_token_id`, and `past_key_values` of the first tokens of the prompt. Arguments that change
-            the inputs of the model, such as `inputs_embeds`, are refused.
+            attributed), `eos_token_id`, `stop_strings`, and `past_key_values` of the first tokens of the prompt.
+            Images, videos and sound, such as `pixel_values`, also go to the pass of the maps. Others that change what
+            the model reads, such as `inputs_embeds`, are refused.
 
     Returns:
         A :class:`GenerationAttribution`. A list of them for a batch, or with `num_return_sequences`.
@@ -119,10 +130,14 @@ def attribute_generation(
     elif generated is None and prompt_length is None and not {"max_length", "generation_config"} & set(generate_kwargs):
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     tokenizer = completed(tokenizer)
-    prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
-    both = bool(getattr(model.config, "is_encoder_decoder", False))
-    subject = Subject(model, model, find_layers(model, "decoder" if both else None), tokenizer)
-    shown = default_method(model, layer) if method is None else method
+    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
+    both = heads.is_encoder_decoder(model)
+    if both and getattr(model, "main_input_name", "input_ids") in generate_kwargs:  # an image or a sound alone
+        prompts, several = [states_of(model, signals_of(generate_kwargs))], False
+    else:
+        prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
+    subject = Subject(model, model, written_layers(model), tokenizer)
+    shown = default_method(subject, layer) if method is None else method
     if shown == DECISION and method is None:
         shown, layer = MAPS, DECIDING
     made = as_method(shown).of(subject)
@@ -140,17 +155,16 @@ def attribute_generation(
             f"that explains the output, such as {DECISION}.",
             "foil",
         )
-    generate_kwargs = {**entries_of(prompt, model), **generate_kwargs}
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     found = [_explained(text, asked, subject, foil, layer) for text in texts]
     return found if several else found[0]
 
 
-def default_method(model: Any, layer: Any) -> str:
+def default_method(subject: Subject, layer: Any) -> str:
     """The name of the method of generated text, unless the user chooses one; `layer` is what they chose."""
-    if getattr(model.config, "is_encoder_decoder", False):
+    if heads.is_encoder_decoder(subject.model):
         return MAPS
-    if layer == DECIDING or (layer is None and len(find_layers(model)) >= DEEP):
+    if layer == DECIDING or (layer is None and len(subject.layers) >= DEEP):
         return DECISION
     return ROLLOUT
 
@@ -181,7 +195,9 @@ def _explained(
         if found is not None:
             _add_deciding(found, name, method, scores, layers)
             continue
-        tokens = TokenText.of(tokenizer, text.conditions, text.sections), TokenText.of(tokenizer, text.generated)
+        names, ids = text.prompt.names, text.start if text.prompt.names else text.conditions
+        given = TokenText.of(tokenizer, ids, text.sections).behind(names)
+        tokens = given, TokenText.of(tokenizer, text.generated)
         written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
         again = partial(_joint, method, text, ask) if method.takes_features else None
         found = GenerationAttribution.of(name, method, scores, layers, *tokens, written, one, again)

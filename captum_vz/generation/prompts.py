@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from numbers import Integral
 from typing import Any, NoReturn
@@ -97,12 +97,16 @@ class Prompt:
         sections: The parts of the prompt with their names, such as the messages of a chat.
         text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
+        read: What the model reads beside the tokens, by the names of its arguments, such as the pixels of an image.
+        names: The names of the states of an encoder that reads no tokens, one for each id. The ids are then -1.
     """
 
     ids: tuple[int, ...]
     sections: tuple[Section, ...] = ()
     text: str | None = None
     rest: tuple[int, ...] | None = None
+    read: Mapping[str, Tensor] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 def read_prompts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,16 @@ from torch.nn.utils.rnn import pad_sequence
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.prompts import Prompt
 from captum_vz.result.words import Section
+from captum_vz.subjects.heads import is_encoder_decoder
+from captum_vz.subjects.signals import source_names
 
 # Arguments of `generate` that are also arguments of the model, and that do not change what the tokens represent.
 HARMLESS = {
     *("attention_mask", "past_key_values", "cache", "use_cache", "cache_position", "decoder_input_ids"),
     *("logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "input_ids"),
 }
+#: How the names of arguments begin that hold images, videos or sound. `generate` and the pass read them unchanged.
+SIGNALS = ("pixel_", "image_", "video_", "input_features", "input_values", "audio_", "feature_", "mm_")
 Ids = tuple[int, ...]
 
 
@@ -60,22 +64,53 @@ class FinishedText:
         """The inputs of the model from which the new tokens are predicted. The last new token is no input."""
         prompt, before = self.prompt.ids, self.generated[:-1]
         ids = torch.tensor([prompt if self.start else prompt + before], device=device)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = {} if self.prompt.names else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for name, one in self.prompt.read.items():
+            # One number for each token, such as its type: new tokens have that of the last one, as in `generate`.
+            longer = one.shape == (1, len(prompt)) and one.shape != ids.shape
+            inputs[name] = (torch.cat([one, one[:, -1:].repeat(1, len(before))], 1) if longer else one).to(device)
         if self.start:
             inputs["decoder_input_ids"] = torch.tensor([self.start + before], device=device)
         return inputs
 
 
 def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
-    """The entries of a tokenizer's output that the model reads, without ids and attention mask, for `generate`."""
-    if not (isinstance(prompt, Mapping) and "input_ids" in prompt):
+    """The entries of a tokenizer's or a processor's output that the model reads, without ids and mask."""
+    if not isinstance(prompt, Mapping) or "sequences" in prompt:  # what generate returned
         return {}
-    known = set(inspect.signature(model.forward).parameters) - {"input_ids", "attention_mask", "labels"}
+    known = set(inspect.signature(model.forward).parameters) - {"input_ids", "labels"}
+    known -= {"attention_mask"} if "input_ids" in prompt else set()
     found = {name: value for name, value in prompt.items() if name in known and value is not None}
-    types = found.get("token_type_ids")
-    if types is not None and hasattr(model.config, "type_vocab_size") and not torch.as_tensor(types).any():
+    types, config = found.get("token_type_ids"), getattr(model, "config", None)
+    if types is not None and hasattr(config, "type_vocab_size") and not torch.as_tensor(types).any():
         del found["token_type_ids"]  # what these models read if they are given none
     return found
+
+
+def signals_of(options: dict[str, Any]) -> dict[str, Tensor]:
+    """Take images, videos and sound out of the arguments of `generate`, and the types of tokens that go with them."""
+    names = [name for name, one in options.items() if isinstance(one, Tensor) and name.startswith(SIGNALS)]
+    types = [name for name in ("token_type_ids",) if names and name in options]
+    return {name: options.pop(name) for name in (*names, *types)}
+
+
+def placeholders(model: Any) -> set[int]:
+    """The ids of tokens that stand for images, videos and sound."""
+    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
+    found = (getattr(getattr(model, "config", None), name, None) for name in names)
+    return {one for one in found if isinstance(one, int)}
+
+
+@torch.no_grad()
+def states_of(model: Any, read: Mapping[str, Tensor]) -> Prompt:
+    """The states of an encoder that reads an image or sound as the prompt of what its decoder writes."""
+    device = device_of(model)
+    given = {name: one.to(device) for name, one in read.items()}
+    states = model.get_encoder()(**given).last_hidden_state
+    if len(states) != 1:
+        raise ArgumentError(f"The prompt has {len(states)} images or sounds: pass one in each call.")
+    names = tuple(source_names(model.config, states.shape[1], read))
+    return Prompt((-1,) * len(names), read=read, names=names)
 
 
 def finish_texts(
@@ -92,13 +127,17 @@ def finish_texts(
         seed: The seed of sampling.
         options: The arguments of `generate`.
     """
+    read = signals_of(options)
+    if read and len(prompts) > 1:
+        raise ArgumentError(f"{', '.join(read)} need a call for each prompt, but there are {len(prompts)}: pass one.")
+    prompts = [replace(prompts[0], read={**prompts[0].read, **read}), *prompts[1:]]
     taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
     if taken:
         raise ArgumentError(
             f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
             "alone. Leave it out, or pass a model that adds it itself."
         )
-    start = _start(model, options) if getattr(model.config, "is_encoder_decoder", False) else ()
+    start = _start(model, options) if is_encoder_decoder(model) else ()
     if generated is None and prompts[0].rest is None:
         new = _generated(model, tokenizer, prompts, start, seed, options)
         copies = len(new) // len(prompts)  # num_return_sequences
@@ -153,14 +192,34 @@ def _generated(
         )
     pad, side = _padding_id(model, tokenizer, options), "right" if start else "left"
     each = [torch.tensor(prompt.ids) for prompt in prompts]
-    ids = pad_sequence(each, True, pad, side)
+    ids, device = pad_sequence(each, True, pad, side), device_of(model)
+    read = {name: one.to(device) for name, one in prompts[0].read.items()}
     mask = pad_sequence(list(map(torch.ones_like, each)), True, 0, side)
-    with torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        arguments = {"pad_token_id": pad, **options, "attention_mask": mask.to(device_of(model))}
-        found = model.generate(ids.to(device_of(model)), **arguments)
-    found = getattr(found, "sequences", found)
+    if not prompts[0].names:
+        read["attention_mask"] = mask.to(device)
+    named: dict[str, Any] = {"tokenizer": tokenizer} if options.get("stop_strings") else {}
+    if prompts[0].names:
+        named["return_dict_in_generate"] = True  # Whisper's sequences then begin with the tokens that it starts with
+    arguments = {"pad_token_id": pad, **named, **options, **read}
+    first = () if prompts[0].names else (ids.to(device),)
+
+    def run(**further: Any) -> Tensor:
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            written = model.generate(*first, **arguments, **further)
+        sequences: Tensor = getattr(written, "sequences", written)
+        return sequences
+
+    found = run()
+    places = placeholders(model) if prompts[0].read else set()
+    if not places.isdisjoint(found[:, ids.shape[1] :].unique().tolist()):
+        warnings.warn(
+            "The model writes the token that stands for an image or sound, which has none to read: it writes again, "
+            f"with suppress_tokens={sorted(places)}.",
+            stacklevel=2,
+        )
+        found = run(suppress_tokens=sorted(places))
     new = []
     for index, row in enumerate(found.tolist()):
         given = list(start) or ids[index * len(ids) // len(found)].tolist()
@@ -247,7 +306,8 @@ def _start(model: Any, options: dict[str, Any]) -> Ids:
 
 def _setting(model: Any, name: str, options: dict[str, Any]) -> Any:
     """A setting of the generation, from the arguments or from the model."""
-    places = (options.get("generation_config"), getattr(model, "generation_config", None), model.config)
+    kept = (getattr(model, place, None) for place in ("generation_config", "config"))
+    places = (options.get("generation_config"), *kept)
     found = (options.get(name, getattr(place, name, None)) for place in places)
     return next((one for one in found if one is not None), None)
 

@@ -11,17 +11,15 @@ do the scores lie on the cue?                    `cue_dot_product`, `cue_average
 do the scores find what the prediction needs?    `blank_out` with `spearman`; `comprehensiveness`, `sufficiency` and
                                                  `deletion_area` with their bounds and `normalized`; `monotonicity`;
                                                  `soft_comprehensiveness`, `soft_sufficiency`; `infidelity`
-do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`; `agreement_matrix` of many
+do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`
 does the representation hold the label?          `description_length`, `linear_probe`; `probing_correlation` with
                                                  cue alignment
-how certain is a mean?                           `summarize`, `summarize_many`; `macro_summary` of groups that count the
-                                                 same
+how certain is a mean?                           `summarize`, `summarize_many`
 do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
 
 from captum_vz.metrics.agreement import (
-    agreement_matrix,
     cue_average_precision,
     cue_dot_product,
     cue_precision,
@@ -49,7 +47,6 @@ from captum_vz.metrics.intervals import (
     Difference,
     Summary,
     compare_pairs,
-    macro_summary,
     summarize,
     summarize_many,
 )
@@ -75,7 +72,6 @@ __all__ = [
     "MaskedSentences",
     "Prediction",
     "Summary",
-    "agreement_matrix",
     "blank_out",
     "compare_pairs",
     "comprehensiveness",
@@ -92,7 +88,6 @@ __all__ = [
     "infidelity",
     "kendall",
     "linear_probe",
-    "macro_summary",
     "monotonicity",
     "normalized",
     "probing_correlation",

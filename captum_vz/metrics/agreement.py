@@ -16,8 +16,6 @@ Both ask how tokens are ordered. Tokens of equal scores share their rank, or the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import combinations
 from math import comb
 
 import torch
@@ -27,7 +25,6 @@ from captum_vz._measures import kendall_tau
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
-from captum_vz.metrics.intervals import Summary, summarize_many
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
@@ -225,37 +222,6 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
     (a, places), (b, _) = (_highest(row, kept, k) for row in (first, second))
     unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
     return ((a * b).sum(-1) / places).masked_fill(unknown, torch.nan)
-
-
-def agreement_matrix(
-    scores: Mapping[str, Tensor],
-    keep: Tensor | None = None,
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
-) -> dict[tuple[str, str], Summary]:
-    r"""How far each pair of methods agrees: by their names, the mean rank correlation of their rows with its interval.
-
-    .. math:: \tfrac1n \textstyle\sum_b \operatorname{Spearman}(a_b, c_b)
-
-    with the bootstrap interval of :func:`summarize` over examples. Two methods can agree and both be wrong. Methods
-    that put most of a row on one token can have a low correlation, although their highest tokens are the same: look at
-    :func:`top_k_overlap` too.
-
-    Args:
-        scores: For each method its rows `(batch, tokens)`, of the same tokens.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
-        confidence: See :func:`summarize`, like the arguments after it.
-        resamples: See there.
-        seed: See there.
-
-    >>> found = agreement_matrix({"a": torch.rand(20, 6), "b": torch.rand(20, 6)})
-    >>> found["a", "b"].low <= found["a", "b"].mean <= found["a", "b"].high
-    True
-    """
-    pairs = list(combinations(scores, 2))
-    values = [spearman(scores[one], scores[other], keep) for one, other in pairs]
-    return dict(zip(pairs, summarize_many(values, confidence, resamples, seed), strict=True))
 
 
 def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -80,16 +80,8 @@ def summarize_many(
     """:func:`summarize` of each of many tensors, of one length or several.
 
     Resamples are drawn once for all tensors with the same number of known values, and their means are one matrix
-    product. This is faster than a bootstrap for each of them, and gives the same intervals.
-
-    Args:
-        values: Tensors `(examples,)`.
-        confidence: See :func:`summarize`, like the arguments after it.
-        resamples: See there.
-        seed: See there.
-
-    Raises:
-        ArgumentError: See there.
+    product. This is faster than a bootstrap for each of them, and gives the same intervals. The other arguments are
+    those of :func:`summarize`.
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]
@@ -138,49 +130,6 @@ def _intervals(rows: np.ndarray, confidence: float, resamples: int, seed: int) -
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, (tail, 100 - tail), axis=0) + first.T
     return list(zip(low.tolist(), high.tolist(), strict=True))
-
-
-def macro_summary(groups: Sequence[Tensor], confidence: float = 0.95, resamples: int = 9999, seed: int = 0) -> Summary:
-    r"""The mean of the means of groups, in which each group counts the same, whatever its size.
-
-    .. math:: \tfrac1G \textstyle\sum_g \bar v_g
-
-    with a percentile interval over examples that are drawn with replacement within each group.
-
-    Args:
-        groups: For each group its values `(examples,)`, as in :func:`summarize`.
-        confidence: See :func:`summarize`, like the arguments after it.
-        resamples: See there.
-        seed: See there.
-
-    Returns:
-        As :func:`summarize`; `std` is the standard deviation of the groups' means. All is NaN if a group has no value.
-
-    Raises:
-        ArgumentError: There is no group, or the confidence is not between 0 and 1.
-
-    >>> import torch
-    >>> macro_summary([torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0])]).mean
-    0.5
-    """
-    if not groups:
-        raise ArgumentError("groups is empty: pass the values of at least one group.")
-    check_bootstrap(confidence, resamples)
-    known = [values[~values.isnan()].detach().double().cpu().numpy() for values in groups]
-    examples = sum(map(len, known))
-    undefined, nan = sum(map(len, groups)) - examples, float("nan")
-    if not all(map(len, known)):
-        return Summary(nan, nan, nan, nan, examples, undefined)
-    rng, total = np.random.default_rng(seed), np.zeros(resamples)
-    for values in known:
-        for start in range(0, resamples, step := max(1, 2**20 // len(values))):
-            some = min(step, resamples - start)
-            total[start : start + some] += values[rng.integers(0, len(values), (some, len(values)))].mean(-1)
-    means = np.array([values.mean() for values in known])
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(total / len(groups), [tail, 1 - tail]).tolist() if examples > 1 else (nan, nan)
-    spread = float(means.std(ddof=1)) if len(means) > 1 else nan
-    return Summary(float(means.mean()), spread, low, high, examples, undefined)
 
 
 def check_bootstrap(confidence: float, resamples: int) -> None:

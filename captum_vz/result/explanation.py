@@ -17,7 +17,7 @@ from captum_vz._measures import overlap
 from captum_vz.methods import DEEP
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
-from captum_vz.tables import html_table, markdown_table, numbers_of, text_table
+from captum_vz.tables import html_table, numbers_of, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
 from captum_vz.visualization.pictures.rows import clear_tau
 from captum_vz.visualization.tokens import quoted
@@ -306,12 +306,8 @@ class Explanation:
         rows = zip(self.tokens, marks, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
-    def to_markdown(self, path: str | Path | None = None) -> str:
-        """A table in Markdown, the explained token in bold, also written to `path` if it is given."""
-        return written(markdown_table(["token", *self.columns()], self._lines(False), self.token), path)
-
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as lists."""
+        """The numbers, as lists. Of a model with more than 12 layers the rows of all layers, and no maps."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
         apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}
@@ -327,13 +323,18 @@ class Explanation:
         others = list(self.parts.values())[1:]
         if others:
             found["others"] = {one.name: {"layer": one.layer, "scores": one.rows[0].scores.tolist()} for one in others}
-        return (found | self.first.to_dict()) | {
-            "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
-            "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
-            "task": self.task,
-            "raw_tokens": self.raw_tokens,
-            "windows": [list(one) for one in self.windows],
-        }
+        return (
+            found
+            | self.first.to_dict()
+            | self.first.layers_to_dict(not self.has_rows_only(False))
+            | {
+                "token": {"position": token, "text": self.rows[0].name if token is None else self.tokens[token]},
+                "predictions": [{"token": word, "probability": number} for word, number in self.predictions],
+                "task": self.task,
+                "raw_tokens": self.raw_tokens,
+                "windows": [list(one) for one in self.windows],
+            }
+        )
 
     def to_json(self, path: str | Path | None = None, **options: Any) -> str:
         """A JSON object of :meth:`to_dict`, which takes the options, also written to `path` if it is given."""
@@ -348,7 +349,7 @@ class Explanation:
         """
         if self.is_table:
             heads = [name.replace("-", "\n") for name in self.columns()]
-            lines = [text_table(["", *heads], self._lines(True, color), right=range(1, len(heads) + 1))]
+            lines = [text_table(["", *heads], self._lines(color), right=range(1, len(heads) + 1))]
         else:
             each = self.parts.values()
             lines = [line for part in each for line in part.lines(self.tokens, columns=columns, color=color)]
@@ -373,18 +374,17 @@ class Explanation:
         rows = [[f"{i} {self.tokens[i]}", *(one[i].item() for one in columns.values())] for i in kept]
         return html_table(caption, heads, rows, None if self.token not in kept else kept.index(self.token))
 
-    def _lines(self, marks: bool, color: bool = False) -> list[list[Any]]:
-        """A line for each token, numbers with three decimals. `marks`: whether the token and the largest have one."""
+    def _lines(self, color: bool) -> list[list[Any]]:
+        """A line for each token, numbers with three decimals. Marks: the explained token, the largest numbers."""
         columns = list(map(numbers_of, self.columns(shown=True).values()))
         highest = [max((one for one in column if one is not None), default=None) for column in columns]
         digits, lines = len(str(len(self.tokens) - 1)), []
         for place, token in enumerate(self.tokens):
             numbers = [column[place] for column in columns]
             cells: list[Any] = ["" if one is None else f"{one:.3f}" for one in numbers]
-            if marks:
-                stars = zip(cells, numbers, highest, strict=True)
-                cells = [cell + ("*" if cell.strip() and one == most else " ") for cell, one, most in stars]
-                token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
+            stars = zip(cells, numbers, highest, strict=True)
+            cells = [cell + ("*" if cell.strip() and one == most else " ") for cell, one, most in stars]
+            token = f"{'>' if place == self.token else ' '} {place:>{digits}}  {token}"
             if color:
                 signs = (self.sign(name, place) for name in self.columns())
                 cells = [[(cell, (one or 0) * sign)] for cell, one, sign in zip(cells, numbers, signs, strict=True)]

@@ -183,7 +183,7 @@ class Part:
         return found | {name: rollout}
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of the layer that is shown and of the maps, as lists."""
+        """The numbers of the layer that is shown, as lists."""
         return {
             "method": self.name,
             "scores": self.rows[0].scores.tolist(),
@@ -191,9 +191,17 @@ class Part:
                 {"name": row.name, "token": row.token, "scores": row.scores.tolist(), "window": row.window}
                 for row in self.rows
             ],
-            "maps": [one.tolist() for one in self.maps.layers],
-            "rollout": None if self.maps.rollout is None else self.maps.rollout.tolist(),
             "residual": self.residual,
+        }
+
+    def layers_to_dict(self, maps: bool) -> dict[str, Any]:
+        """The numbers of all layers, as lists: the maps, or only the scores of the first row in each layer."""
+        if not maps:
+            return {"layers": {name: rows[0].tolist() for name, rows in self.rows_of_layers().items()}}
+        rollout = self.maps.rollout
+        return {
+            "maps": [one.tolist() for one in self.maps.layers],
+            "rollout": None if rollout is None else rollout.tolist(),
         }
 
     def heading(self, row: Row) -> str:

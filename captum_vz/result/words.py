@@ -6,7 +6,7 @@ import operator
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,19 @@ class TokenText:
         texts = tuple(text[slice(*spans[place])] if inside else labels[place] for inside, place in dict.fromkeys(keys))
         groups = tuple(_numbered(keys)), texts, tuple(_numbered(sentences))
         return cls(tuple(ids), labels, *groups, special, tuple(sections))
+
+    def behind(self, names: Sequence[str]) -> TokenText:
+        """This text behind sources that are no tokens, such as the patches of an image. Each is a word of its own."""
+        count = len(names)
+        return replace(
+            self,
+            ids=(*(-1,) * count, *self.ids),
+            labels=(*names, *self.labels),
+            words=(*range(count), *(count + word for word in self.words)),
+            word_texts=(*names, *self.word_texts),
+            sentences=(*(0,) * count, *(1 + one for one in self.sentences)),
+            special=(*(False,) * count, *self.special),
+        )
 
     def mask(self, kinds: Iterable[str | Collection[str]]) -> Tensor:
         """Whether each token belongs to one of the kinds of words, `(tokens,)`."""

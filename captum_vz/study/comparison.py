@@ -75,7 +75,7 @@ def compare(
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: its `shares` for each method, `truth`, `plot()`, `view()`,
-        `to_pandas()`, `to_csv()`, `to_json()`, `to_markdown()`.
+        `to_pandas()`, `to_csv()`, `to_json()`.
 
     Raises:
         ArgumentError: A method is unknown; there is no such token, layer or target; or the text is too long or empty.

@@ -61,15 +61,15 @@ _CONTROL_MARKS: Final = ("x", "+")  # both are seen where their lines are one
 _CONTRAST: Final = 4.5
 
 
-def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
+def draw_summary(summary: DataFrame, metric: str) -> Figure:
     """Draws one metric, each model in a column of print: the methods by layer, and below it in their last layer.
 
     Methods have the same colour, mark and place in all figures. Bars and bands are the intervals of the summary.
     Filled marks show a single layer, stars for each sentence the layer that decides. Hollow marks show methods that
     join all layers up to this one, whose lines are dashed, and methods without layers, whose lines are dotted.
 
-    Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. Titles name the
-    `data`. The figure is 3.3 inches wide; of several models, twice as wide.
+    Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. The figure is 3.3
+    inches wide; of several models, twice as wide.
     """
     if metric not in set(summary["metric"]):
         raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")
@@ -95,8 +95,8 @@ def draw_summary(summary: DataFrame, metric: str, data: str = "") -> Figure:
         draw_points(below, last)
         below.set_xlabel(title, fontsize=FONT)
         count = counted(int(of_model["examples"].max()), "sentence")
-        write_title(above, panel_title(model, data, f"{title} by layer", count))
-        write_title(below, panel_title(model, data, f"{title}, {LAST_LAYER} ({note})"))
+        write_title(above, f"{model}, {title} by layer, {count}")
+        write_title(below, f"{model}, {title}, {LAST_LAYER} ({note})")
         best = last.dropna(subset=["mean"]).nlargest(3, "mean")
         most = ", ".join(f"{row.method} {row.mean:.2f}" for row in best.itertuples())
         sentence = (
@@ -140,10 +140,10 @@ def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
     return ends
 
 
-def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Figure:
+def draw_differences(differences: DataFrame, metric: str) -> Figure:
     """Draws the mean difference of each pair of methods, row minus column, for each model.
 
-    A pair whose difference is not shown is grey, with an equals sign. Titles name the `data`.
+    A pair whose difference is not shown is grey, with an equals sign.
     """
     drawn = differences[differences["metric"] == metric]
     if drawn.empty:
@@ -153,7 +153,7 @@ def draw_differences(differences: DataFrame, metric: str, data: str = "") -> Fig
     count = len(set(drawn["one"]) | set(drawn["other"]))
     panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count], len(models))
     for panel, model in zip(panels, models, strict=True):
-        rows, title = drawn[drawn["model"] == model], panel_title(str(model), data, metric_title(metric))
+        rows, title = drawn[drawn["model"] == model], f"{model}, {metric_title(metric)}"
         names = in_order([*rows["one"], *rows["other"]])
         gaps, texts = np.full((len(names), len(names)), np.nan), np.full((len(names), len(names)), "", dtype=object)
         for row in rows.itertuples():
@@ -297,11 +297,6 @@ def last_layers(rows: DataFrame) -> DataFrame:
     last = rows.groupby("method", sort=False).tail(1)
     order = {name: place for place, name in enumerate(in_order(last["method"]))}
     return last.sort_values("method", key=lambda names: names.map(order))
-
-
-def panel_title(*parts: str) -> str:
-    """A title of model, data and what a panel shows; parts that are empty are left out."""
-    return ", ".join(filter(None, parts))
 
 
 def write_title(panel: Axes, title: str) -> None:

@@ -230,9 +230,17 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | No
                 "stack",
             )
         stack = "encoder"
-    reads_images = task == heads.CAUSAL and named.config.get_text_config() is not named.config
-    part = named.get_decoder() if reads_images and stack is None else model
-    return Subject(named, model, find_layers(part, stack), tokenizer, processor, task, name or kind)
+    layers = written_layers(named) if task == heads.CAUSAL and stack is None else find_layers(model, stack)
+    return Subject(named, model, layers, tokenizer, processor, task, name or kind)
+
+
+def written_layers(model: Any) -> list[nn.Module]:
+    """The layers of the stack that writes text: of a decoder, or of the language model of one that reads images."""
+    config: Any = getattr(model, "config", None)
+    reads_images = hasattr(config, "get_text_config") and config.get_text_config() is not config
+    if heads.is_encoder_decoder(model):
+        return find_layers(model, "decoder")
+    return find_layers(model.get_decoder() if reads_images else model)
 
 
 def _of_ranks(given: Any, stack: str | None) -> Subject:

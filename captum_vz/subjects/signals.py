@@ -104,13 +104,13 @@ def _check_rate(name: str, found: Any, rate: int | None) -> None:
         raise ArgumentError(f"{name} has {found} samples a second, but the model takes {rate}: resample it.")
 
 
-def source_names(subject: Subject, count: int, inputs: Mapping[str, Tensor]) -> list[str]:
+def source_names(config: Any, count: int, inputs: Mapping[str, Tensor]) -> list[str]:
     """The names of the sources of an image or of sound: patches by their row and column, frames by their number."""
-    pixels, size = inputs.get("pixel_values"), getattr(subject.model.config, "patch_size", None)
-    if subject.task == IMAGE and pixels is not None and isinstance(size, int):
+    pixels, size = inputs.get("pixel_values"), getattr(getattr(config, "encoder", config), "patch_size", None)
+    if pixels is not None and isinstance(size, int):
         down, across = pixels.shape[-2] // size, pixels.shape[-1] // size
         extra = count - down * across
         if extra >= 0:
             before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
             return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
-    return [f"{'source' if subject.task == IMAGE else 'frame'} {i}" for i in range(count)]
+    return [f"{'frame' if pixels is None else 'source'} {i}" for i in range(count)]

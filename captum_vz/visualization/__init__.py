@@ -16,16 +16,14 @@ function           takes                              returns
 `save_figure`      any figure of matplotlib           a file with this metadata
 `image_grid`       scores of patches, an image        what Captum's `visualize_image_attr` takes
 `text_record`      scores `(in,)` and the tokens      a record for Captum's `visualize_text`
-`text_records`     rows of methods and the tokens     a list of such records
 `save_html`        records                            a page
-`as_llm_result`    a map and the tokens               Captum's result for language models
 `terminal_text`    scores `(in,)` and the tokens      lines of text, with or without colour
 `readable_tokens`  token ids                          the tokens as readable strings
 `three_steps`      nothing                            the definition of Value Zeroing as a diagram
 ================== ================================== ========================================
 """
 
-from captum_vz.visualization.captum_forms import as_llm_result, save_html, text_record, text_records
+from captum_vz.visualization.captum_forms import save_html, text_record
 from captum_vz.visualization.pictures.files import (
     Description,
     add_provenance,
@@ -46,7 +44,6 @@ __all__ = [
     "Description",
     "View",
     "add_provenance",
-    "as_llm_result",
     "describe",
     "draw_audio",
     "draw_comparison",
@@ -61,7 +58,6 @@ __all__ = [
     "save_html",
     "terminal_text",
     "text_record",
-    "text_records",
     "three_steps",
     "view",
     "weights_fingerprint",

@@ -1,13 +1,13 @@
-"""Scores in the forms that Captum's own pictures take: records of text, results for language models."""
+"""Scores as records of text, which Captum's own pictures take, and pages of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from captum.attr import LLMAttributionResult, visualization
+from captum.attr import visualization
 from torch import Tensor
 
 from captum_vz._files import write_file
@@ -90,24 +90,6 @@ def text_record(
     )
 
 
-def text_records(
-    tokens: Sequence[str], rows: Mapping[str, Tensor], **labels: Any
-) -> list[visualization.VisualizationDataRecord]:
-    """Records of several methods, which Captum's `visualize_text` and :func:`save_html` draw above each other.
-
-    Args:
-        tokens: The words to draw.
-        rows: From the names of methods to scores, see :func:`text_record`.
-        labels: `true_class`, `pred_class` and `pred_prob` of all rows.
-
-    >>> import torch
-    >>> records = text_records(["a", "b"], {"attention": torch.tensor([0.5, 0.5]), "random": torch.tensor([0.9, 0.1])})
-    >>> [record.attr_class for record in records]
-    ['attention', 'random']
-    """
-    return [text_record(tokens, row, attr_class=name, **labels) for name, row in rows.items()]
-
-
 def save_html(
     records: Iterable[visualization.VisualizationDataRecord], path: str | Path, title: str = "Word importance"
 ) -> str:
@@ -116,7 +98,7 @@ def save_html(
     Columns that no record fills are left out.
 
     Args:
-        records: What :func:`text_record` or :func:`text_records` returned, from any number of texts.
+        records: What :func:`text_record` returned, for any number of methods and texts.
         path: The file.
         title: The title of the page.
 
@@ -151,37 +133,3 @@ def _cells(record: Any) -> list[str]:
     texts = [str(record.true_class), predicted, str(record.attr_class), "0.00" if total == "-0.00" else total]
     cells = [f"<td>{text}</td>" if text else "" for text in texts]
     return [*cells, visualization.format_word_importances(record.raw_input_ids, record.word_attributions)]
-
-
-def as_llm_result(scores: Tensor, tokens: Sequence[str], prompt_length: int) -> LLMAttributionResult:
-    """Returns the map of a causal model as what Captum's `LLMAttribution` returns, with its plots.
-
-    The model predicts token i + 1 at position i. So the row of a generated token is that of the position before it. The
-    columns of generated tokens are left out, because Captum's result has none.
-
-    Args:
-        scores: The map `(tokens, tokens)` or `(1, tokens, tokens)` of a layer or of a rollout, for the prompt and the
-            generated tokens.
-        tokens: All of these tokens.
-        prompt_length: How many of them are the prompt.
-
-    Returns:
-        An `LLMAttributionResult`: `token_attr (generated, prompt)`, and `seq_attr (prompt,)`, the sum of its rows.
-
-    Raises:
-        ArgumentError: The map does not fit the tokens, or no token is generated.
-
-    >>> import torch
-    >>> result = as_llm_result(torch.eye(4).roll(-1, 1), ["the", "hat", "is", "red"], 2)
-    >>> result.input_tokens, result.output_tokens, result.token_attr.shape
-    (['the', 'hat'], ['is', 'red'], torch.Size([2, 2]))
-    """
-    given = one_example(scores, len(tokens), len(tokens))
-    if not 0 < prompt_length < len(tokens):
-        raise ArgumentError(
-            f"prompt_length is {prompt_length!r} of {len(tokens)} tokens: expected a prompt and generated tokens after "
-            f"it, so pass 1 to {len(tokens) - 1}."
-        )
-    rows = given[prompt_length - 1 : -1, :prompt_length]
-    prompt, generated = list(tokens[:prompt_length]), list(tokens[prompt_length:])
-    return LLMAttributionResult(input_tokens=prompt, output_tokens=generated, seq_attr=rows.sum(0), token_attr=rows)

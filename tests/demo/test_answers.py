@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import demo
@@ -45,6 +46,25 @@ def test_limits_are_told(answers: Answers) -> None:
     with closing(Answers(Limits(("causal",), False, 128))) as larger:
         told, *_ = larger.generate("the hat " * 60, "causal", NAME, 32, [])
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
+
+
+def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
+    _, tokenizer = load_model()
+    size = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config: Any = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **size)
+    for part in (T5ForConditionalGeneration(config), tokenizer):
+        part.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    with closing(Answers(Limits((name,), False, 40))) as page:
+        told, view, *_, picture, files = page.explain("the hat", name, [NAME], "", -1)
+        refused, *_ = page.explain("the hat", name, [NAME], "", -1, truth=True)
+        (numbers,) = (json.loads(Path(one).read_text()) for one in files if one.endswith("scores.json"))
+    found = captum_vz.explain(name, "the hat", method=NAME, layer=-1)
+    assert numbers["scores"] == found.to_dict()["scores"]
+    assert picture.endswith("steps.png")
+    assert f"the hat … {found.text}" in told
+    assert "<iframe" in view
+    assert "nothing is blanked out" in refused
 
 
 def test_files_say_where_numbers_come_from(answers: Answers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,11 @@ def test_maps_of_deep_models_are_computed_on_demand(
         assert ("Value Zeroing attribution" in capsys.readouterr().err) == has_bar
         sizes.append(len(page.read_text()))
     assert sizes[1] > sizes[0]
+    for more in ([], ["--maps"]):
+        assert main([*asked, "--method", "value-zeroing", "--json", *more]) == 0
+        told = capsys.readouterr()
+        assert len(json.loads(told.out)["layers"]) == 13
+        assert ("maps" in json.loads(told.out)) == ("Value Zeroing attribution" in told.err) == bool(more)
 
 
 def test_tables_of_several_methods_stay_tables() -> None:

@@ -28,7 +28,6 @@ from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
-from captum_vz.visualization import as_llm_result
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
 
@@ -240,19 +239,6 @@ def test_captums_result() -> None:
     torch.testing.assert_close(result.token_attr.sum(1), torch.ones(3, dtype=torch.float64))
     expected = found.scores[..., 0].masked_fill(mask, 0)
     torch.testing.assert_close(result.token_attr, expected / expected.sum(1, keepdim=True))
-
-
-def test_captums_result_of_a_map() -> None:
-    found, case = found_by(), case_of("gpt2")
-    labels = [*found.prompt.labels, *found.generated.labels]
-    whole = ValueZeroing(case.model, case.layers[-1]).attribute(torch.tensor([found.prompt.ids + found.generated.ids]))
-    result, expected = as_llm_result(whole, labels, len(found.prompt.ids)), found.to_llm_attribution_result()
-    assert isinstance(result, LLMAttributionResult)
-    assert (result.input_tokens, result.output_tokens) == (expected.input_tokens, expected.output_tokens)
-    torch.testing.assert_close(result.token_attr, expected.token_attr)
-    result.plot_token_attr(show=False)
-    with pytest.raises(ArgumentError, match=r"prompt_length is 17 of 17 tokens: .* pass 1 to 16"):
-        as_llm_result(whole, labels, len(labels))
 
 
 # Pictures

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import agreement_matrix, kendall, spearman, top_k_overlap
+from captum_vz.metrics import kendall, spearman, top_k_overlap
 
 
 @pytest.fixture
@@ -100,19 +100,3 @@ def test_bad_arguments_refused() -> None:
         kendall(torch.rand(1, 3), torch.rand(3))
     with pytest.raises(ArgumentError, match=r"k is 0: pass .* an integer of at least 1"):
         top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
-
-
-def test_matrix_equals_pairs() -> None:
-    rows = {name: torch.rand(10, 6, dtype=torch.float64) for name in "abc"}
-    rows["c"][3] = 1.0  # no order
-    keep = torch.rand(10, 6) < 0.9
-    found = agreement_matrix(rows, keep, resamples=99)
-    assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
-    for (one, other), pair in found.items():
-        values = []
-        for first, second, kept in zip(rows[one], rows[other], keep, strict=True):
-            if len(set(first[kept].tolist())) > 1 and len(set(second[kept].tolist())) > 1:
-                values.append(stats.spearmanr(first[kept].numpy(), second[kept].numpy()).statistic)
-        assert pair.mean == pytest.approx(sum(values) / len(values))
-        assert (pair.examples, pair.undefined) == (len(values), 10 - len(values))
-        assert pair.low <= pair.mean <= pair.high

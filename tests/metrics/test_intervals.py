@@ -1,7 +1,7 @@
 """Means with intervals and paired comparisons: known cases, scipy on single pairs, and loops."""
 
 from itertools import product
-from math import isnan, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import compare_pairs, macro_summary, summarize, summarize_many
+from captum_vz.metrics import compare_pairs, summarize, summarize_many
 from captum_vz.metrics.intervals import _wilcoxon
 
 
@@ -67,30 +67,6 @@ def test_too_few_examples_have_no_interval(values: list[float], examples: int, u
 def test_bad_arguments_refused(values: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         summarize(values, **options)
-
-
-def test_macro_mean_equals_loops() -> None:
-    groups = [
-        torch.rand(30, dtype=torch.float64),
-        torch.rand(5, dtype=torch.float64) + 1,
-        torch.tensor([0.5, torch.nan]),
-    ]
-    found = macro_summary(groups, resamples=2000)
-    means = [group[~group.isnan()].mean().item() for group in groups]
-    assert found.mean == pytest.approx(sum(means) / 3)
-    assert (found.examples, found.undefined) == (36, 1)
-    generator = torch.Generator().manual_seed(7)
-    drawn = []
-    for _ in range(2000):
-        known = [group[~group.isnan()] for group in groups]
-        drawn.append(sum(one[torch.randint(len(one), (len(one),), generator=generator)].mean() for one in known) / 3)
-    low, high = torch.stack(drawn).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    assert found.low == pytest.approx(low, abs=0.01)
-    assert found.high == pytest.approx(high, abs=0.01)
-    assert isnan(macro_summary([groups[0], torch.tensor([torch.nan])]).mean)
-    assert macro_summary([torch.tensor([torch.nan])]).examples == 0
-    with pytest.raises(ArgumentError, match="groups is empty"):
-        macro_summary([])
 
 
 def drawn(count: int = 40) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""`captum-vz study`: its options, its file, and its errors of one line."""
+"""`captum-vz study`: its options, and its errors of one line."""
 
 import builtins
 import importlib
@@ -46,23 +46,6 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     assert not re.search("cue_dot|blank_out", out)
 
 
-def test_typed_options_override_the_file(folder: Path) -> None:
-    (folder / "conf").mkdir()
-    bad = Example("bad", ("hats", "[MASK]"), 7)
-    write_jsonl(folder / "conf" / "mine.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
-    config = folder / "conf" / "config.toml"
-    config.write_text(
-        'jsonl = "mine.jsonl"\nfolder = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
-        "batch-size = 3\nquiet = true\n"
-    )
-    assert main(["study", "conf/config.toml", "--methods", "random"]) == 0
-    study = Study(folder / "conf" / "out")
-    assert list(study.settings["methods"]) == ["random"]
-    assert study.skipped["example"].tolist() == ["bad"]
-    assert main(["study", "conf/config.toml", "--folder", "elsewhere"]) == 0
-    assert list(Study(folder / "elsewhere").settings["methods"]) == ["random", "position"]
-
-
 def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forms = {"sentence_good": "The sketch of Rosa is red.", "sentence_bad": "The sketch of Rosa are red."}
     for paradigm in HELD_OUT_PARADIGMS:
@@ -98,7 +81,7 @@ def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--grammar", "2"], "pass --folder FOLDER"),
+        (["--grammar", "2"], "the following arguments are required: --folder"),
         (["--folder", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --grammar N"),
         (["--folder", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
         (["--folder", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
@@ -108,12 +91,6 @@ def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) 
         (["--folder", "s", "--grammar", "2", "--metrics", "blank_out:swap"], "blank_out takes :mask, :delete, :vo"),
         (["--folder", "file/s", "--grammar", "2"], "cannot write file/s: "),
         (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
-        (["none.toml"], "cannot read none.toml: No such file"),
-        (["odd.toml"], "odd.toml is not a TOML file"),
-        (["unknown.toml"], "unknown.toml: there is no option 'modle'"),
-        (["number.toml"], "number.toml: folder is 5: expected the name of a file or folder, in quotes"),
-        (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
-        (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
     ],
 )
 def test_bad_command_gives_one_line(
@@ -122,11 +99,6 @@ def test_bad_command_gives_one_line(
     (folder / "file").write_text("")
     (folder / "other").mkdir()
     (folder / "other" / "thesis.tex").write_text("")
-    (folder / "odd.toml").write_text("model = ")
-    (folder / "unknown.toml").write_text('modle = "agreement"')
-    (folder / "number.toml").write_text("folder = 5")
-    (folder / "numbers.toml").write_text('jsonl = ["a.jsonl", 3]')
-    (folder / "table.toml").write_text('[model]\nname = "agreement"')
     assert told in refused(capsys, "study", *arguments)
 
 

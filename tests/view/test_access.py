@@ -3,10 +3,11 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from captum_vz.visualization import save_html, text_records, view
+from captum_vz.visualization import save_html, text_record, view
 from tests.view.pages import TOKENS, Open, layer, numbers, part, release, shares, shown_layer, token, violations
 from tests.view.rest import at_rest
 
@@ -61,7 +62,8 @@ def test_axe_checks_the_frame_and_the_table(opened: Open) -> None:
 def test_axe_checks_the_page_of_records(width: int, opened: Open, tmp_path: Path) -> None:
     """Its words are read without scrolling sideways, also on a narrow page."""
     rows = {"value-zeroing": shares(1, 1, len(HOSTILE))[0], "signed": shares(1, 2, len(HOSTILE))[0] - 0.1}
-    records = text_records(HOSTILE, rows, true_class="are", pred_class="is", pred_prob=0.75)
+    labels: Any = {"true_class": "are", "pred_class": "is", "pred_prob": 0.75}
+    records = [text_record(HOSTILE, row, attr_class=name, **labels) for name, row in rows.items()]
     page = opened(save_html(records, tmp_path / "records.html"), wait=False, viewport={"width": width, "height": 800})
     assert not violations(page)
     for words in page.locator("td:last-child").all():

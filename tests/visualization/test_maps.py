@@ -116,17 +116,6 @@ def test_axes_are_drawn_into() -> None:
     assert draw_maps(maps[:1], list("abc"), ax=single) is own
 
 
-def test_figures_are_drawn_into() -> None:
-    own = Figure(figsize=(10, 5))
-    left, right = own.subfigures(1, 2)
-    assert draw_maps([a_map(3)] * 2, list("abc"), fig=right) is right
-    assert not left.axes
-    box = [panel.get_window_extent() for panel in right.axes]
-    assert all(one.x0 >= own.bbox.width / 2 for one in box)
-    # Two panels of 3 by 3 cells are stacked in the place of 5 by 5 inches, and fill its height.
-    assert box[0].x0 == box[1].x0 and box[0].height + box[1].height > own.bbox.height * 0.75
-
-
 # Scales
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from captum.attr import visualization
 
-from captum_vz.visualization import save_html, text_record, text_records
+from captum_vz.visualization import save_html, text_record
 
 # What hides the brackets that Captum writes around a probability.
 NOTHING = '<span hidden style="display:none"> ()'
@@ -71,16 +71,9 @@ def test_record_escapes_control_characters() -> None:
     assert record.raw_input_ids == ["a\\nb", "\\u202e", "\\x00", "a\\u200db", "👩\u200d🚀"]
 
 
-def test_records_stack_methods() -> None:
-    rows = {"one": torch.tensor([[0.5, 0.25]]), "two": torch.tensor([-2.0, 1.0])}
-    records = text_records(["a", "b"], rows, true_class="are", pred_prob=0.5)
-    assert [record.attr_class for record in records] == ["one", "two"]
-    assert [record.word_attributions.tolist() for record in records] == [[1.0, 0.5], [-1.0, 0.5]]
-    assert {record.true_class for record in records} == {"are"}
-
-
 def test_page_holds_all_methods(tmp_path: Path) -> None:
-    records = text_records(["the", "<script>alert(1)</script>", "日本"], {"一": torch.ones(3), "two": torch.zeros(3)})
+    rows = {"一": torch.ones(3), "two": torch.zeros(3)}
+    records = [text_record(["the", "<script>alert(1)</script>", "日本"], rows[name], attr_class=name) for name in rows]
     page = save_html(records, tmp_path / "page.html", title="A & B")
     assert (tmp_path / "page.html").read_bytes().isascii()
     read = Page((tmp_path / "page.html").read_text("ascii"))

@@ -39,7 +39,6 @@ over = partial(draw_image, image=IMAGE)
         (lambda: draw_maps(ARRAYS, TWO), "got ndarray"),
         (lambda: draw_maps([ONE / 0], TWO), "got NaN or infinity"),
         (lambda: maps(2), "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
-        (lambda: maps(ax=Figure().subplots(), fig=Figure()), "ax and fig are both given"),
         (lambda: draw_maps([ONE] * 2, TWO, ax=Figure().subplots()), "ax holds 1 axes, but there are 2 panels"),
         (lambda: maps(scale="log"), "scale is 'log': pass one of 'shared', 'panel', 'root'"),
         (lambda: maps(vmax=float("nan")), "vmax is nan"),

@@ -53,8 +53,6 @@ def test_row_options() -> None:
     assert {round(image.norm.vmax, 3) for image in both.axes[0].images} == {0.7, 0.35}
     own = Figure()
     assert draw_row([row], TOKENS, ax=own.subplots()) is own
-    left, _ = own.subfigures(1, 2)
-    assert draw_row([row], TOKENS, fig=left) is left
 
 
 def test_truth_is_the_first_row() -> None:

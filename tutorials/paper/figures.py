@@ -17,7 +17,6 @@ from captum_vz.study.figures import (
     label_ends,
     name_layers,
     new_figure,
-    panel_title,
     share_limits,
     stacked,
     whole_figure,
@@ -122,6 +121,11 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         panel.set_title(f"{model}, by layer", fontsize=FONT).set_parse_math(False)
         panel.set_ylabel("cue alignment, average precision" if model == models[0] else "", fontsize=FONT)
     return figure
+
+
+def panel_title(*parts: str) -> str:
+    """A title of model, data and what a panel shows; parts that are empty are left out."""
+    return ", ".join(filter(None, parts))
 
 
 def _last(summary: DataFrame, metric: str) -> DataFrame:

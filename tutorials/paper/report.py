@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import factorial, nan
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from captum_vz.study import safe_name, sign_figure, tied_pairs, with_interval, write_whole
-from captum_vz.study.figures import draw_summary
-from paper.across import NEAR_ZERO, TRUTHS, across_sections, failed_lines, interval_cells, markdown_table
+from captum_vz.study import sign_figure, tied_pairs, with_interval, write_whole
+from paper.across import NEAR_ZERO, across_sections, failed_lines, interval_cells, markdown_table
 from paper.figures import draw_page, draw_probing
 from paper.variants import VARIANTS, variant_title
 
-#: The name of the data of the controls in figures.
-GRAMMAR: Final = "the grammar"
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
 #: of this package's methods a row of that table stands for is assumed.
 TABLE_3: Final = {
@@ -61,44 +57,30 @@ class Reproduction:
         about = [self.about] if self.about else []
         return "\n\n".join([*about, *reports, *across_sections(self.tables), *repeat])
 
-    def plot(self, what: str) -> Figure:
-        """One of :attr:`figures`. A `ValueError` says that it is none, or that it was omitted for all models."""
-        figures = self._figures()
-        if what not in figures:
-            raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
-        own, controls = list(self.settings.values()), list(self.controls.values())
-        signed = {"truth": controls, "page": [*own, *controls]}
-        return sign_figure(figures[what](), *signed.get(what, own))
-
     @property
     def figures(self) -> tuple[str, ...]:
         """What :meth:`plot` can draw. "page" has all evaluations on one page."""
-        return tuple(self._figures())
+        return ("page", "probing") if "probing" in self.tables else ("page",)
+
+    def plot(self, what: str) -> Figure:
+        """One of :attr:`figures`. A `ValueError` says that it is none, or that it was omitted for all models."""
+        if what not in self.figures:
+            raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, self.figures))}.")
+        own, tables = list(self.settings.values()), self.tables
+        if what == "page":
+            return sign_figure(draw_page(tables, NEAR_ZERO, self.title), *own, *self.controls.values())
+        correlation = tables.get("correlation", _NO_CORRELATION)
+        return sign_figure(draw_probing(tables["probing"], correlation, self.title), *own)
 
     def write(self, folder: Path) -> None:
-        """Write the tables, the report and the figures. Cue alignment is drawn in the folder of each model's study."""
+        """Write the tables, the report and the figures. Each study draws its own metrics in its folder."""
         for name, table in self.tables.items():
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode())
         write_whole(folder / "report.md", f"{self}\n".encode())
         for name in self.figures:
-            if name not in ("cue_dot", "cue_ap"):
-                figure = self.plot(name)
-                for kind in ("png", "pdf"):
-                    figure.savefig(folder / f"{safe_name(name)}.{kind}")
-
-    def _figures(self) -> dict[str, Callable[[], Figure]]:
-        tables, title = self.tables, self.title
-        summary = tables["summary"]
-        figures: dict[str, Callable[[], Figure]] = {
-            metric: partial(draw_summary, summary, metric, title) for metric in ("cue_dot", "cue_ap")
-        }
-        figures["page"] = partial(draw_page, tables, NEAR_ZERO, title)
-        if "probing" in tables:
-            correlation = tables.get("correlation", _NO_CORRELATION)
-            figures["probing"] = partial(draw_probing, tables["probing"], correlation, title)
-        if "truth" in tables:
-            figures["truth"] = partial(draw_summary, tables["truth"], next(iter(TRUTHS)), GRAMMAR)
-        return figures
+            figure = self.plot(name)
+            for kind in ("png", "pdf"):
+                figure.savefig(folder / f"{name}.{kind}")
 
     def _report(self, model: str) -> str:
         of = {name: one[one["model"] == model] for name, one in self.tables.items() if "model" in one}

@@ -217,10 +217,8 @@ def write_title(panel: Axes, title: str, font: float) -> None:
     set_label(panel.set_title(title, fontsize=font, pad=3))
 
 
-def given_axes(ax: Any, fig: Any, count: int = 1) -> list[Axes] | None:
-    """The axes of a user as a list of `count`. None: there are none. `ax` and `fig` cannot both be given."""
-    if ax is not None and fig is not None:
-        raise ArgumentError("ax and fig are both given: pass the axes, or the figure in which to make axes.")
+def given_axes(ax: Any, count: int = 1) -> list[Axes] | None:
+    """The axes of a user as a list of `count`. None: there are none."""
     if ax is None:
         return None
     found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -132,13 +131,6 @@ class Description:
         """The table as comma-separated values, also written to `path` if it is given."""
         return written(comma_separated([self.columns, *self.rows]), path)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """The text and the table in HTML, also written to `path` if it is given."""
-        lines = ["".join(f'<th scope="col">{_escaped(name)}</th>' for name in self.columns)]
-        lines += ("".join(f"<td>{_escaped(value)}</td>" for value in row) for row in self.rows)
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return written(f"<table><caption>{_escaped(self.text)}</caption>{body}</table>", path)
-
     def to_pandas(self) -> pd.DataFrame:
         """The table as a DataFrame. It needs pandas, of the extra `study`."""
         import pandas as pd
@@ -177,10 +169,6 @@ def describe(figure: Any) -> Description:
     lines = (dict(zip(one.columns, row, strict=True)) for one in contents for row in one.rows())
     rows = [tuple(line.get(name, "") for name in columns) for line in lines]
     return Description(alt_text_of(figure), columns, rows, _provenance_of(figure))
-
-
-def _escaped(value: Any) -> str:
-    return escape(printable(f"{value:.4g}" if isinstance(value, float) else str(value)))
 
 
 class Picture(Figure):

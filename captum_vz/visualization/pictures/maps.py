@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase, SubFigure
+from matplotlib.figure import Figure, FigureBase
 from torch import Tensor
 
 from captum_vz.visualization.pictures import axes
@@ -49,7 +49,6 @@ def draw_maps(
     size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
     ax: Axes | Sequence[Axes] | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     """Draws maps as panels of a grid. Rows are output tokens, columns are source tokens.
 
@@ -82,10 +81,9 @@ def draw_maps(
         size: The width and height of the page in inches.
         title: A title above the panels.
         ax: Axes to draw into, one for each panel. The scale is drawn at the right of the last one.
-        fig: A figure or a subfigure to draw into, which keeps its size.
 
     Returns:
-        A matplotlib figure: a new one, which is not registered with pyplot; `fig`; or the figure of `ax`.
+        A matplotlib figure: a new one, which is not registered with pyplot, or the figure of `ax`.
         `figure.savefig("maps.png")` writes it, a notebook shows it, and :func:`describe` gives its numbers.
 
     Raises:
@@ -103,14 +101,13 @@ def draw_maps(
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
     label = f"{label}, first text minus second" if panels.is_difference else label
     drawn = list(panels.scores.values())
-    given = axes.given_axes(ax, fig, len(drawn))
+    given = axes.given_axes(ax, len(drawn))
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
     named = colors.label(label, "panel")
     if given is not None:
         return _draw_into(given, panels, colors, label)
-    top, page = _EDGE + (_HEADING if title else 0.0), size if fig is None else axes.size_of(fig)
-    grid = Layout(panels, top, named, page, fixed=fig is not None).grid(columns)
-    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7]) if fig is None else fig
+    grid = Layout(panels, _EDGE + (_HEADING if title else 0.0), named, size).grid(columns)
+    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7])
     titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
         panel = axes.add_axes(figure, box, grid.size)
@@ -123,7 +120,7 @@ def draw_maps(
     if title:
         x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
         axes.write_heading(figure, title, x=x, y=y, ha="left")
-    return figure  # type: ignore[return-value]  # a subfigure has the same methods
+    return figure
 
 
 def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
@@ -140,7 +137,7 @@ def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> 
         panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
     add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     figure: FigureBase | None = given[-1].figure
-    return figure  # type: ignore[return-value]  # as above
+    return figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
 def _draw_panel(
@@ -203,10 +200,10 @@ class Grid:
 class Layout:
     """What a grid has to hold: panels below a title of height `top`, and a colour bar with the label `scale`."""
 
-    def __init__(self, panels: Panels, top: float, scale: str, page: tuple[float, float], fixed: bool) -> None:
+    def __init__(self, panels: Panels, top: float, scale: str, page: tuple[float, float]) -> None:
         self.count, self.marked = len(panels.scores), panels.marked
         self.rows, self.columns = panels.rows.shown, panels.columns.shown
-        self.top, self.scale, self.page, self.fixed = top, scale, page, fixed
+        self.top, self.scale, self.page = top, scale, page
         self.is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
 
     def grid(self, columns: int | None) -> Grid:
@@ -215,7 +212,7 @@ class Layout:
         If no page has room for a label of each token, every k-th token has one.
         """
         choices = [min(columns, self.count)] if columns else range(1, self.count + 1)
-        pages = [(self.page[0] * growth, self.page[1] * growth) for growth in (_GROWTH[:1] if self.fixed else _GROWTH)]
+        pages = [(self.page[0] * growth, self.page[1] * growth) for growth in _GROWTH]
         for limits in pages:
             for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT):
                 cells = self._cells(choices, font, limits)
@@ -231,9 +228,7 @@ class Layout:
         return self._placed(across, _SPARSE_FONT, cells[across])
 
     def _rank(self, across: int, cell: float) -> tuple[float, ...]:
-        """How good so many columns are: in a new figure nearly a square, in a given one large cells."""
-        if self.fixed:
-            return (cell,)
+        """How good so many columns are: nearly a square."""
         return round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -(-self.count % across), cell
 
     def _cells(self, choices: Iterable[int], font: float, limits: tuple[float, float]) -> dict[int, float]:
@@ -243,7 +238,7 @@ class Layout:
         width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT)
         height = limits[1] - self.top - below
         height -= 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if self.is_flat else 0.0
-        largest = math.inf if self.fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
+        largest = max(CELL, SMALLEST_SIDE / max(high, wide))
         cells = {}
         for across in choices:
             down = math.ceil(self.count / across)
@@ -273,4 +268,4 @@ class Layout:
             bar = (left + panels + _BAR_GAP, first, BAR, min(last - first, _LONGEST_BAR))
             scale = first + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE
             size = bar[0] + BAR + _BAR_TEXT, max(bottom, scale)
-        return Grid(across, font, cell, self.page if self.fixed else size, boxes, bar, self.is_flat, bottom)
+        return Grid(across, font, cell, size, boxes, bar, self.is_flat, bottom)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
@@ -41,7 +41,6 @@ def draw_route(
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     r"""Draws the routes by which a token draws on the input: a graph of tokens by layers.
 
@@ -64,10 +63,9 @@ def draw_route(
         title: A title. None: "Where [MASK] draws from".
         size: The width and height of the page in inches.
         ax: Axes to draw into.
-        fig: A figure or a subfigure to draw into.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`. :func:`describe` lists its edges and paths.
+        A matplotlib figure: a new one, or the figure of `ax`. :func:`describe` lists its edges and paths.
 
     Raises:
         ArgumentError: Maps do not fit the tokens, or are no shares. An option is out of range.
@@ -78,7 +76,7 @@ def draw_route(
     >>> figure.axes[0].get_title()
     'Where [MASK] draws from'
     """
-    given = axes.given_axes(ax, fig)
+    given = axes.given_axes(ax)
     if not 0 < threshold <= 1:
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     axis, count = make_axis(tokens, words), len(tokens)
@@ -92,16 +90,14 @@ def draw_route(
         (panel,) = given
         width, height = axes.size_of_axes(panel)
     else:
-        whole = size if fig is None else axes.size_of(fig)
         left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
-        width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
+        width = min(size[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         below = axes.labels_room(labels, marked=start) + 0.1
         below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
-        room = whole[1] - below - 0.35
-        height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
-        total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
-        fig = Picture(figsize=total, dpi=axes.DPI[0]) if fig is None else fig
-        panel = axes.add_axes(fig, (left, 0.32, width, height), total)
+        room = size[1] - below - 0.35
+        height = min(room, _LEVEL * (len(steps) + 1))
+        total = left + width + 0.15, height + below + 0.35
+        panel = axes.add_axes(Picture(figsize=total, dpi=axes.DPI[0]), (left, 0.32, width, height), total)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
     axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))

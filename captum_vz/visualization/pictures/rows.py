@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
@@ -103,7 +103,6 @@ def draw_row(
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     """Draws what one token draws on, layer by layer: a strip of scores for each layer.
 
@@ -125,10 +124,9 @@ def draw_row(
         title: A title. None: "What [MASK] draws on" if `token` is given.
         size: The largest width and height in inches, such as (3.3, 3) for a column of a paper.
         ax: Axes to draw into.
-        fig: A figure or a subfigure to draw into.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`.
+        A matplotlib figure: a new one, or the figure of `ax`.
 
     Raises:
         ArgumentError: Scores do not fit the tokens or are not finite, or an option is wrong.
@@ -143,7 +141,7 @@ def draw_row(
     kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
     groups = [name.startswith("layer ") for name in rows]
     strips = Strips("row", list(rows), kept, axis, groups, tokens, position, label)
-    return _drawn(strips, scale, vmax, title, size, ax, fig)
+    return _drawn(strips, scale, vmax, title, size, ax)
 
 
 def row_of(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
@@ -173,7 +171,6 @@ def draw_comparison(
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
     ax: Axes | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     r"""Draws the scores of several methods for one token: methods down, tokens across.
 
@@ -195,7 +192,7 @@ def draw_comparison(
         truth_name: The name of this row.
         scopes: From names of methods to the layers that their scores are about, written after the name.
         families: From names of methods to families. Methods of a family stand together, families apart.
-        words: See :func:`draw_row`, like `dim`, `drop`, `title`, `size`, `ax` and `fig`.
+        words: See :func:`draw_row`, like `dim`, `drop`, `title`, `size` and `ax`.
         dim: See there.
         drop: See there.
         scale: "root": colours by the square root, so that one large score does not leave the others white; "row", where
@@ -204,7 +201,6 @@ def draw_comparison(
         title: See there.
         size: See there.
         ax: See there.
-        fig: See there.
 
     Returns:
         A matplotlib figure, as :func:`draw_row`. The results of :func:`captum_vz.study.compare` draw it by `plot()`.
@@ -242,7 +238,7 @@ def draw_comparison(
         notes = [one for one in notes if one[0] == "agrees" or any(one[1])]
         lines, names, groups = [right, *lines], [truth_name, *names], [None, *groups]
     strips = Strips("method", names, torch.stack(lines), axis, groups, tokens, position, label, notes)
-    return _drawn(strips, scale, vmax, title, size, ax, fig)
+    return _drawn(strips, scale, vmax, title, size, ax)
 
 
 def clear_tau(one: Tensor, truth: Tensor) -> float:
@@ -251,9 +247,9 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
     return float(kendall_tau(one, truth)) if int((sizes > sizes.max() / 100).sum()) >= 4 else float("nan")
 
 
-def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any, fig: Any) -> Any:
-    """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
-    given = axes.given_axes(ax, fig)
+def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any) -> Any:
+    """Draw the rows into a new figure or given axes. Returns the figure."""
+    given = axes.given_axes(ax)
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
@@ -271,11 +267,10 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
         return panel.figure
     left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
     right = 0.12 + sum(strips.widths)
-    limits = page if fig is None else axes.size_of(fig)
     height = ROW * rows
-    flat_bar = limits[0] < axes.NARROW_PAGE or height < _FEW
+    flat_bar = page[0] < axes.NARROW_PAGE or height < _FEW
     side = 0 if flat_bar else BAR + _BAR_TEXT
-    room, flat = limits[0] - left - right - side, strips.longest + 0.1
+    room, flat = page[0] - left - right - side, strips.longest + 0.1
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
     fits = flat <= _WIDEST_FLAT and flat * count <= room
     cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / count)
@@ -287,14 +282,13 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     if flat_bar:
         below += 0.1 + bar_room(name, length)
     above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.notes else 0)
-    height = max(0.05, min(height, limits[1] - above - below - _EDGE))
+    height = max(0.05, min(height, page[1] - above - below - _EDGE))
     total = above + height + below + _EDGE
     if not flat_bar:
         total = max(total, above + min(axes.text_width(name, axes.FONT_SIZE), 3) + _EDGE)
     heading = axes.text_width(title, axes.FONT_SIZE + 2) if title else 0
-    size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total
-    size = size if fig is None else limits
-    figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
+    size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, page[0]), total
+    figure = Picture(figsize=size, dpi=axes.DPI[0])
     panel = axes.add_axes(figure, (left, above, across, height), size)
     _draw(panel, strips, colors, cell, height / rows)
     if flat_bar:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
@@ -45,7 +45,6 @@ def draw_audio(
     title: str | None = None,
     size: tuple[float, float] = (7.6, 2.4),
     ax: Axes | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     """Draws a waveform and below it a bar for the score of each frame, or of each span of time.
 
@@ -64,10 +63,9 @@ def draw_audio(
         title: A title.
         size: The width and height of the figure in inches, such as (3.3, 1.8) for a column of a paper.
         ax: Axes to draw into.
-        fig: A figure or a subfigure to draw into.
 
     Returns:
-        A matplotlib figure: a new one, `fig`, or the figure of `ax`.
+        A matplotlib figure: a new one, or the figure of `ax`.
 
     Raises:
         ArgumentError: Shapes do not fit, numbers are not finite, or an option is out of range.
@@ -90,11 +88,10 @@ def draw_audio(
         raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
     place = position_of(token, [""] * len(values))
     colors = make_scale([values], "shared", vmax)
-    (panel,) = axes.given_axes(ax, fig) or (None,)
+    (panel,) = axes.given_axes(ax) or (None,)
     if panel is None:
-        size = size if fig is None else axes.size_of(fig)
         top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
-        figure = Picture(figsize=size, dpi=axes.DPI[0]) if fig is None else fig
+        figure = Picture(figsize=size, dpi=axes.DPI[0])
         panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
     _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
     axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
@@ -158,7 +155,6 @@ def draw_image(
     columns: int | None = None,
     size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
-    fig: Figure | SubFigure | None = None,
 ) -> Figure:
     """Draws the scores of patches over an image: a panel for each layer, after a panel of the image alone.
 
@@ -175,10 +171,9 @@ def draw_image(
         columns: The number of panels in a row. None: nearly a square.
         size: The width and height of the page in inches. The figure is no larger.
         title: A title above the panels.
-        fig: A figure or a subfigure to draw into.
 
     Returns:
-        A matplotlib figure: a new one, or `fig`.
+        A matplotlib figure.
 
     Raises:
         ArgumentError: Scores or image have another shape, the patches do not make a grid, or an option is wrong.
@@ -200,11 +195,9 @@ def draw_image(
     count = len(patches) + 1
     wide = min(columns or axes.square(count), count)
     high = math.ceil(count / wide)
-    if fig is None:
-        side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
-        full = side * wide + 0.8, min(size[1], side * high * (height / width + 0.15) + 0.4)
-        fig = Picture(figsize=full, dpi=axes.DPI[0])
-        fig.set_layout_engine("constrained")
+    side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
+    full = side * wide + 0.8, min(size[1], side * high * (height / width + 0.15) + 0.4)
+    fig = Picture(figsize=full, dpi=axes.DPI[0], layout="constrained")
     panels: list[Axes] = list(fig.subplots(high, wide, squeeze=False).flat)
     for panel in panels:
         panel.set_axis_off()
@@ -230,7 +223,7 @@ def draw_image(
     bar.ax.tick_params(labelsize=axes.FONT_SIZE - 1, length=2)
     if title:
         axes.write_heading(fig, title, fontsize=axes.FONT_SIZE + 2)
-    return fig  # type: ignore[return-value]  # a subfigure has the same methods
+    return fig
 
 
 def _image_content(name: str, patches: Tensor, label: str) -> Content:
