@@ -63,4 +63,4 @@ def seed() -> None:
 
 
 def pytest_report_header() -> str:
-    return "fast tests: twenty minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
+    return "fast tests: about twelve minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"

@@ -155,7 +155,7 @@ def each_case() -> Iterator[Any]:
     """Each method on the first model and on one of the others by turns. Each night has all."""
     others = list(WORDS)[1:]
     for model in WORDS:
-        for number, method in enumerate(METHODS):
+        for number, method in enumerate(METHODS, 1):
             is_asked = model == "agreement" or model == others[number % len(others)]
             yield pytest.param(model, method, marks=() if is_asked else pytest.mark.exhaustive)
 

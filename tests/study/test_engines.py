@@ -21,6 +21,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.study import Batch, Example, Study, run_study
 from captum_vz.study.folder import own_device
 from captum_vz.testbed import load_model
+from tests.engine.parameters import sampled
 from tests.study.test_command import PLUGIN
 from tests.study.test_run import assert_same_study, in_a_process, parts, study
 from tests.view.pages import missing
@@ -82,18 +83,21 @@ def test_engine_that_does_not_fit_refused(
     assert not (tmp_path / "s").exists()
 
 
+LAUNCHERS = {
+    "torch.distributed.run": "--standalone --nproc-per-node 2",
+    "accelerate.commands.launch": "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no --main_process_port 0",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torch.distributed.run", "accelerate.commands.launch"])
+@pytest.mark.parametrize("launcher", sampled(LAUNCHERS, "accelerate.commands.launch"))
 def test_launched_study_equals_one_process(
     launcher: str, examples: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot"]  # two parts
-    two = {
-        "torch.distributed.run": "--standalone --nproc-per-node 2",
-        "accelerate.commands.launch": "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
-        "--dynamo_backend no --main_process_port 0",
-    }[launcher].split()
+    two = LAUNCHERS[launcher].split()
     study_two = ["-m", "captum_vz", *options, "--folder", "two", "--engine", "accelerate"]
     run = subprocess.run(
         [sys.executable, "-m", launcher, *two, *study_two],
