@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -240,6 +241,37 @@ def test_refusals_tell_of_named_values(method: Any) -> None:
     block, options = block_of(Attend(in_unequal_parts)), {"target": (1, 2)} if method is ValueZeroingEffect else {}
     with pytest.raises(UnsupportedLayerError, match=r"parts of different sizes.*values=layer\.attn\.to_v"):
         method(block, block).attribute(sequences(2), **options)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_remedy_for_one_projection_of_three(named: bool) -> None:
+    """Both messages name the values as the argument takes them, and with them the map is right."""
+
+    class InThree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.three, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.three(x).split(WIDTH, -1)
+            return x + self.out((query @ key.mT / 4).softmax(-1) @ value)
+
+    layer, x = InThree().double(), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match=r"values=\(layer") as caught:
+        ValueZeroing(layer, layer, values=layer.three if named else None).attribute(x)
+    said = re.search(r"values=(\(layer.*?:\]\))", str(caught.value))
+    assert said is not None
+    clean, columns = layer(x), []
+    for source in range(x.shape[1]):
+
+        def zeroed(_: Any, __: Any, out: Tensor, at: int = source) -> None:
+            out[:, at, 2 * WIDTH :] = 0
+
+        with layer.three.register_forward_hook(zeroed), torch.no_grad():
+            columns.append(1 - torch.cosine_similarity(layer(x), clean, -1))
+    moved = torch.stack(columns, -1)
+    method = ValueZeroing(layer, layer, values=eval(said[1], {"layer": layer}))
+    assert_same(method.attribute(x), moved / moved.sum(-1, keepdim=True))
 
 
 def test_named_values_in_half_precision() -> None:

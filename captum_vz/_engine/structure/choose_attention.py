@@ -14,6 +14,7 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import first_tokens, mixes_outside, reads_other_states, reads_own_states
 from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.modules import matrix
 from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -54,7 +55,8 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a whole "
             "Transformer block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True "
             "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
-            "are: ValueZeroing(model, layer, values=layer.attn.to_v), with a list if each head has a module of its own."
+            f"are: ValueZeroing(model, layer, values={_last_third(layer) or 'layer.attn.to_v'}), with a list if each "
+            "head has a module of its own."
         )
     names = attention[1:].split() if attention.startswith(".") else []
     chosen = _of_modules(layer, names) if names else _self_or_cross(layer, attention)
@@ -68,9 +70,10 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
         try:
             _check_named_values(layer, chosen)
         except CannotReplayError as error:
+            such_as = (third := _last_third(layer)) and f", such as values={third}"
             raise UnsupportedLayerError(
                 f"values names {layer.given.projection} of the layer {name}, but these are no values of its "
-                f"attention: {error}. Name the part whose rows the attention sums."
+                f"attention: {error}. Name the part whose rows the attention sums{such_as}."
             ) from error
     if chosen.dropout:
         rate, training = chosen.dropout, chosen.module.training
@@ -192,6 +195,17 @@ def _inline_attention(layer: LayerRecord) -> str:
         return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
     kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
     return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
+
+
+def _last_third(layer: LayerRecord) -> str:
+    """The values that the only projection of queries, keys and values makes, as `values` takes them. Empty: none."""
+    width = layer.first_output.shape[-1]
+    names = {module: name for name, module in layer.layer.named_modules()}
+    weights = ((one, matrix(one)) for one in layer.modules_run)
+    found = [one for one, weight in weights if weight is not None and tuple(weight.shape) == (width, 3 * width)]
+    if len(found) != 1 or found[0] not in names:
+        return ""
+    return f"(layer.get_submodule({names[found[0]]!r}), lambda out: out[..., {2 * width}:])"
 
 
 def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | None:
