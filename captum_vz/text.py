@@ -32,7 +32,8 @@ Record = dict[str, Any]
 
 MASK: Final = "[MASK]"
 
-_WORD: Final = re.compile(r"[^\s.,;:!?]+|[.,;:!?]")
+# Abbreviations of letters with full stops ("e.g."), words and numbers with their inner marks ("3.14"), marks.
+_WORD: Final = re.compile(r"[^\w\s.,;:!?]*\b(?:[^\W\d_]\.){2,}|[^\s.,;:!?]+(?:(?<=\d)[.,:](?=\d)[^\s.,;:!?]+)*|[.,;:!?]")
 
 
 def split_words(sentence: str) -> list[str]:
@@ -40,6 +41,8 @@ def split_words(sentence: str) -> list[str]:
 
     >>> split_words("The pictures of some hat [MASK] scaring Marcus's sister.")
     ['The', 'pictures', 'of', 'some', 'hat', '[MASK]', 'scaring', "Marcus's", 'sister', '.']
+    >>> split_words("Pi, i.e. 3.14, at 10:30 (a.m.).")
+    ['Pi', ',', 'i.e.', '3.14', ',', 'at', '10:30', '(a.m.', ')', '.']
     """
     return [sentence[start:end] for start, end in word_spans(sentence)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,7 +59,7 @@ class TokenText:
         for start, end, alone in zip(starts, ends, special, strict=True):
             if alone:  # "hat</s>" is a word and a mark
                 letters[start:end] = " " * (end - start)
-        spans = word_spans("".join(letters))
+        spans = _joined(word_spans("".join(letters)), zip(starts, ends, strict=True))
         firsts = [first for first, _ in spans]
         stops = [match.end() for match in _SENTENCE_END.finditer(text)]
         labels = tuple(readable_tokens(tokenizer, ids))
@@ -192,6 +192,16 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[in
         text += after[len(whole) :]
         ends.append(len(text))
     return text, starts, [min(end, len(text)) for end in ends]
+
+
+def _joined(words: list[tuple[int, int]], tokens: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The words, those that one token holds together as one: an added token may be "New York"."""
+    firsts, lasts = zip(*words, strict=True) if words else ((), ())
+    held = [(bisect_right(lasts, start), bisect_left(firsts, end)) for start, end in tokens]
+    for first, stop in sorted(held, reverse=True):
+        if stop - first > 1:
+            words[first:stop] = [(words[first][0], words[stop - 1][1])]
+    return words
 
 
 def _numbered(keys: Sequence[Any]) -> list[int]:

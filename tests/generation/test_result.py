@@ -74,6 +74,15 @@ def test_pieces_of_a_word_are_one_word() -> None:
     assert "andy" in text.word_texts
 
 
+def test_a_token_of_several_words_is_one_word() -> None:
+    tokenizer = load_model()[1]
+    tokenizer.add_tokens(["scaring marcus", "of some hat"])
+    ids = tokenizer("the pictures of some hat [MASK] scaring marcus.", add_special_tokens=False)["input_ids"]
+    text = TokenText.of(tokenizer, ids)
+    assert text.word_texts == ("the", "pictures", "of some hat", "[MASK]", "scaring marcus", ".")
+    assert text.words == tuple(range(6))
+
+
 def test_pieces_of_a_character_are_one_word() -> None:
     """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
