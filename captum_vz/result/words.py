@@ -59,7 +59,7 @@ class TokenText:
         for start, end, alone in zip(starts, ends, special, strict=True):
             if alone:  # "hat</s>" is a word and a mark
                 letters[start:end] = " " * (end - start)
-        spans = _joined(word_spans("".join(letters)), zip(starts, ends, strict=True))
+        spans = _merged(word_spans("".join(letters)), zip(starts, ends, strict=True))
         firsts = [first for first, _ in spans]
         stops = [match.end() for match in _SENTENCE_END.finditer(text)]
         labels = tuple(readable_tokens(tokenizer, ids))
@@ -194,7 +194,7 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[in
     return text, starts, [min(end, len(text)) for end in ends]
 
 
-def _joined(words: list[tuple[int, int]], tokens: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(words: list[tuple[int, int]], tokens: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The words, those that one token holds together as one: an added token may be "New York"."""
     firsts, lasts = zip(*words, strict=True) if words else ((), ())
     held = [(bisect_right(lasts, start), bisect_left(firsts, end)) for start, end in tokens]
