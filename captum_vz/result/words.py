@@ -83,7 +83,7 @@ class TokenText:
             labels=(*names, *self.labels),
             words=(*range(count), *(count + word for word in self.words)),
             word_texts=(*names, *self.word_texts),
-            sentences=(*(0,) * count, *(1 + one for one in self.sentences)),
+            sentences=(*(0,) * count, *(min(count, 1) + one for one in self.sentences)),
             special=(*(False,) * count, *self.special),
         )
 
