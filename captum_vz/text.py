@@ -32,8 +32,11 @@ Record = dict[str, Any]
 
 MASK: Final = "[MASK]"
 
-# Abbreviations of letters with full stops ("e.g."), words and numbers with their inner marks ("3.14"), marks.
-_WORD: Final = re.compile(r"[^\w\s.,;:!?]*\b(?:[^\W\d_]\.){2,}|[^\s.,;:!?]+(?:(?<=\d)[.,:](?=\d)[^\s.,;:!?]+)*|[.,;:!?]")
+_WORD: Final = re.compile(
+    r"[^\w\s.,;:!?]*\b(?:[^\W\d_]\.){2,}"  # letters with full stops: "e.g."
+    r"|[^\s.,;:!?]+(?:(?<=\d)[.,:](?=\d)[^\s.,;:!?]+)*"  # words, and numbers with marks inside: "3.14"
+    r"|[.,;:!?]"
+)
 
 
 def split_words(sentence: str) -> list[str]:

@@ -122,7 +122,7 @@ def context_reliance(
 
     >>> found = context_reliance("causal", "the pictures of ", "some hat", max_new_tokens=2)
     >>> found.tokens[0], found.instead[0], found.divergence.argmax().item()
-    ('were', 'was', 0)
+    ('were', 'has', 0)
     """
     model, tokenizer = parts_of(model, tokenizer)
     known = completed(tokenizer)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz._engine import keeps_examples_apart
@@ -388,9 +388,6 @@ def test_library_models_are_trusted(name: str) -> None:
     assert not keeps_examples_apart(lambda **inputs: model(**inputs))
     with model.register_forward_hook(lambda module, args, output: output):
         assert not keeps_examples_apart(model)
-    for register in (register_module_forward_pre_hook, register_module_forward_hook):
-        with register(lambda *given: None):
-            assert not keeps_examples_apart(model)
     model.train()
     assert not keeps_examples_apart(model)
 

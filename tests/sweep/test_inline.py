@@ -70,7 +70,7 @@ def with_zeroed_value(run: Run, head: int, source: int) -> tuple[Product, list[s
     def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         output = output.clone()
         values = output.transpose(0, 1) if row.sequence_first else output
-        where = row.in_run(run.layer, run.layer, output)
+        where, _ = row.in_run(run.layer, run.layer, [(module, output)])
         columns[:] = where.columns
         values[:, source, columns[head]] = where.zero if isinstance(where.zero, float) else where.zero[head]
         return output

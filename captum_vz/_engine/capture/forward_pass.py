@@ -220,7 +220,16 @@ class LayerPass:
             return
         record = recorder.record
         try:
-            result = self._result_of(recorder, arguments, output, hooks)
+            # A hook that was added after ours may have changed the arguments.
+            record.args, record.kwargs = on_its_device(record.layer, arguments)
+            if clean := record.state.written_arguments():
+                record.writes_arguments = True
+                record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
+            record.hooks = hooks
+            recorder.finish(output)
+            with Changes() as changes:
+                record.args, record.kwargs = record.state.copied((record.args, record.kwargs), changes)
+                result = self.compute(record)
         except LAYER_ERRORS as error:
             if isinstance(error, RefusedError) or is_out_of_memory(error) or _is_of_user(error):
                 raise
@@ -232,28 +241,20 @@ class LayerPass:
             shared.end_layer()
         self.results.append((record.index, result))
 
-    def _result_of(self, recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> Tensor:
-        record = recorder.record
-        # A hook that was added after ours may have changed the arguments.
-        record.args, record.kwargs = on_its_device(record.layer, arguments)
-        if clean := record.state.written_arguments():
-            record.writes_arguments = True
-            record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
-        record.hooks = hooks
-        recorder.finish(output)
-        with Changes() as changes:
-            record.args, record.kwargs = record.state.copied((record.args, record.kwargs), changes)
-            return self.compute(record)
-
 
 def _is_of_user(error: BaseException) -> bool:
-    """Whether the user's code, such as a distance, raised an error inside of ours."""
-    below, traceback = list[str](), error.__traceback__
+    """Whether what the user passes, such as a distance or a norm, raised an error inside of ours."""
+    ours, below, traceback = "", set[str](), error.__traceback__
     while traceback is not None:
-        name = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        below = [] if name == "captum_vz" else [*below, name]
+        name = str(traceback.tb_frame.f_globals.get("__name__"))
+        if name.startswith("captum_vz."):
+            ours, below = name, set()
+        else:
+            below.add(name.partition(".")[0])
         traceback = traceback.tb_next
-    return not set(below) <= {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
+    libraries = {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
+    # Methods call what the user passes; the engine calls the model.
+    return bool(below) and (ours.startswith("captum_vz.attr.") or not below <= libraries)
 
 
 def given_states(

@@ -143,7 +143,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     With `streams`, tokens may have several vectors each. UnsupportedLayerError: the layer called no attention that can
     be read, or not the one that is asked for, or the layout of its tokens is unknown. RefusedError: it returned NaN.
     """
-    output = layer.first_output.detach()
+    output = layer.first_output
     if not is_finite(output):
         advice = " torch gives NaN to tokens that see nothing: pad on the right, or pass need_weights=False."
         advice *= any(isinstance(one.module, nn.MultiheadAttention) for one in layer.attentions)

@@ -211,6 +211,7 @@ class ModuleState:
         packages = {type(one).__module__.partition(".")[0] for one in self.modules}
         self.own_parts = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
         given = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)] if self.own_code else []
+        self.held = self._held()
         self.versions = {id(x): version(x) for x in (*given, *self._tensors())}
         self.given = [(x, x.clone()) for x in given]
 
@@ -220,7 +221,12 @@ class ModuleState:
 
     def keeps_tensors(self) -> bool:
         """Whether the modules hold tensors that they did not hold before the layer's run."""
-        return any(id(x) not in self.versions for x in self._tensors())
+        return self._held() != self.held
+
+    def _held(self) -> list[tuple[int, str, int]]:
+        """The tensors among the attributes of modules of own code, by their places."""
+        each = enumerate(map(vars, self.modules if self.own_code else ()))
+        return [(i, name, id(x)) for i, own in each for name, x in list(own.items()) if issubclass(type(x), Tensor)]
 
     def copied(self, arguments: T, changes: Changes) -> T:
         """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
