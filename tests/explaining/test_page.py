@@ -14,6 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import ValueGates, ValueZeroingEffect
+from captum_vz.generation import context_reliance
 from captum_vz.result import Explanation
 from tests.documents import ROOT
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
@@ -23,7 +24,7 @@ LINES = re.findall(r"^\| [^|]+\? \| `(.*)` \|$", PAGE, re.MULTILINE)
 
 
 def test_table_has_its_lines() -> None:
-    assert len(LINES) == 17
+    assert len(LINES) == 19
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])
@@ -57,7 +58,7 @@ def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_line_of_loaders_gives_the_effects() -> None:
-    (line,) = [line for line in LINES if not line.startswith("explain")]
+    (line,) = [line for line in LINES if line.startswith("DataLoader")]
     model = classifier()
     gated, ids = ValueGates(model), tokenizer()([SENTENCE] * 2, return_tensors="pt")["input_ids"]
     loader = DataLoader(TensorDataset(torch.ones(ids.shape), ids))
@@ -65,3 +66,10 @@ def test_line_of_loaders_gives_the_effects() -> None:
     found = eval(line, names | {"score": lambda gates, ids: gated(gates, ids)[:, 1]})
     expected = ValueZeroingEffect(model).attribute(ids, target=1)
     torch.testing.assert_close(found[0].view_as(expected), expected, rtol=0, atol=1e-5)
+
+
+def test_line_of_a_context_names_the_subject() -> None:
+    (line,) = [line for line in LINES if line.startswith("context_reliance")]
+    found = eval(line, {"context_reliance": context_reliance})
+    assert found.sensitive[0] == 0
+    assert [found.context[place] for place in found.cues[0]] == ["pictures"]
