@@ -134,7 +134,8 @@ def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
 
 def forward_hooks_with_kwargs(module: nn.Module) -> list[Callable[..., Any]]:
     """Those of the hooks after a module's forward that are also called with keyword arguments."""
-    return [hook for number, hook in module._forward_hooks.items() if number in module._forward_hooks_with_kwargs]
+    hooks = list(module._forward_hooks.items())  # other threads may add hooks meanwhile
+    return [hook for number, hook in hooks if number in module._forward_hooks_with_kwargs]
 
 
 def forward_pre_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:

@@ -118,7 +118,7 @@ class Changes(ExitStack):
 
     def keep_hooks(self, modules: Sequence[nn.Module]) -> None:
         """Remove hooks that the model's own code adds to modules and leaves there when it fails (PEFT's adapters)."""
-        before = {id(hook) for table in _hook_tables(modules) for hook in table.values()}
+        before = {id(hook) for table in _hook_tables(modules) for hook in list(table.values())}
 
         def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
             for table in _hook_tables(modules if error is not None else ()):

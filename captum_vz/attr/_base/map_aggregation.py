@@ -58,7 +58,7 @@ def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
     pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
     if pairs:
         between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
-        hooks = [hook for _, after in pairs for hook in forward_pre_hooks(layers[after]).values()]
+        hooks = [hook for _, after in pairs for hook in list(forward_pre_hooks(layers[after]).values())]
         found = _some([getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks])
         cause = f"the forward_pre_hook {found}" if hooks else "a recurrent or convolutional module"
         raise UnsupportedLayerError(
