@@ -13,6 +13,7 @@ from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import Prompt, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
 
 if TYPE_CHECKING:
@@ -124,14 +125,24 @@ def context_reliance(
     >>> found.tokens[0], found.instead[0], found.divergence.argmax().item()
     ('were', 'has', 0)
     """
+    if not as_method(method).explains_output:
+        raise ArgumentError(
+            f"method is {name_of(method)}, which explains the state of a token: pass a method that explains the "
+            "output, such as attn-lrp.",
+            "method",
+        )
+    for name, one in (("context", context), ("text", text)):
+        if not isinstance(one, str):
+            raise ArgumentError(f"{name} is of type {type(one).__name__}: pass a text.", name)
     model, tokenizer = parts_of(model, tokenizer)
     known = completed(tokenizer)
-    (whole,), (before,) = (read_prompts(known, one)[0] for one in (context + text, context.rstrip()))
+    # A context without words adds no tokens, and a tokenizer may make none of it.
+    (whole,), (before,) = (read_prompts(known, one)[0] for one in (context + text, context.rstrip() or text))
     marks = known.all_special_ids
     start = next((place for place, number in enumerate(whole.ids) if number not in marks), 0)
     pairs = enumerate(zip(whole.ids, before.ids, strict=False))
     stop = next((place for place, (one, other) in pairs if one != other), len(before.ids))
-    if not start < stop < len(whole.ids):
+    if not context.strip() or not start < stop < len(whole.ids):
         raise ArgumentError(
             f"the context {context!r} adds no tokens before the text {text!r}: pass a context of one word or more, and "
             "a text behind it.",

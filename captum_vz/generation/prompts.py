@@ -116,6 +116,12 @@ def read_prompts(
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
         return read_prompts(tokenizer, prompt["input_ids"], mask, prompt_length)
+    if (
+        isinstance(prompt, Mapping)
+        and any(isinstance(one, Tensor) for one in prompt.values())
+        and "sequences" not in prompt
+    ):
+        raise ArgumentError(f"prompt has {', '.join(prompt)}, but no input_ids, which this model reads: pass them too.")
     prompt = getattr(prompt, "sequences", prompt)
     if isinstance(prompt, (Tensor, np.ndarray)):
         rows = torch.as_tensor(prompt)

@@ -128,6 +128,8 @@ def finish_texts(
         options: The arguments of `generate`.
     """
     read = signals_of(options)
+    if unknown := set(read) - set(inspect.signature(model.forward).parameters):
+        raise ArgumentError(f"{type(model).__name__} takes no {', '.join(sorted(unknown))}: leave it out.")
     if read and len(prompts) > 1:
         raise ArgumentError(f"{', '.join(read)} need a call for each prompt, but there are {len(prompts)}: pass one.")
     prompts = [replace(prompts[0], read={**prompts[0].read, **read}), *prompts[1:]]

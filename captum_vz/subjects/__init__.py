@@ -87,8 +87,8 @@ class Subject:
         """An encoder of sentences that reads its texts behind prompts of its own, by their names."""
         if not isinstance(self.forward, Embedding):
             raise ArgumentError(f"{self.name} is no encoder of sentences: leave prompt_name= out.", "prompt_name")
-        names = (name, name) if isinstance(name, str) else tuple(name)
-        if len(names) != 2:
+        names = (name, name) if isinstance(name, str) else tuple(name) if isinstance(name, Sequence) else ()
+        if len(names) != 2 or not all(isinstance(one, str) for one in names):
             raise ArgumentError(f"prompt_name is {name!r}: pass a name, or a pair for the two texts.", "prompt_name")
         return replace(self, forward=replace(self.forward, chosen=names))
 

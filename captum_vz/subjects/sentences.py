@@ -53,12 +53,10 @@ class Embedding:
         names = self.chosen or ((self.default,) * 2 if self.default else asked if count == 2 else ("", ""))
         for name in names:
             if name and name not in self.prompts:
-                known = ", ".join(map(repr, self.prompts)) or "none"
-                raise ArgumentError(
-                    f"prompt_name is {name!r}, but the prompts of the model are {known}: pass one of these, a pair of "
-                    "them for the two texts, or '' for no prompt.",
-                    "prompt_name",
-                )
+                known = ", ".join(map(repr, self.prompts))
+                told = f"the prompts of the model are {known}: pass one of these, a pair of them, or '' for no prompt"
+                told = told if known else "the model has no prompts: leave it out"
+                raise ArgumentError(f"prompt_name is {name!r}, but {told}.", "prompt_name")
         return names[:count]
 
 

@@ -72,6 +72,10 @@ def test_encoder_that_does_more_in_encode_is_refused(encoder: Any, monkeypatch: 
     monkeypatch.setattr(encoder, "encode", lambda texts, **options: encode(["hat", *texts], **options)[:1])
     with pytest.raises(ArgumentError, match="does more than they do"):
         captum_vz.explain(encoder, SENTENCE)
+    with pytest.raises(ArgumentError, match="the model has no prompts: leave it out"):
+        captum_vz.explain("minilm", SENTENCE, prompt_name="query")
+    with pytest.raises(ArgumentError, match="pass a name, or a pair for the two texts"):
+        captum_vz.explain(encoder, SENTENCE, prompt_name=5)
     with pytest.raises(ArgumentError, match="no encoder of sentences"):
         captum_vz.explain("agreement", SENTENCE, prompt_name="query")
 

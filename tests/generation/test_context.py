@@ -55,3 +55,16 @@ def test_cues_are_of_the_context(name: str, method: str) -> None:
 def test_context_without_tokens_is_refused(context: str, text: str) -> None:
     with pytest.raises(ArgumentError, match="adds no tokens before the text"):
         context_reliance("causal", context, text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((5, TEXT), "context is of type int: pass a text"),
+        ((CONTEXT, None), "text is of type NoneType: pass a text"),
+        ((CONTEXT, TEXT, "value-zeroing"), "explains the state of a token: pass a method that explains the output"),
+    ],
+)
+def test_wrong_arguments(given: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        context_reliance("causal", *given)

@@ -117,6 +117,10 @@ def test_placeholder_that_the_model_writes() -> None:
     with pytest.warns(UserWarning, match="writes again, with suppress_tokens=\\[59\\]"):
         found = attribute_generation((model.eval(), None), given["input_ids"], ValueZeroing, 2, pixel_values=pixels)
     assert IMAGE not in found.generated.ids
+    with pytest.raises(ArgumentError, match="takes no pixel_values: leave it out"):
+        attribute_generation("causal", "the hat", ValueZeroing, 2, pixel_values=pixels)
+    with pytest.raises(ArgumentError, match="prompt has pixel_values, but no input_ids"):
+        attribute_generation((model, None), {"pixel_values": pixels}, ValueZeroing, 2)
     several = given["input_ids"].repeat(2, 1)
     with pytest.raises(ArgumentError, match="pixel_values need a call for each prompt, but there are 2"):
         attribute_generation((model, None), several, ValueZeroing, 2, pixel_values=pixels)
