@@ -183,9 +183,9 @@ class ModelReplay:
     ) -> Any:
         """What `forward` returns while a `handler` changes values in each recorded run of a layer.
 
-        A handler is made for a run, of `changed (n, in)` on its device. `check` is given it, and the output with
-        examples first, when the layer returns. `answer` is called before `forward`. With `alone`, one example runs, for
-        which layers may run more often or less often. CannotReplayError: else they do.
+        `handler` makes the handler of a run, and is given `changed (n, in)` on its device. When the layer returns,
+        `check` is given the handler, and the output with examples first. `answer` is called before `forward`. With
+        `alone`, one example runs, for which layers may run more often or less often. CannotReplayError: else they do.
         """
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
