@@ -323,7 +323,7 @@ class Call:
         return Call(self.function, inputs, further, len(rows), examples_of(self.named, None, rows, self.batch)[0])
 
     def distinct(self) -> tuple[bytes | None, list[int], list[int]]:
-        """A key of the distinct examples; where each stands first in the batch; and which one each example is.
+        """A key of the distinct examples; where in the batch each is first; and which of them each example equals.
 
         The key is None if the call holds an object whose content is unknown.
         """

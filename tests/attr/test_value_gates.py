@@ -433,7 +433,7 @@ def test_other_masks_are_noticed() -> None:
         assert_same(gated(gates, ids), fresh)
 
 
-def test_keywords_beside_other_arguments() -> None:
+def test_keywords_with_other_arguments() -> None:
     """Two examples with equal ids and other masks, whose masks are passed by keyword."""
     case = case_of("bert")
     ids = case.inputs["input_ids"][:1].repeat(2, 1)

@@ -254,7 +254,7 @@ def test_prompt_tuning(name: str, kind: Any) -> None:
         torch.testing.assert_close(row, expected)
 
 
-def test_token_beside_an_image() -> None:
+def test_token_of_text_with_an_image() -> None:
     """An image comes before or after the text. A position of the text may be one of the image in the layer."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     model = VisualBertModel(VisualBertConfig(vocab_size=30, visual_embedding_dim=12, **sizes)).eval()

@@ -40,7 +40,7 @@ class Attention(Projections):
 class Layer(nn.Module):
     """A block whose steps are functions, so that each of them can be changed.
 
-    `before` makes the input of the attention, `beside` is added to its output, `after` changes the sum, and `end` makes
+    `before` makes the input of the attention, `added` is added to its output, `after` changes the sum, and `end` makes
     what the block returns.
     """
 
@@ -48,7 +48,7 @@ class Layer(nn.Module):
         self,
         *,
         before: Change = same,
-        beside: Change = lambda layer, x: 0,
+        added: Change = lambda layer, x: 0,
         after: Change = same,
         end: Change = same,
         attend: Any = None,
@@ -57,7 +57,7 @@ class Layer(nn.Module):
         prepare: Callable[[Layer], Any] = lambda layer: None,
     ) -> None:
         super().__init__()
-        self.before, self.beside, self.after, self.end = before, beside, after, end
+        self.before, self.added, self.after, self.end = before, added, after, end
         self.attention = Attention(attend, finish)
         self.attention_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH))
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         given = self.before(self, x)
-        x = x + self.attention(self.attention_norm(given)) + self.beside(self, x)
+        x = x + self.attention(self.attention_norm(given)) + self.added(self, x)
         x = self.after(self, x)
         return self.end(self, x + self.feed_forward(self.norm(x)))
 
@@ -130,7 +130,7 @@ def over_features(own: Attention, query: Tensor, key: Tensor, value: Tensor) -> 
     return scaled_dot_product_attention(query.mT, key.mT, value.mT).mT
 
 
-def half_by_hand(own: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def half_of_the_heads(own: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     seen = scaled_dot_product_attention(query[:, :2], key[:, :2], value[:, :2])
     weights = softmax(query[:, 2:] @ key[:, 2:].mT / 2, dim=-1)
     return torch.cat([seen, weights @ value[:, 2:]], dim=1)
@@ -185,7 +185,7 @@ CHANGES: dict[str, Change] = {
     "the mean of tokens": lambda layer, x: x + x.mean(1, keepdim=True),
     "the largest of tokens": lambda layer, x: x + x.amax(1, keepdim=True),
     "the token before": lambda layer, x: x + pad(x, (0, 0, 1, -1)),
-    "the token behind": lambda layer, x: x + pad(x, (0, 0, -1, 1)),
+    "the token after": lambda layer, x: x + pad(x, (0, 0, -1, 1)),
     "the first token": lambda layer, x: x + x[:, :1],
     "the last token": lambda layer, x: x + x[:, -1:],
     "a sum so far": lambda layer, x: x.cumsum(1),
@@ -228,9 +228,9 @@ ENDS: dict[str, Change] = {
     "a dict": lambda layer, x: {"hidden": x},
     "a named tuple": lambda layer, x: Pair(x, None),
     "a ModelOutput": lambda layer, x: BaseModelOutput(last_hidden_state=x),
-    "weights behind": lambda layer, x: (x, x.new_zeros(len(x), HEADS, x.shape[1], x.shape[1])),
-    "a mask behind": lambda layer, x: (x, x[..., 0] > 0),
-    "a number behind": lambda layer, x: (x, 3),
+    "weights second": lambda layer, x: (x, x.new_zeros(len(x), HEADS, x.shape[1], x.shape[1])),
+    "a mask second": lambda layer, x: (x, x[..., 0] > 0),
+    "a number second": lambda layer, x: (x, 3),
     "a view": lambda layer, x: x[:, :, :].view(x.shape),
     "strided": lambda layer, x: x.mT.contiguous().mT,
     "nothing": lambda layer, x: None,
@@ -250,11 +250,11 @@ ATTENTIONS: dict[str, Any] = {
     "some rows": of_the_first_tokens,
     "two after each other": twice,
     "over features": over_features,
-    "half by hand": half_by_hand,
+    "half of the heads": half_of_the_heads,
     "heads scaled": lambda own, *parts: scaled_dot_product_attention(*parts) * torch.arange(1.0, 5)[:, None, None],
     "values doubled": lambda own, query, key, value: scaled_dot_product_attention(query, key, 2 * value),
     "values bounded": lambda own, query, key, value: scaled_dot_product_attention(query, key, value.tanh()),
-    "values beside": lambda own, query, key, value: scaled_dot_product_attention(query, key, value) + value,
+    "values added": lambda own, query, key, value: scaled_dot_product_attention(query, key, value) + value,
     "five axes": lambda own, *parts: scaled_dot_product_attention(*(one[:, None] for one in parts))[:, 0],
     "dropout in eval mode": lambda own, *parts: scaled_dot_product_attention(*parts, dropout_p=0.2),
 }
@@ -288,7 +288,7 @@ def changed(place: str, change: Change) -> Layer:
 LAYERS: dict[str, Callable[[], Layer]] = {
     **{
         f"{place}: {name}": partial(changed, place, change)
-        for place in ("before", "beside", "after", "the context", "end")
+        for place in ("before", "added", "after", "the context", "end")
         for name, change in CHANGES.items()
     },
     **{f"returns {name}": partial(Layer, end=change) for name, change in ENDS.items()},

@@ -79,7 +79,7 @@ def test_patterns_hide_no_tokens(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_patterns_beside_padding(name: str) -> None:
+def test_patterns_with_padding(name: str) -> None:
     """The last two tokens of the second example are padding."""
     visible = PATTERNS[name].expand(2, 1, -1, -1).clone()
     visible[1, ..., 3:] = False

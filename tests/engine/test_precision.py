@@ -168,7 +168,7 @@ def loud(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
-def test_steering_hook_beside_a_loud_token(dtype: torch.dtype, inside: bool) -> None:
+def test_steering_hook_and_a_large_token(dtype: torch.dtype, inside: bool) -> None:
     block, x = Block().to(dtype), loud(dtype)
 
     def forward(x: Tensor) -> None:

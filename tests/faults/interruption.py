@@ -23,11 +23,11 @@ import captum_vz
 
 PACKAGE = str(Path(captum_vz.__file__).parent)
 OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
-# By which a pass takes its changes back.
+# The code with which a pass takes its changes back.
 UNDOING = contextlib.ExitStack.__exit__.__code__
-# A call between two bytecodes of an exit, where no error but Ctrl-C can be raised, which is not promised.
+# Calls here are made between two bytecodes. Only Ctrl-C can raise an error there, and no promise covers it.
 EXIT = contextlib._GeneratorContextManager.__exit__.__code__
-# Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
+# Generators that may be closed before their end. Closing counts as a call, whose errors Python drops.
 HALF_USED = {"<genexpr>", "_ancestors"}
 Place = tuple[str, int]
 

@@ -67,11 +67,9 @@ def layer_hooks(
     this_pass = current_pass.get()
 
     def is_ours(module: nn.Module) -> bool:
-        # All threads that use the model share its hooks. DataParallel runs its replicas in threads of their own, which
-        # inherit no context.
-        if is_replica(module):
+        if is_replica(module):  # in a thread of its own, which inherits no context
             raise RefusedError("forward_func runs replicas of the model. Pass the module that DataParallel wraps.")
-        return current_pass.get() is this_pass
+        return current_pass.get() is this_pass  # all threads that use the model share its hooks
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None, list[tuple[Tensor, VersionedTensor]]]] = {}
@@ -243,7 +241,8 @@ class LayerPass:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Whether what the user passes, such as a distance or a norm, raised an error inside of ours."""
+    """Whether the error was raised in what the user passes to a method, such as a distance or a norm."""
+    # Our innermost module in the traceback, and the packages that it called.
     ours, below, traceback = "", set[str](), error.__traceback__
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__"))
@@ -253,7 +252,7 @@ def _is_of_user(error: BaseException) -> bool:
             below.add(name.partition(".")[0])
         traceback = traceback.tb_next
     libraries = {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
-    # Methods call what the user passes; the engine calls the model.
+    # Methods call what the user passes. The engine calls the model.
     return bool(below) and (ours.startswith("captum_vz.attr.") or not below <= libraries)
 
 

@@ -355,7 +355,7 @@ class Recorder(AttentionHandler):
             return False
         row, values, result = given or family_of(module), projected[0][1], first_tensor(output)
         # A module that projects several times projects something else too, or projects in parts.
-        each_once = row is not None and len({id(one) for one, _ in projected}) == len(projected) == len(row.parts)
+        each_once = row is not None and len(dict(projected)) == len(projected) == len(row.parts)
         if row is not None and row.second_projection is None and not each_once:
             record.projects_more = module
             return True

@@ -308,7 +308,7 @@ class Replay(Protocol):
 
 
 def _places(targets: Targets, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
-    """Where the pairs `(target, group)` stand in a map `(batch, rows, groups)`, counted through it."""
+    """The places of the pairs `(target, group)` in a map `(batch, rows, groups)`, counted through it."""
     return ((targets.batch * rows + targets.row) * groups)[target] + group
 
 

@@ -283,7 +283,11 @@ class OtherMixing:
     @torch.no_grad()
     def _is_given_alone(self, record: LayerRecord, before: ReturnedTensor) -> bool:
         """Whether a layer is given what one module makes of each token of `before`."""
+        widths = [x.shape[-1:] for x in tensors_in((record.args, record.kwargs))]
         for module in self._each_token:
+            weight = matrix(module)  # (in, out)
+            if weight is not None and weight.shape[1:] not in widths:
+                continue  # such as the unembedding, which takes long
             with suppress(*LAYER_ERRORS):  # it is for other vectors
                 if record.is_given(ReturnedTensor(module.forward(before.copy))):
                     return True

@@ -121,7 +121,9 @@ class Changes(ExitStack):
         before = {id(hook) for table in _hook_tables(modules) for hook in list(table.values())}
 
         def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
-            for table in _hook_tables(modules if error is not None else ()):
+            if error is None:
+                return
+            for table in _hook_tables(modules):
                 for number, hook in list(table.items()):
                     own = str(getattr(hook, "__module__", "")).startswith("captum_vz.")  # another thread's pass
                     if id(hook) not in before and not own:
@@ -211,8 +213,9 @@ class ModuleState:
         packages = {type(one).__module__.partition(".")[0] for one in self.modules}
         self.own_parts = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
         given = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)] if self.own_code else []
-        self.held = self._held()
-        self.versions = {id(x): version(x) for x in (*given, *self._tensors())}
+        held = self._tensors()
+        self.held = set(map(id, held))
+        self.versions = {id(x): version(x) for x in (*given, *held)}
         self.given = [(x, x.clone()) for x in given]
 
     def written_arguments(self) -> dict[int, Tensor]:
@@ -220,13 +223,8 @@ class ModuleState:
         return {id(x): clean for x, clean in self.given if self._is_written(x) and not torch.equal(x, clean)}
 
     def keeps_tensors(self) -> bool:
-        """Whether the modules hold tensors that they did not hold before the layer's run."""
-        return self._held() != self.held
-
-    def _held(self) -> list[tuple[int, str, int]]:
-        """The tensors among the attributes of modules of own code, by their places."""
-        each = enumerate(map(vars, self.modules if self.own_code else ()))
-        return [(i, name, id(x)) for i, own in each for name, x in list(own.items()) if issubclass(type(x), Tensor)]
+        """Whether the modules of own code hold tensors that they did not hold before the layer's run."""
+        return self.own_code and not self.held.issuperset(map(id, self._tensors()))
 
     def copied(self, arguments: T, changes: Changes) -> T:
         """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""

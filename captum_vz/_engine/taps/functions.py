@@ -83,9 +83,11 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
     weights, handler.last_weights = handler.last_weights, None
     if weights is None:
         return output, None
+    weights = all_weights(weights)
     # torch's own softmax gives NaN for a token that sees nothing.
-    blind = (weights := all_weights(weights)).sum(-1, keepdim=True) == 0
-    weights, rows = weights.masked_fill(blind, torch.nan), blind.any(1).transpose(0, 1)
+    blind = weights.sum(-1, keepdim=True) == 0  # (batch, head, out, 1)
+    weights = weights.masked_fill(blind, torch.nan)
+    rows = blind.any(1).transpose(0, 1)  # the output has tokens first, and one sentence alone has no examples
     output = output.masked_fill(rows.reshape(*output.shape[:-1], 1), torch.nan)
     return output, weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
 

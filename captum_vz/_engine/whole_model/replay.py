@@ -148,10 +148,10 @@ class ModelReplay:
         copies, batch = zeroed.shape[:2]
         examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
 
-        def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
+        def handler(run: RecordedRun, changed: Tensor, intervention: Intervention) -> RunHandler:
             real = run.real if alone is None else run.real[alone : alone + 1]
-            own = share if share.dim() == 2 else share[:, run.index]
-            is_idle = share.dim() == 3 and not own.any()
+            own = changed if changed.dim() == 2 else changed[:, run.index]
+            is_idle = changed.dim() == 3 and not own.any()
             return RunHandler(run, own[:, None] & run.heads[:, None], intervention, real, rows, is_idle)
 
         def check(handler: RunHandler, found: Tensor | None) -> None:
@@ -183,9 +183,9 @@ class ModelReplay:
     ) -> Any:
         """What `forward` returns while a `handler` changes values in each recorded run of a layer.
 
-        A handler is made for a run, of `changed (n, in)` on its device. `check` is given it, and the output with
-        examples first, when the layer returns. `answer` is called before `forward`. With `alone`, one example runs, for
-        which layers may run more often or less often. CannotReplayError: else they do.
+        `handler` makes the handler of a run, and is given `changed (n, in)` on its device. When the layer returns,
+        `check` is given the handler, and the output with examples first. `answer` is called before `forward`. With
+        `alone`, one example runs, for which layers may run more often or less often. CannotReplayError: else they do.
         """
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
@@ -313,8 +313,8 @@ class ModelGates(ModelReplay):
             ) from error
 
     def _run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None, checked: bool = False) -> Any:
-        def handler(run: RecordedRun, share: Tensor, intervention: Intervention) -> RunHandler:
-            return _Gated(run, share, intervention, rows, self.seen if (run.index, run.number) == (0, 0) else None)
+        def handler(run: RecordedRun, changed: Tensor, intervention: Intervention) -> RunHandler:
+            return _Gated(run, changed, intervention, rows, self.seen if (run.index, run.number) == (0, 0) else None)
 
         def check(handler: RunHandler, found: Tensor | None) -> None:
             if checked:

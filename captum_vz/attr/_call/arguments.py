@@ -305,7 +305,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
 
 
 def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
-    """A warning if a layer has more tokens than the inputs, or than the text beside an image.
+    """A warning if a layer has more tokens than the inputs, or than the text that comes with an image.
 
     An error if `token` may count these or not.
     """
