@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
+from torch.special import entr
 
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
@@ -53,16 +55,16 @@ class ContextReliance:
         """A row for each generated token."""
         from pandas import DataFrame
 
-        both = {f"{name} {side}": column for name in ("probability", "entropy") for side, column in self._sides(name)}
+        both = {
+            f"{name} {side}": getattr(self, name)[:, place]
+            for name in ("probability", "entropy")
+            for place, side in enumerate(("with", "without"))
+        }
         of_step = dict(zip(self.sensitive, self.cues, strict=True))
         needs = [", ".join(self.context[place] for place in of_step.get(step, ())) for step in range(len(self.tokens))]
         return DataFrame(
             {"token": self.tokens, **both, "divergence": self.divergence, "instead": self.instead, "needs": needs}
         )
-
-    def _sides(self, name: str) -> list[tuple[str, Tensor]]:
-        both = getattr(self, name)
-        return [("with", both[:, 0]), ("without", both[:, 1])]
 
     def __repr__(self) -> str:
         """A line for each sensitive token."""
@@ -96,7 +98,7 @@ def context_reliance(
 
     .. math:: D_t = \mathrm{KL}\big(p(\cdot \mid c, x, y_{<t}) \,\|\, p(\cdot \mid x, y_{<t})\big)
 
-    The text x is continued behind its context c, and the continuation y is read again without the context. Steps whose
+    The text x is continued after its context c, and the continuation y is read again without the context. Steps whose
     divergence is larger than the mean of all steps by `deviations` standard deviations are sensitive. For these, the
     method explains the generated token rather than the most probable one without the context; context tokens whose
     scores are larger than the mean by as much are cues. Source: Sarti et al., "Quantifying the Plausibility of Context
@@ -104,7 +106,7 @@ def context_reliance(
 
     Args:
         model: What :func:`attribute_generation` takes.
-        context: What stands before the text, with the space or the line break between both.
+        context: The text before the prompt, with the space or the line break between both.
         text: The prompt without its context.
         method: A method that explains the output, as :func:`attribute_generation` takes it, such as
             "value-zeroing-effect".
@@ -134,15 +136,16 @@ def context_reliance(
     if not start < stop < len(whole.ids):
         raise ArgumentError(
             f"the context {context!r} adds no tokens before the text {text!r}: pass a context of one word or more, and "
-            "a text behind it.",
+            "a text after it.",
             "context",
         )
-    options = generate_kwargs if generated is not None else {"max_new_tokens": max_new_tokens, **generate_kwargs}
-    finished = finish_texts(model, known, [whole], generated, False, None, dict(options))[0][0]
+    if generated is None:
+        generate_kwargs["max_new_tokens"] = max_new_tokens
+    finished = finish_texts(model, known, [whole], generated, False, None, generate_kwargs)[0][0]
     alone = replace(finished, prompt=Prompt(whole.ids[:start] + whole.ids[stop:]))
     logs = torch.stack([_log_probabilities(model, one) for one in (finished, alone)], 1)  # (n, 2, vocabulary)
     ids = torch.tensor(finished.generated)[:, None, None].expand(-1, 2, 1)
-    divergence = (logs[:, 0].exp() * (logs[:, 0] - logs[:, 1])).sum(-1)
+    divergence = kl_div(logs[:, 1], logs[:, 0], reduction="none", log_target=True).sum(-1)
     sensitive = _large(divergence, deviations)
     best = logs[:, 1].argmax(-1).tolist()
     foils = [one if one != other else None for one, other in zip(best, finished.generated, strict=True)]
@@ -155,7 +158,7 @@ def context_reliance(
         tuple(found.generated.labels),
         tuple(found.prompt.labels[start:stop]),
         logs.gather(-1, ids)[..., 0].exp(),
-        -(logs.exp() * logs).sum(-1),
+        entr(logs.exp()).sum(-1),
         divergence,
         sensitive,
         tuple(names),
