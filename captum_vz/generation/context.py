@@ -16,6 +16,7 @@ from captum_vz.generation.prompts import Prompt, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, finish_texts
 from captum_vz.subjects import parts_of
+from captum_vz.subjects.signals import signals_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,12 +121,18 @@ def context_reliance(
         A :class:`ContextReliance`, with numbers for each generated token.
 
     Raises:
-        ArgumentError: The context adds no tokens. The errors of :func:`attribute_generation`.
+        ArgumentError: The context adds no tokens. Images or sound are passed. The errors of
+            :func:`attribute_generation`.
 
     >>> found = context_reliance("causal", "the pictures of ", "some hat", max_new_tokens=2)
     >>> found.tokens[0], found.instead[0], found.divergence.argmax().item()
     ('were', 'has', 0)
     """
+    if signals := signals_of(generate_kwargs):
+        raise ArgumentError(
+            f"context_reliance compares two texts, but was passed {', '.join(signals)}: leave it out, or explain the "
+            "prompt with attribute_generation."
+        )
     model, tokenizer = parts_of(model, tokenizer)
     known = completed(tokenizer)
     (whole,), (before,) = (read_prompts(known, one)[0] for one in (context + text, context.rstrip()))

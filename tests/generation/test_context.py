@@ -55,3 +55,9 @@ def test_cues_are_of_the_context(name: str, method: str) -> None:
 def test_context_without_tokens_is_refused(context: str, text: str) -> None:
     with pytest.raises(ArgumentError, match="adds no tokens before the text"):
         context_reliance("causal", context, text)
+
+
+def test_context_with_an_image_is_refused() -> None:
+    """The texts were compared without the image."""
+    with pytest.raises(ArgumentError, match="compares two texts, but was passed pixel_values"):
+        context_reliance("causal", CONTEXT, TEXT, pixel_values=torch.zeros(1, 3, 8, 8))
