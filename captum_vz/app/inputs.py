@@ -254,7 +254,7 @@ def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> In
     embedding, texts = subject.forward, [text] if other is None else [text, other]
     assert isinstance(embedding, Embedding)  # of this task
     prompts, told = prompts_of(embedding, texts)
-    forwards = [embedding.behind(prompt) for prompt in prompts]
+    forwards = [embedding.after(prompt) for prompt in prompts]
     outputs = list[Tensor]()
     for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
         outputs.append(_output(forward, subject, prompt + one if prompt else one))

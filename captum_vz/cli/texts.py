@@ -24,6 +24,7 @@ from captum_vz.result.words import KINDS
 from captum_vz.study.comparison import choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
+from captum_vz.subjects.heads import is_encoder_decoder
 from captum_vz.subjects.loading import AGREEMENT
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
 from captum_vz.tables import frame, page, paragraph, text_table
@@ -204,7 +205,7 @@ def generate(options: argparse.Namespace) -> None:
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
-        has_encoder = bool(getattr(subject.model.config, "is_encoder_decoder", False))
+        has_encoder = is_encoder_decoder(subject.model)
         name, layer = options.method or default_method(subject, options.layer), options.layer
         if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")

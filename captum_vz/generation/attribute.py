@@ -23,7 +23,6 @@ from captum_vz.generation.texts import (
     finish_texts,
     foils_of,
     longest_alike,
-    signals_of,
     states_of,
 )
 from captum_vz.methods import (
@@ -42,6 +41,7 @@ from captum_vz.methods import (
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, heads, parts_of, written_layers
+from captum_vz.subjects.signals import signals_of
 
 ROLLOUT: Final = "value-zeroing-rollout"
 #: Captum generates as many tokens by default.
@@ -197,7 +197,7 @@ def _explained(
             _add_deciding(found, name, method, scores, layers)
             continue
         names, ids = text.prompt.names, text.start if text.prompt.names else text.conditions
-        given = TokenText.of(tokenizer, ids, text.sections).behind(names)
+        given = TokenText.of(tokenizer, ids, text.sections).after(names)
         tokens = given, TokenText.of(tokenizer, text.generated)
         written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
         again = partial(_joint, method, text, ask) if method.takes_features else None

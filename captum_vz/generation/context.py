@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
+from torch.special import entr
 
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
@@ -15,6 +17,7 @@ from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, finish_texts
 from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
+from captum_vz.subjects.signals import signals_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,16 +57,16 @@ class ContextReliance:
         """A row for each generated token."""
         from pandas import DataFrame
 
-        both = {f"{name} {side}": column for name in ("probability", "entropy") for side, column in self._sides(name)}
+        both = {
+            f"{name} {side}": getattr(self, name)[:, place]
+            for name in ("probability", "entropy")
+            for place, side in enumerate(("with", "without"))
+        }
         of_step = dict(zip(self.sensitive, self.cues, strict=True))
         needs = [", ".join(self.context[place] for place in of_step.get(step, ())) for step in range(len(self.tokens))]
         return DataFrame(
             {"token": self.tokens, **both, "divergence": self.divergence, "instead": self.instead, "needs": needs}
         )
-
-    def _sides(self, name: str) -> list[tuple[str, Tensor]]:
-        both = getattr(self, name)
-        return [("with", both[:, 0]), ("without", both[:, 1])]
 
     def __repr__(self) -> str:
         """A line for each sensitive token."""
@@ -97,7 +100,7 @@ def context_reliance(
 
     .. math:: D_t = \mathrm{KL}\big(p(\cdot \mid c, x, y_{<t}) \,\|\, p(\cdot \mid x, y_{<t})\big)
 
-    The text x is continued behind its context c, and the continuation y is read again without the context. Steps whose
+    The text x is continued after its context c, and the continuation y is read again without the context. Steps whose
     divergence is larger than the mean of all steps by `deviations` standard deviations are sensitive. For these, the
     method explains the generated token rather than the most probable one without the context; context tokens whose
     scores are larger than the mean by as much are cues. Source: Sarti et al., "Quantifying the Plausibility of Context
@@ -105,7 +108,7 @@ def context_reliance(
 
     Args:
         model: What :func:`attribute_generation` takes.
-        context: What stands before the text, with the space or the line break between both.
+        context: The text before the prompt, with the space or the line break between both.
         text: The prompt without its context.
         method: A method that explains the output, as :func:`attribute_generation` takes it, such as
             "value-zeroing-effect".
@@ -119,7 +122,8 @@ def context_reliance(
         A :class:`ContextReliance`, with numbers for each generated token.
 
     Raises:
-        ArgumentError: The context adds no tokens. The errors of :func:`attribute_generation`.
+        ArgumentError: The context adds no tokens. Images or sound are passed. The errors of
+            :func:`attribute_generation`.
 
     >>> found = context_reliance("causal", "the pictures of ", "some hat", max_new_tokens=2)
     >>> found.tokens[0], found.instead[0], found.divergence.argmax().item()
@@ -134,6 +138,11 @@ def context_reliance(
     for name, one in (("context", context), ("text", text)):
         if not isinstance(one, str):
             raise ArgumentError(f"{name} is of type {type(one).__name__}: pass a text.", name)
+    if signals := signals_of(generate_kwargs):
+        raise ArgumentError(
+            f"context_reliance compares two texts, but was passed {', '.join(signals)}: leave it out, or explain the "
+            "prompt with attribute_generation."
+        )
     model, tokenizer = parts_of(model, tokenizer)
     known = completed(tokenizer)
     # A context without words adds no tokens, and a tokenizer may make none of it.
@@ -145,15 +154,16 @@ def context_reliance(
     if not context.strip() or not start < stop < len(whole.ids):
         raise ArgumentError(
             f"the context {context!r} adds no tokens before the text {text!r}: pass a context of one word or more, and "
-            "a text behind it.",
+            "a text after it.",
             "context",
         )
-    options = generate_kwargs if generated is not None else {"max_new_tokens": max_new_tokens, **generate_kwargs}
-    finished = finish_texts(model, known, [whole], generated, False, None, dict(options))[0][0]
+    if generated is None:
+        generate_kwargs["max_new_tokens"] = max_new_tokens
+    finished = finish_texts(model, known, [whole], generated, False, None, generate_kwargs)[0][0]
     alone = replace(finished, prompt=Prompt(whole.ids[:start] + whole.ids[stop:]))
     logs = torch.stack([_log_probabilities(model, one) for one in (finished, alone)], 1)  # (n, 2, vocabulary)
     ids = torch.tensor(finished.generated)[:, None, None].expand(-1, 2, 1)
-    divergence = (logs[:, 0].exp() * (logs[:, 0] - logs[:, 1])).sum(-1)
+    divergence = kl_div(logs[:, 1], logs[:, 0], reduction="none", log_target=True).sum(-1)
     sensitive = _large(divergence, deviations)
     best = logs[:, 1].argmax(-1).tolist()
     foils = [one if one != other else None for one, other in zip(best, finished.generated, strict=True)]
@@ -166,7 +176,7 @@ def context_reliance(
         tuple(found.generated.labels),
         tuple(found.prompt.labels[start:stop]),
         logs.gather(-1, ids)[..., 0].exp(),
-        -(logs.exp() * logs).sum(-1),
+        entr(logs.exp()).sum(-1),
         divergence,
         sensitive,
         tuple(names),

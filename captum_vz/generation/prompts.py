@@ -97,8 +97,8 @@ class Prompt:
         sections: The parts of the prompt with their names, such as the messages of a chat.
         text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
-        read: What the model reads beside the tokens, by the names of its arguments, such as the pixels of an image.
-        names: The names of the states of an encoder that reads no tokens, one for each id. The ids are then -1.
+        read: Further inputs of the model, by the names of its arguments, such as the pixels of an image.
+        names: For an encoder that reads an image or sound, a name for each of its states. All ids are then -1.
     """
 
     ids: tuple[int, ...]

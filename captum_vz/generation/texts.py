@@ -16,15 +16,13 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation.prompts import Prompt
 from captum_vz.result.words import Section
 from captum_vz.subjects.heads import is_encoder_decoder
-from captum_vz.subjects.signals import source_names
+from captum_vz.subjects.signals import placeholders, signals_of, source_names
 
 # Arguments of `generate` that are also arguments of the model, and that do not change what the tokens represent.
 HARMLESS = {
     *("attention_mask", "past_key_values", "cache", "use_cache", "cache_position", "decoder_input_ids"),
     *("logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "input_ids"),
 }
-#: How the names of arguments begin that hold images, videos or sound. `generate` and the pass read them unchanged.
-SIGNALS = ("pixel_", "image_", "video_", "input_features", "input_values", "audio_", "feature_", "mm_")
 Ids = tuple[int, ...]
 
 
@@ -85,20 +83,6 @@ def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
     if types is not None and hasattr(config, "type_vocab_size") and not torch.as_tensor(types).any():
         del found["token_type_ids"]  # what these models read if they are given none
     return found
-
-
-def signals_of(options: dict[str, Any]) -> dict[str, Tensor]:
-    """Take images, videos and sound out of the arguments of `generate`, and the types of tokens that go with them."""
-    names = [name for name, one in options.items() if isinstance(one, Tensor) and name.startswith(SIGNALS)]
-    types = [name for name in ("token_type_ids",) if names and name in options]
-    return {name: options.pop(name) for name in (*names, *types)}
-
-
-def placeholders(model: Any) -> set[int]:
-    """The ids of tokens that stand for images, videos and sound."""
-    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
-    found = (getattr(getattr(model, "config", None), name, None) for name in names)
-    return {one for one in found if isinstance(one, int)}
 
 
 @torch.no_grad()
@@ -197,13 +181,13 @@ def _generated(
     ids, device = pad_sequence(each, True, pad, side), device_of(model)
     read = {name: one.to(device) for name, one in prompts[0].read.items()}
     mask = pad_sequence(list(map(torch.ones_like, each)), True, 0, side)
-    if not prompts[0].names:
-        read["attention_mask"] = mask.to(device)
     named: dict[str, Any] = {"tokenizer": tokenizer} if options.get("stop_strings") else {}
-    if prompts[0].names:
+    first = () if prompts[0].names else (ids.to(device),)
+    if first:
+        read["attention_mask"] = mask.to(device)
+    else:
         named["return_dict_in_generate"] = True  # Whisper's sequences then begin with the tokens that it starts with
     arguments = {"pad_token_id": pad, **named, **options, **read}
-    first = () if prompts[0].names else (ids.to(device),)
 
     def run(**further: Any) -> Tensor:
         with torch.random.fork_rng(enabled=seed is not None):
@@ -261,10 +245,7 @@ def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | 
         pairs = enumerate(zip(ids, text.generated, strict=False))
         part = next((place for place, (one, other) in pairs if one != other), None)
         if part is None:
-            raise ArgumentError(
-                f"foil is {foil!r}, which is what is generated: pass another word.",
-                "foil",
-            )
+            raise ArgumentError(f"foil is {foil!r}, which is what is generated: pass another word.", "foil")
         token = tokenizer.decode([ids[part]])
         told = f"foil {foil} is asked about by its token {token!r}, at step {part}"
         return [ids[part] if place == part else None for place in range(steps)], [told] * (len(ids) > 1)

@@ -74,8 +74,8 @@ class TokenText:
         groups = tuple(_numbered(keys)), texts, tuple(_numbered(sentences))
         return cls(tuple(ids), labels, *groups, special, tuple(sections))
 
-    def behind(self, names: Sequence[str]) -> TokenText:
-        """This text behind sources that are no tokens, such as the patches of an image. Each is a word of its own."""
+    def after(self, names: Sequence[str]) -> TokenText:
+        """This text after sources that are no tokens, such as the patches of an image. Each is a word of its own."""
         count = len(names)
         return replace(
             self,

@@ -84,7 +84,7 @@ class Subject:
         return None if found is None else replace(self, forward=found, task=heads.SENTENCE)
 
     def prompted(self, name: str | Sequence[str]) -> Subject:
-        """An encoder of sentences that reads its texts behind prompts of its own, by their names."""
+        """An encoder of sentences that puts prompts of its own before its texts, by their names."""
         if not isinstance(self.forward, Embedding):
             raise ArgumentError(f"{self.name} is no encoder of sentences: leave prompt_name= out.", "prompt_name")
         names = (name, name) if isinstance(name, str) else tuple(name) if isinstance(name, Sequence) else ()

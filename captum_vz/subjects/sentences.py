@@ -1,4 +1,4 @@
-"""Encoders of sentences: what stands before a text, and the embedding that the model's own `encode` returns."""
+"""Encoders of sentences: the prompts before a text, and the embedding that the model's own `encode` returns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Embedding:
 
     Attributes:
         run: Takes the inputs by keyword, and `prompt_length`: how many tokens pooling may leave out.
-        prompts: The texts that stand before a text, by their names.
+        prompts: The texts that are put before a text, by their names.
         default: The name of the prompt of all texts. None: there is none.
         length: How many tokens of a prompt the pooling leaves out, from the prompt.
-        own: The model's own embedding of a text behind a prompt. None: it has no other.
+        own: The model's own embedding of a text after a prompt. None: `run` is all that it has.
         chosen: The names that the user chose for a text and for the second one; an empty name is no prompt.
     """
 
@@ -43,8 +43,8 @@ class Embedding:
         """The embeddings of tokens without a prompt."""
         return self.run(**inputs)
 
-    def behind(self, prompt: str) -> Callable[..., Tensor]:
-        """What makes the embeddings of tokens that begin with a prompt."""
+    def after(self, prompt: str) -> Callable[..., Tensor]:
+        """The function that makes the embeddings of tokens that begin with a prompt."""
         return partial(self.run, prompt_length=self.length(prompt)) if prompt else self.run
 
     def names(self, count: int) -> Sequence[str]:
@@ -108,11 +108,11 @@ def of_folder(name: str, model: Any) -> Embedding | None:
 
 
 def prompts_of(embedding: Embedding, texts: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """What stands before each text, and sentences that say so. The output of a tokenizer has its prompt already."""
+    """The prompt of each text, and sentences that name it. The output of a tokenizer has its prompt already."""
     named = list(zip(texts, embedding.names(len(texts)), ("the text", "the second text"), strict=False))
     prompts = [embedding.prompts[name] if name and isinstance(one, str) else "" for one, name, _ in named]
     shown = zip(prompts, named, strict=True)
-    told = [f"{what} is read behind the prompt {name!r}, {prompt!r}" for prompt, (_, name, what) in shown if prompt]
+    told = [f"{what} is read after the prompt {name!r}, {prompt!r}" for prompt, (_, name, what) in shown if prompt]
     return prompts, told
 
 

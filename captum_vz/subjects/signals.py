@@ -15,6 +15,9 @@ from captum_vz.errors import ArgumentError
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import IMAGE
 
+#: How the names of arguments begin that hold images, videos or sound. `generate` and the pass read them unchanged.
+SIGNALS = ("pixel_", "image_", "video_", "input_features", "input_values", "audio_", "feature_", "mm_")
+
 
 def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
     """The inputs of an image or of sound: a file, an array, or an image of Pillow."""
@@ -114,3 +117,18 @@ def source_names(config: Any, count: int, inputs: Mapping[str, Tensor]) -> list[
             before = ["[CLS]", *(f"extra {i}" for i in range(1, extra))][:extra]
             return [*before, *(f"patch {i // across},{i % across}" for i in range(down * across))]
     return [f"{'frame' if pixels is None else 'source'} {i}" for i in range(count)]
+
+
+def signals_of(options: dict[str, Any]) -> dict[str, Tensor]:
+    """Take images, videos and sound out of the arguments of `generate`, and the types of tokens that go with them."""
+    names = [name for name, one in options.items() if isinstance(one, Tensor) and name.startswith(SIGNALS)]
+    if names and "token_type_ids" in options:
+        names.append("token_type_ids")
+    return {name: options.pop(name) for name in names}
+
+
+def placeholders(model: Any) -> set[int]:
+    """The ids of tokens that stand for images, videos and sound."""
+    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
+    found = (getattr(getattr(model, "config", None), name, None) for name in names)
+    return {one for one in found if isinstance(one, int)}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
-    BertConfig,
     BertForNextSentencePrediction,
     BertForSequenceClassification,
     ByT5Tokenizer,
@@ -42,7 +41,7 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import compare
 from captum_vz.subjects import heads, model_sources
 from captum_vz.testbed import load_model
-from tests.explaining.models import SENTENCE, classifier, one_by_one, tokenizer, twin
+from tests.explaining.models import SENTENCE, SIZE, bert, classifier, one_by_one, tokenizer, twin
 
 
 class Wrapper(nn.Module):
@@ -173,11 +172,9 @@ def test_tasks_of_all_classes_of_transformers(mapping: str, task: str) -> None:
 def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) -> None:
     """Without an image, Llava is the Llama inside it."""
     words = load_model("causal")[1]
-    config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-    )
-    seen = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
-    model = LlavaForConditionalGeneration(LlavaConfig(text_config=config, vision_config=seen)).eval()
+    config = LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
+    both = LlavaConfig(text_config=config, vision_config=CLIPVisionConfig(**SIZE))
+    model = LlavaForConditionalGeneration(both).eval()
     inside = LlamaForCausalLM(config).eval()
     inside.model, inside.lm_head = model.model.language_model, model.lm_head
     model.save_pretrained(tmp_path)
@@ -193,19 +190,10 @@ def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) ->
 def test_translation_of_marian_is_explained() -> None:
     """Its class ends in MTModel."""
     words = load_model()[1]
-    config = MarianConfig(
-        vocab_size=len(words),
-        d_model=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        pad_token_id=words.pad_token_id,
-        eos_token_id=words.sep_token_id,
-        decoder_start_token_id=words.pad_token_id,
-    )
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": len(words)}
+    sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    pad, end = words.pad_token_id, words.sep_token_id
+    config = MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
     found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
     assert isinstance(found, GenerationAttribution)
 
@@ -248,9 +236,7 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
 def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) -> None:
     """The message names two ways. Both work, but where the input is no text: TAPAS reads a table."""
     words = tokenizer()
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    if kind is XLNetForQuestionAnswering:
-        sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is XLNetConfig else SIZE
     model = kind(config(vocab_size=len(words), **sizes)).eval()
     told = (
         f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
@@ -271,9 +257,8 @@ def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) 
 def test_classifiers_of_two_texts(tmp_path: Path) -> None:
     """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
     words = tokenizer()
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(words), num_labels=1, **sizes)
-    follows, ranks = BertForNextSentencePrediction(config).eval(), BertForSequenceClassification(config).eval()
+    follows = bert(BertForNextSentencePrediction, num_labels=1)
+    ranks = bert(BertForSequenceClassification, num_labels=1)
     found = captum_vz.explain(follows, SENTENCE, "a hat", tokenizer=words)
     inputs = words(SENTENCE, "a hat", return_tensors="pt")
     assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())

@@ -68,3 +68,9 @@ def test_context_without_tokens_is_refused(context: str, text: str) -> None:
 def test_wrong_arguments(given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         context_reliance("causal", *given)
+
+
+def test_context_with_an_image_is_refused() -> None:
+    """The texts were compared without the image."""
+    with pytest.raises(ArgumentError, match="compares two texts, but was passed pixel_values"):
+        context_reliance("causal", CONTEXT, TEXT, pixel_values=torch.zeros(1, 3, 8, 8))

@@ -227,18 +227,11 @@ def given_axes(ax: Any, count: int = 1) -> list[Axes] | None:
     return found
 
 
-def size_of(figure: FigureBase) -> tuple[float, float]:
-    """The size of a figure or a subfigure in inches."""
-    dpi = root_figure(figure).dpi
-    box: Any = figure.bbox  # type: ignore[attr-defined]  # not in matplotlib's stubs
-    return float(box.width) / dpi, float(box.height) / dpi
-
-
 def size_of_axes(panel: Axes) -> tuple[float, float]:
     """The size of axes in inches, as far as it is known before the figure is drawn."""
-    width, height = size_of(panel.figure)
-    box = panel.get_position()
-    return box.width * width, box.height * height
+    figure: Any = panel.figure  # or a subfigure, whose bbox matplotlib's stubs do not have
+    dpi, box = root_figure(figure).dpi, panel.get_position()
+    return box.width * figure.bbox.width / dpi, box.height * figure.bbox.height / dpi
 
 
 def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:

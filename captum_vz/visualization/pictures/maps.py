@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, FigureBase
 from torch import Tensor
 
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Picture, set_content
+from captum_vz.visualization.pictures.files import Picture, root_figure, set_content
 from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
 
@@ -136,8 +136,7 @@ def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> 
         panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
         panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
     add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
-    figure: FigureBase | None = given[-1].figure
-    return figure  # type: ignore[return-value]  # a subfigure has the same methods
+    return root_figure(given[-1].figure)
 
 
 def _draw_panel(

@@ -17,7 +17,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
 from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted
@@ -103,7 +103,7 @@ def draw_route(
     axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
     panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, route.content())
-    return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
+    return root_figure(panel.figure)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
 from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
@@ -247,7 +247,7 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
     return float(kendall_tau(one, truth)) if int((sizes > sizes.max() / 100).sum()) >= 4 else float("nan")
 
 
-def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any) -> Any:
+def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any) -> Figure:
     """Draw the rows into a new figure or given axes. Returns the figure."""
     given = axes.given_axes(ax)
     if scale not in (None, "shared", "row", "root"):
@@ -264,7 +264,7 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
         add_colorbar(panel.inset_axes((1.15 if strips.notes else 1.03, 0, 0.04, 1)), colors, name, high)
         if title:
             axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if strips.notes else 4))
-        return panel.figure
+        return root_figure(panel.figure)
     left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
     right = 0.12 + sum(strips.widths)
     height = ROW * rows

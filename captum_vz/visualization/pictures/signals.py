@@ -17,7 +17,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
 from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
@@ -105,7 +105,7 @@ def draw_audio(
     sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
     rows = [(i, *times[i], called[i], value) for i, value in enumerate(values.tolist())]
     set_content(panel, Content(sentence, ("place", "start", "end", "name", label), lambda: rows))
-    return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
+    return root_figure(panel.figure)
 
 
 def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colors: Scale, place: int | None) -> None:
