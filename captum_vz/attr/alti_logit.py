@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from captum_vz.attr._base import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs
-from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout
 from captum_vz.attr.layer_alti import check_order
@@ -124,9 +123,7 @@ class ALTILogit(ForwardPassAttribution):
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
-        scores = wanted.select(scores.to(maps[0].dtype))
-        sources = [(as_layers(self.layer)[0], None)]
-        return by_input([scores], self.forward_func, inputs, additional_forward_args, sources)[0]
+        return by_input([wanted.select(scores.to(maps[0].dtype))], inputs)[0]
 
     def terms(
         self,

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._base import warn
 from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._call.arguments import Arguments
-from captum_vz.attr._call.layers import as_layers, default_layers
+from captum_vz.attr._call.layers import default_layers
 from captum_vz.attr._call.target import PADDED_TARGET, Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError
@@ -91,11 +91,9 @@ class ALTIPlus(MapAggregation):
                 "'decoder')]. For a single stack, use ALTI."
             )
 
-    def _sources(self, run: MapRun) -> list[tuple[nn.Module, int | None]]:
-        layers, (_, first), (index, last) = as_layers(self.layer), run.maps[0], run.maps[-1]
-        encoded = last.shape[2] - last.shape[1]
-        source = (layers[0], None) if first.shape[1] == first.shape[2] else (layers[0], encoded)
-        return [source, (layers[index], None)]
+    def _stacks(self, run: MapRun) -> list[int]:
+        prefix, columns = run.maps[-1][1].shape[-2:]
+        return [columns - prefix, prefix]
 
     def _join_features(
         self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool

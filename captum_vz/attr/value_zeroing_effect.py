@@ -172,7 +172,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         layers = self._layers()
         masks = FeatureGroups(feature_mask)
         model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
-        output, members, end, dtypes, tokens_first = run_clean(
+        output, members, end, dtypes = run_clean(
             self.get_name(),
             model,
             self.forward_func,
@@ -208,10 +208,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         members, order = (one.to(effects.device)[:, None].expand(-1, effects.shape[1], -1) for one in (members, order))
         scores = effects.new_zeros(*effects.shape[:2], max(int(members.max()), 0) + 1).scatter(2, order, effects)
         scores = (scores.gather(2, members.clamp_min(0)) * (members >= 0))[..., :end]
-        scores, call = scores if self.by_layer else scores[:, 0], (self.forward_func, inputs, additional_forward_args)
-        sources = [(layers[0], None if self.attention == "self" else scores.shape[-1])]
-        named = self.attention not in ("self", "cross")
-        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run, named=named)[0]
+        return by_input([scores if self.by_layer else scores[:, 0]], inputs, run)[0]
 
     def _wanted(self, token: Any, target: Any) -> WantedTokens | None:
         """The output tokens that are not given values. None: all."""

@@ -30,12 +30,11 @@ from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
     Arguments,
     Inputs,
-    begins_with_padding,
     bind_forward,
     check_numbers,
     end_of_inputs,
 )
-from captum_vz.attr._call.further_calls import LayerTokens, LeftPadding, check_target
+from captum_vz.attr._call.further_calls import LayerTokens, check_target
 from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
@@ -292,7 +291,6 @@ class MapPass:
         self.mixing = OtherMixing(method.forward_func, layers) if find_other_mixing else None
         self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
         self.readings = Readings()
-        self.padding: list[LeftPadding] = []
         self.warnings: list[list[str]] = []  # of each run of a layer
         self.tokens: dict[int, LayerTokens] = {}
         self.there: list[Tensor] = []
@@ -308,8 +306,7 @@ class MapPass:
         self.runs.note(record)
         record.inputs = self.arguments[:2]
         site = attention_site(record, self.attentions[record.index], method.accepts_streams)
-        if not self.padding and begins_with_padding(site):
-            self.padding.append(LeftPadding(site))
+        self.runs.note_padding(site)
         asked, real = self.begin(site)
         scores = method.layer_scores(site, asked)
         self.there.append(real)
@@ -344,7 +341,6 @@ class MapPass:
             self.warnings.append(asked.site.layer.warnings)
         self.readings.read()
         notes.extend(itertools.chain.from_iterable(self.warnings))
-        notes.extend(said for one in self.padding for said in one.warnings(method.forward_func, *self.arguments[:2]))
         if notes:
             warn(f"{method.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return MapRun(maps, self.tokens, output, self.mixing, self.there[0] if self.there else None)

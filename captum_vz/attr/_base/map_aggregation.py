@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from captum.attr import PerturbationAttribution
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_vz._private import TargetType, format_output, forward_pre_hooks
+from captum_vz._private import TargetType, forward_pre_hooks
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
@@ -198,7 +198,7 @@ class MapAggregation(ForwardPassAttribution):
                 check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
         else:
             wanted.check_without_output(self.get_name())
-        results = self._by_input(maps, found, arguments)
+        results = by_input(maps, inputs, run, self._stacks(found))
         return results if all_layers else results[-1]
 
     def join_run(
@@ -218,17 +218,9 @@ class MapAggregation(ForwardPassAttribution):
         self._check_options()
         return self._joined(run, WantedTokens.parse(token, None), feature_mask, all_layers)
 
-    def _by_input(self, maps: list[Tensor], found: MapRun, arguments: Arguments) -> list[Any]:
-        """Results in the form of the inputs. Without a model, the first input has all tokens."""
-        inputs, further, *_ = arguments
-        if not found.tokens:
-            return [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
-        sources, first = self._sources(found), found.tokens[found.maps[0][0]].tokens_first
-        return by_input(maps, self.forward_func, inputs, further, sources, tokens_first=first, run=arguments.run)
-
-    def _sources(self, run: MapRun) -> list[tuple[nn.Module, int | None]]:
-        """The layers whose sources are the columns of the result, see :func:`by_input`."""
-        return [(as_layers(self.layer)[0], None)]
+    def _stacks(self, run: MapRun) -> list[int]:
+        """The numbers of sources of several stacks, if the columns of the result are those of several."""
+        return []
 
     @abstractmethod
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:

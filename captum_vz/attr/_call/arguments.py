@@ -20,6 +20,7 @@ from captum_vz._private import (
     format_tensor_into_tuples,
     own_buffers,
     run_forward,
+    tree_leaves,
     tree_map,
 )
 from captum_vz.errors import ArgumentError, RefusedError
@@ -345,14 +346,19 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     ]
 
 
-def begins_with_padding(site: AttentionSite) -> bool:
-    """Whether padding stands on the left of an example of the first layer's tokens, which are those of the inputs."""
+def begins_with_padding(site: AttentionSite) -> int:
+    """How many examples of the first layer's tokens begin with padding, if the call names no positions."""
     record, mask = site.layer, site.target_mask
-    # Behind an encoder or a cache, the inputs hold other tokens as well.
+    inputs, further = record.inputs
+    # After an encoder or a cache, the inputs hold other tokens as well.
     others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
-    if record.index or others or not record.states:
-        return False
-    return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
+    count = 0 if record.index or others else int((~mask[:, 0] & mask.any(1)).sum())
+    if not count or has_cache(inputs, further):
+        return 0
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    known = (x for x in tree_leaves((inputs, further)) if isinstance(x, Tensor) and x.shape == mask.shape)
+    named = isinstance(inputs, Mapping) and inputs.get("position_ids") is not None
+    return 0 if named or any((x.to(mask.device) == positions)[mask].all() for x in known) else count
 
 
 def _seen_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
