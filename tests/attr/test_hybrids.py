@@ -187,15 +187,19 @@ def hybrid(other: type[Recurrent] = Recurrent) -> Stack:
     return Stack(Block(), other(CausalMean()), Block(), Block(), other(Mean()))
 
 
-ALONE = {"linear": lambda: nn.Linear(WIDTH, WIDTH), "layer norm": lambda: nn.LayerNorm(WIDTH)}
-ALONE["root mean square norm"] = lambda: nn.RMSNorm(WIDTH)
+ALONE: dict[str, Callable[[], list[nn.Module]]] = {
+    "linear": lambda: [nn.Linear(WIDTH, WIDTH)],
+    "root mean square norm": lambda: [nn.RMSNorm(WIDTH)],
+    "norm and linear": lambda: [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)],
+    "linear and norm": lambda: [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)],
+}
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_module_for_each_token_between_layers(name: str) -> None:
+def test_modules_for_each_token_between_layers(name: str) -> None:
     torch.manual_seed(0)
-    model = Stack(Block(), ALONE[name](), Block())
-    blocks = [model.layers[0], model.layers[2]]
+    model = Stack(Block(), *ALONE[name](), Block())
+    blocks = [model.layers[0], model.layers[-1]]
     found = ValueZeroingRollout(model, blocks).attribute(sequences(2))
     assert_same(found, ValueZeroingRollout(model, blocks, other_mixing="ignore").attribute(sequences(2)))
 
