@@ -46,8 +46,7 @@ class ALTIPlus(MapAggregation):
             the sources are the encoder's outputs. None: all layers of both.
         device_ids: Not used.
         p: The order of the norm, 1 (the paper's) or 2.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+        other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> import torch
     >>> from transformers import BartConfig, BartModel

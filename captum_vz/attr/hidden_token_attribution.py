@@ -39,10 +39,7 @@ class HiddenTokenAttribution(LayerMaps):
     supported. :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        forward_func: A model, or a function that runs the layers, in one thread and on one device.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. All runs on one device, in one thread.
         embeddings: The module whose output `(batch, tokens, d)` replaces :math:`x^0`. Its tokens are the columns of the
             map. Pass `model.get_input_embeddings()` for the words alone, or `model.get_encoder().embed_tokens` for the
             encoder tokens of a decoder layer. None: the input of the stack that contains `layer`. The stack is the

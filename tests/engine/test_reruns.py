@@ -75,7 +75,8 @@ def test_effect_in_a_bi_encoder() -> None:
         def alone(text: Tensor, other: Tensor) -> Tensor:
             return torch.cosine_similarity(case.model(text).last_hidden_state.mean(1), other)
 
-        expected, _ = ValueZeroingEffect(alone, case.layers).attribute((text, fixed[run]))
+        effect = ValueZeroingEffect(alone, case.layers)
+        expected = effect.attribute(text, additional_forward_args=fixed[run])
         found = ValueZeroingEffect(similarity, case.layers).attribute((x, y), run=run)
         assert_same(found[run], expected)
         assert not found[1 - run].any()

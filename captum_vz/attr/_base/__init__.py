@@ -52,30 +52,14 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-# Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
-_NO_BASELINE = ("its scores compare with no reference input", None)
-_NO_PATH = ("its scores are no mean over steps or samples", None)
-_NO_MODEL = ("it runs no model", None)
-CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
-    "baselines": _NO_BASELINE,
-    "layer_baselines": _NO_BASELINE,
-    "n_steps": _NO_PATH,
-    "method": _NO_PATH,
-    "n_samples": _NO_PATH,
-    "stdevs": _NO_PATH,
-    "nt_samples": ("it adds no noise", "Pass it to NoiseTunnel(method).attribute"),
-    "internal_batch_size": ("the number of copies has another name", "Pass perturbations_per_eval"),
-    "return_convergence_delta": ("its scores need not sum to a change of the output", None),
-    "layer_mask": ("tokens are grouped by feature_mask", "Pass feature_mask"),
-    "sliding_window_shapes": ("each token is one feature", "Leave it out, or pass feature_mask for spans of tokens"),
-    "grad_kwargs": ("it passes no options to torch.autograd.grad", None),
-    "attention_mask": (
-        "this is an argument of forward_func",
-        "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args=(attention_mask,)",
-    ),
-    "attribute_to_layer_input": _NO_MODEL,
-    "perturbations_per_eval": _NO_MODEL,
-    "show_progress": _NO_MODEL,
+# Keywords of Captum's other methods, and what to do. The others have no meaning here.
+CAPTUM_KEYWORDS = {
+    **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
+    **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
+    "nt_samples": "Pass it to NoiseTunnel(method).attribute",
+    "internal_batch_size": "Pass perturbations_per_eval",
+    "layer_mask": "Pass feature_mask",
+    "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
 }
 
 
@@ -92,10 +76,7 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
     for keyword in () if open_ended else kwargs.keys() - takes.keys():
         if keyword in CAPTUM_KEYWORDS:
-            reason, remedy = CAPTUM_KEYWORDS[keyword]
-            if keyword == "internal_batch_size" and "perturbations_per_eval" not in takes:
-                reason, remedy = _NO_MODEL
-            raise ArgumentError(f"{name} takes no {keyword}, because {reason}. {remedy or f'Leave {keyword} out'}.")
+            raise ArgumentError(f"{name} takes no {keyword}. {CAPTUM_KEYWORDS[keyword]}.")
     second = args[1] if len(args) > 1 else None
     second = second[0] if isinstance(second, tuple) and second else second
     if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:

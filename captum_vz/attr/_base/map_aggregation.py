@@ -149,25 +149,20 @@ class MapAggregation(ForwardPassAttribution):
         """How much each output *token* of the last layer depends on each input token.
 
         Args:
-            inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
-                is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
+            inputs: See :meth:`LayerMaps.attribute`, which describes the arguments that have one short line here.
             target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
                 index names an output token, whose row is returned. If the output has no axis of the last layer's
                 tokens, pass `token`. If `maps` explain an output, `target` is the explained number.
-            additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
+            additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
                 to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
                 feature have its row and its score.
             attribute_to_layer_input: Must be False, because a map belongs to the attention of the layers.
-            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
-                scores are the same for any value. Methods that zero no values ignore this argument.
-            show_progress: Whether to show a progress bar, with one step for each layer.
-            token: The positions of the output tokens whose rows are returned, negative from the end. None: all tokens.
-                An int: this position in every example. A list or 1-D tensor: one position for each example. A tensor
-                `(batch, k)`, a list of lists or a slice: several rows, `(batch, k, in)`.
+            perturbations_per_eval: The number of sources that are zeroed at a time.
+            show_progress: Whether to show a progress bar.
+            token: The positions of the output tokens whose rows are returned. None: all tokens.
             all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
-            run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs: 0 for
-                the first, -1 for the last. None: several such inputs are refused.
+            run: The number of the explained input.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple if `inputs` is a
