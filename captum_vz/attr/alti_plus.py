@@ -86,8 +86,7 @@ class ALTIPlus(MapAggregation):
         if not (sides[-1] and sides == sorted(sides) and len(sources) == 1):
             raise ArgumentError(
                 f"{self.get_name()} takes the layers of an encoder, then the layers of its decoder, but the layers' "
-                f"maps (out, in) are {shapes}. Pass layer=[*find_layers(model, 'encoder'), *find_layers(model, "
-                "'decoder')]. For a single stack, use ALTI."
+                f"maps (out, in) are {shapes}. Leave layer None, or use ALTI for a single stack."
             )
 
     def _stacks(self, run: MapRun) -> list[int]:
@@ -116,10 +115,7 @@ class _BlockALTI(LayerALTI):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         if arguments.feature_mask is not None:
-            raise ArgumentError(
-                "ALTIPlus takes no feature_mask, because its sources are tokens of two sequences. Leave feature_mask "
-                "None, and sum the columns of each feature in the result."
-            )
+            raise ArgumentError("ALTIPlus takes no feature_mask. Sum the columns of each feature.")
         return super()._run(wanted, arguments, find_other_mixing)
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:

@@ -89,17 +89,16 @@ class HiddenTokenAttribution(LayerMaps):
         assert output is not None and vectors is not None  # narrows the types: LayerMaps checks both
         if not output.requires_grad:
             raise UnsupportedLayerError(
-                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
-                "not switch gradients off (torch.no_grad, detach). The layer must run after the module that returns "
-                "the vectors."
+                f"The output of {site.layer.name} does not depend on the vectors by any gradient. Pass a forward_func "
+                "without torch.no_grad and detach, and a layer that runs after the module that returns the vectors."
             )
         # The input of the first layer has the axes of that layer.
         tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         if groups is not None and groups.shape != size:
             raise ArgumentError(
-                f"feature_mask has {groups.shape[1]} tokens, the sources of the layer's attention, but the map has "
-                f"{size[1]} columns, the tokens of `embeddings` or of the first layer. Leave feature_mask None."
+                f"feature_mask has {groups.shape[1]} tokens, but the map has {size[1]} columns, the tokens of "
+                "`embeddings`. Leave feature_mask None."
             )
         tokens = site.target_mask
         if rows is None:

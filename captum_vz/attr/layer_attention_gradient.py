@@ -112,8 +112,7 @@ def _gradient(numbers: Tensor, weights: Tensor, name: str) -> Tensor:
         (gradient,) = torch.autograd.grad(numbers.sum(), weights, retain_graph=True, allow_unused=True)
     if gradient is None:
         raise UnsupportedLayerError(
-            f"The target does not depend on the attention weights of {name} by any gradient: forward_func must not "
-            "switch gradients off (torch.no_grad, detach). The target must be an output that depends on the layer, "
-            "and the layer must apply the weights that it returns."
+            f"The target does not depend on the attention weights of {name} by any gradient. Pass a forward_func "
+            "without torch.no_grad and detach, and an attention function that applies the weights that it returns."
         )
     return gradient

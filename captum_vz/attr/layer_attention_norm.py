@@ -96,10 +96,7 @@ class LayerAttentionNorm(LayerMaps):
                 "pass include='attention'."
             )
         if include != "attention" and reduce_heads is None:
-            raise ArgumentError(
-                f"reduce_heads is None and include is {include!r}, but the residual connection belongs to no head: "
-                "pass include='attention', or reduce_heads='sum'."
-            )
+            raise ArgumentError("reduce_heads is None, but the residual connection belongs to no head: pass 'sum'.")
         self.include: Include = include
         self.reduce_heads = reduce_heads
 
@@ -128,10 +125,7 @@ class LayerAttentionNorm(LayerMaps):
             RefusedError: As in :meth:`LayerMaps.attribute`. Cross-attention, because its sources are other tokens.
         """
         if self.attention != "self":
-            raise ArgumentError(
-                "attention is not 'self', but the mixing ratio needs self-attention, where each token is a source of "
-                "itself: pass attention='self'."
-            )
+            raise ArgumentError("attention is not 'self', but the mixing ratio needs self-attention: pass 'self'.")
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]

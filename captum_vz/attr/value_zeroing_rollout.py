@@ -33,15 +33,8 @@ class ValueZeroingRollout(Rollout):
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice: take it to compare with the paper.
             0.5: take it to read from which tokens a token is built. `explain`, `compare`, studies and the command name
             the two: "value-zeroing-rollout" is 0.5, "value-zeroing-rollout-paper" is None.
-        distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        distance, heads, normalize, final_norm, values, intervention: See :class:`~captum_vz.ValueZeroing`.
         attention: Must be "self".
-        heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
-        normalize: Whether to divide each row of each layer's map by its sum.
-        final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
-            last layer of a pre-norm stack.
-        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
-        intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
-            :class:`~captum_vz.ValueZeroing`.
         per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> from captum_vz import ValueZeroingRollout

@@ -56,7 +56,7 @@ def test_encoder_and_decoder() -> None:
         torch.testing.assert_close(torch.cat(found, 2), joint)
 
 
-@pytest.mark.filterwarnings("ignore:.*tokens that the model or its cache adds.*")
+@pytest.mark.filterwarnings("ignore:.*that the model or its cache adds.*")
 @pytest.mark.parametrize("lengths", [(3, 5), (4, 4)])
 def test_two_texts(lengths: tuple[int, int]) -> None:
     """With `run`, the inputs are in the order in which the layers run on them."""

@@ -118,7 +118,7 @@ def test_changes_below_rounding_name_float64() -> None:
     exact = ValueZeroing(case.model.double(), case.layers[1]).attribute(case.inputs)
     assert exact.sum(-1).count_nonzero() == 15
     case.model.float()
-    with pytest.warns(UserWarning, match=r"no source changes these tokens in float32.*run the model in float64"):
+    with pytest.warns(UserWarning, match="no source changes these tokens in float32"):
         assert not ValueZeroing(case.model, case.layers[1]).attribute(case.inputs).any()
 
 
@@ -194,7 +194,7 @@ def test_padding_without_a_mask_on_embeddings(side: str) -> None:
     ids[1, {"right": slice(5, None), "left": slice(0, 2)}[side]] = 3
     method = TokenAttribution(case.model, Saliency, None)
     for inputs in (ids, {"input_ids": ids}):
-        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end .*: pass attention_mask\."):
+        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end"):
             method.attribute(inputs, target=(2, 1), baselines="zero")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -258,7 +258,7 @@ def test_token_of_text_with_an_image() -> None:
     inputs = {"input_ids": torch.tensor([[5, 9, 3, 7, 8]]), "attention_mask": torch.ones(1, 5)}
     inputs |= {"visual_embeds": torch.randn(1, 3, 12), "visual_attention_mask": torch.ones(1, 3)}
     method = ValueZeroing(model, find_layers(model)[0])
-    with pytest.warns(UserWarning, match="8 output tokens .* inputs has 5"):
+    with pytest.warns(UserWarning, match="8 output tokens"):
         row = method.attribute(inputs, token=-1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -63,7 +63,7 @@ def test_decoder_ids_of_whisper() -> None:
     sound = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": POSITIONS}
     model = transformers.WhisperModel(transformers.WhisperConfig(**HALVES, **IDS, **sound)).eval()
     inputs = {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": ids(POSITIONS + 1)}
-    with pytest.raises(ArgumentError, match=r"11 tokens, but .* 10 positions"):
+    with pytest.raises(ArgumentError, match="11 tokens, but"):
         ValueZeroing(model, find_layers(model, "decoder")[0]).attribute(inputs)
 
 
@@ -100,7 +100,7 @@ def test_choices_that_are_too_long() -> None:
     model = transformers.BertForMultipleChoice(transformers.BertConfig(**BERT)).eval()
     method = ValueZeroing(model, find_layers(model)[0])
     assert method.attribute(ids(POSITIONS)[None]).shape == (2, POSITIONS, POSITIONS)
-    with pytest.raises(ArgumentError, match=r"25 tokens, but .* 10 positions"):
+    with pytest.raises(ArgumentError, match="25 tokens, but"):
         method.attribute(ids(25)[None])
     with pytest.raises(ValueError, match="Expected input batch_size"):
         ValueZeroing(lambda x: model(x, labels=torch.zeros(2).long()), find_layers(model)[0]).attribute(ids(8)[None])

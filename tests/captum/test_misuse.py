@@ -81,7 +81,7 @@ def test_error_of_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("forward_func", "message"),
     [
-        (Tokenizer(), r"forward_func is a tokenizer \(Tokenizer\): pass the model"),
+        (Tokenizer(), "forward_func is a tokenizer"),
         ("bert-base-uncased", "forward_func is 'bert-base-uncased': pass the model, or a function that runs it, first"),
         (None, "forward_func is of type NoneType: pass the model"),
         (torch.nn.Linear, "forward_func is the class Linear and no object of it: pass the model"),
@@ -97,7 +97,7 @@ def test_forward_func_of_wrong_type(method: Any, forward_func: Any, message: str
 
 @each_method
 def test_swapped_arguments(method: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"forward_func is BertLayer, a part of layer \(Bert\w+\): pass the model"):
+    with pytest.raises(ArgumentError, match=r"forward_func is BertLayer, a part of layer \(Bert\w+\)"):
         method(case().layers[0], case().model).attribute(case().inputs)
 
 
@@ -138,7 +138,7 @@ def test_keywords_of_captum(method: Any, keyword: str, remedy: str) -> None:
 
 
 def test_three_axes_without_a_model() -> None:
-    with pytest.raises(ArgumentError, match=r"inputs is \(1, 1, 7\): pass token ids"):
+    with pytest.raises(ArgumentError, match=r"inputs is \(1, 1, 7\)"):
         RandomAttribution().attribute(torch.ones(1, 1, 7).long())
 
 
@@ -167,16 +167,16 @@ def test_token_attribution() -> None:
     for build, options, message in (
         ((model, IntegratedGradients(model), None), {}, "method is a IntegratedGradients object: pass its class"),
         ((Tokenizer(), IntegratedGradients, model), {}, "forward_func is a tokenizer"),
-        ((model, IntegratedGradients, None), {"return_convergence_delta": True}, "return_convergence_delta has no"),
-        ((model, LayerIntegratedGradients, None), {}, "method is LayerIntegratedGradients and layer is None: pass the"),
-        ((model, IntegratedGradients, None, case().layers[0]), {}, "layer is BertLayer: pass a method of layers"),
+        ((model, IntegratedGradients, None), {"return_convergence_delta": True}, "Leave return_convergence_delta out"),
+        ((model, LayerIntegratedGradients, None), {}, "method is LayerIntegratedGradients and layer is None"),
+        ((model, IntegratedGradients, None, case().layers[0]), {}, "layer is BertLayer"),
         ((model, LayerIntegratedGradients, None, case().layers), {}, "layer is of type list: pass one module"),
     ):
         with pytest.raises(ArgumentError, match=message):
             TokenAttribution(*build).attribute(ids, **options)
     with pytest.raises(ArgumentError, match=r"An Embedding of \d+ entries was given ids from"):
         TokenAttribution(model, IntegratedGradients, None).attribute(ids + 10**6, target=0)
-    with pytest.raises(ArgumentError, match=r"The token ids in inputs are torch.int64 \(7,\): pass a tensor"):
+    with pytest.raises(ArgumentError, match=r"The token ids in inputs are torch.int64 \(7,\)"):
         TokenAttribution(model, IntegratedGradients, None).attribute(ids[0], target=0)
     with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
         TokenAttribution(model, IntegratedGradients, None).attribute(ids, ids)

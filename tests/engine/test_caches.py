@@ -127,7 +127,7 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
     for _ in range(2):  # a refused call leaves the cache empty
         with pytest.raises(
-            AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"
+            AssertionError, match="has 12 sources for 7 tokens"
         ):
             method(case.model, case.layers).attribute(inputs)
 

@@ -147,7 +147,7 @@ def test_model_of_wrong_type(model: Any, message: str) -> None:
 
 @pytest.mark.parametrize("make", [torch.jit.script, torch.fx.symbolic_trace])
 def test_traced_models_are_named(make: Any) -> None:
-    with pytest.raises(UnsupportedLayerError, match=r"torch\.fx made it: pass the model before it was traced"):
+    with pytest.raises(UnsupportedLayerError, match=r"torch\.fx made it"):
         find_layers(make(nn.Sequential(nn.Linear(2, 2))))
 
 
@@ -159,7 +159,7 @@ def test_a_model_without_attention(model: nn.Module) -> None:
 
 
 def test_unknown_stack() -> None:
-    with pytest.raises(AssertionError, match=r"stack is 'tower', but the stacks of \w+ are \S*encoder\S*: pass None"):
+    with pytest.raises(AssertionError, match=r"stack is 'tower', but the stacks of \w+ are \S*encoder\S*"):
         find_layers(FAMILIES["bert"].case.model, stack="tower")
 
 

@@ -232,7 +232,7 @@ def test_inline_attention_as_a_layer() -> None:
     model, inputs = case("YOSO")
     with pytest.raises(AssertionError, match="attention module of a YosoLayer"):
         ValueZeroing(model, find_layers(model)[0].attention.self).attribute(inputs)
-    with pytest.raises(AssertionError, match=r"XLMModel has no stack .* Pass list\(model\.attentions\)"):
+    with pytest.raises(AssertionError, match="XLMModel has no stack"):
         find_layers(case("XLM")[0])
 
 

@@ -163,7 +163,7 @@ class AddsMean(Block):
 def test_call_around_forward(method: Any) -> None:
     """Hooks see what forward returns, and not what the layer returns."""
     layer = AddsMean()
-    with pytest.raises(UnsupportedLayerError, match=r"AddsMean has a __call__ of its own .* wraps a layer of"):
+    with pytest.raises(UnsupportedLayerError, match="AddsMean has a __call__ of its own"):
         method(layer, layer).attribute(sequences(2))
 
 
@@ -187,7 +187,7 @@ def test_rollouts_with_a_cache() -> None:
 def test_effects_with_a_cache() -> None:
     case, ids, cache = of_gpt2()
     inputs = {"input_ids": ids, "past_key_values": cache}
-    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\), .* Pass the whole sequence"):
+    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\)"):
         ValueZeroingEffect(case.model, case.layers).attribute(inputs, target=(0, 1))
     with pytest.raises(RefusedError, match=r"hold a key-value cache"):
         ValueZeroingEffect(lambda ids, past: case.model(ids, past_key_values=past), case.layers).attribute(
@@ -221,5 +221,5 @@ def test_effects_of_a_batch_held_back(batch: int) -> None:
     if batch == 1:
         assert_same(holding.attribute(x, target=0), expected)
         return
-    with pytest.raises(RefusedError, match=r"fails on one example alone .* one entry for each example, pass this"):
+    with pytest.raises(RefusedError, match="fails on one example alone"):
         holding.attribute(x, target=0)

@@ -97,7 +97,7 @@ def test_blocks_that_are_lists_of_parts() -> None:
 def test_layer_and_its_part(method: Any) -> None:
     block = Block()
     for layers in ([block, block.attention], [block.attention, block]):
-        refused(block, layers, "modules that are part of others in it: SelfAttention. Pass either", method=method)
+        refused(block, layers, "parts of others in it: SelfAttention", method=method)
 
 
 @pytest.mark.parametrize("part", ["feed_forward", "feed_forward.0", "attention.value", "norm"])
@@ -174,8 +174,8 @@ def test_train_mode_with_dropout_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("distance", "message"),
     [
-        (nn.MSELoss(), "distance gave () for two tensors (12, 16): it takes (..., d), (..., d) and gives one number"),
-        (lambda a, b: (a - b).abs(), "distance gave (12, 16) for two tensors (12, 16)"),
+        (nn.MSELoss(), "distance gave () for two of (12, 16)"),
+        (lambda a, b: (a - b).abs(), "distance gave (12, 16) for two of (12, 16)"),
         (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (12, 1) for"),
         (lambda a, b: torch.full(a.shape[:-1], torch.nan), "distance gave values that are not finite"),
         (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),

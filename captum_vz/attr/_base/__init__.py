@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar
 
+import torch
 from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
+from captum_vz._private import modules_of, own_modules
 from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
 from captum_vz.errors import ArgumentError
 
@@ -31,8 +33,8 @@ def logged(attribute: _Attribute) -> _Attribute:
             # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
             raise ArgumentError(
                 f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
-                "activations of a layer. Leave layer_attr_method None. To see which tokens carry a concept, pass its "
-                "vector to ValueZeroing: distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+                "activations of a layer. Leave layer_attr_method None, or pass a concept's vector to ValueZeroing: "
+                "distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
             )
         check_call(attribute, self.get_name(), args, kwargs)
         found = attribute(self, *args, **kwargs)
@@ -64,14 +66,7 @@ CAPTUM_KEYWORDS = {
 
 
 def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`.
-
-    Args:
-        attribute: The method `attribute` of a class.
-        name: The name of the class, in words.
-        args: The positional arguments, without `self`.
-        kwargs: The keyword arguments.
-    """
+    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`, in a call of `attribute`."""
     takes = inspect.signature(attribute).parameters
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
     for keyword in () if open_ended else kwargs.keys() - takes.keys():
@@ -82,7 +77,7 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
     if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
         raise ArgumentError(
             f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
-            "an attention mask as additional_forward_args=(mask,), and baselines by keyword, if the method has any."
+            "an attention mask as additional_forward_args=(mask,)."
         )
 
 
@@ -90,6 +85,15 @@ def check_one_of(name: str, value: Any, *allowed: Any) -> None:
     """Refuse a value of an option that is not allowed. Options may be reassigned, so each use checks them again."""
     if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
         raise ArgumentError(f"{name} is {value!r}: pass {' or '.join(map(repr, allowed))}.")
+
+
+def check_gradients(name: str, model: Any = None) -> None:
+    """Refuse inference mode, and a model in train mode, in methods that need gradients."""
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(f"{name} needs gradients, but torch.inference_mode() is active. Use torch.no_grad().")
+    parts = modules_of(model) if isinstance(model, nn.Module) else []
+    if any(one.training for one in parts if not own_modules(one)):  # a wrapper may be in train mode alone
+        raise ArgumentError("The model is in train mode. Call model.eval() first.")
 
 
 def warn(message: str) -> None:

@@ -25,7 +25,7 @@ from captum_vz._engine import (
     attention_site,
 )
 from captum_vz._private import NullProgress, TargetType, progress
-from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_gradients, check_one_of, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
     Arguments,
@@ -160,8 +160,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
         if attribute_to_layer_input:
-            reason = "attributes to source tokens through the attention of the layer"
-            raise ArgumentError(f"{self.get_name()} {reason}: attribute_to_layer_input=True has no meaning here.")
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
 
     def _selected(self, wanted: WantedTokens, found: MapRun, arguments: Arguments) -> Tensor | list[Tensor]:
         """The wanted rows of each layer's last run."""
@@ -257,15 +256,7 @@ class MapRun:
 
 
 class MapPass:
-    """One forward pass of a method. Each map is computed when its layer returns.
-
-    Args:
-        method: The method.
-        wanted: The wanted rows.
-        arguments: The user's call.
-        layers: The layers.
-        find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention.
-    """
+    """One forward pass of a method. Each map is computed when its layer returns."""
 
     bar: Any  # the progress bar, while the pass runs
 
@@ -355,14 +346,8 @@ def with_graph(
 ) -> EmbeddingLeaf:
     """`forward_func`, with the output of `embeddings`, or the input vectors of the stack, as the leaf of a graph."""
     if run:
-        raise ArgumentError(
-            f"run is {run}, but the graph of {name} starts at the first input. Pass run=0, or a forward_func that runs "
-            "the layers on one input only."
-        )
-    if torch.is_inference_mode_enabled():
-        raise ArgumentError(
-            f"{name} needs gradients, but torch.inference_mode() is active: use torch.no_grad() instead."
-        )
+        raise ArgumentError(f"run is {run}, but the graph of {name} starts at the first input. Pass run=0.")
+    check_gradients(name)
     return EmbeddingLeaf(forward_func, layers, embeddings)
 
 

@@ -38,21 +38,12 @@ def of_maps(name: str) -> Any:
 
 
 def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
-    """Refuse layers if something other than attention mixes tokens in them or between them, or may do so.
-
-    Args:
-        name: The name of the method, in words.
-        layer: The layers.
-        run: Their maps. If `run.mixing` is None, other mixing was not searched.
-
-    Raises:
-        UnsupportedLayerError: There is other mixing, or it is unknown whether there is.
-    """
+    """Refuse layers if something other than attention mixes tokens in them or between them, or may do so."""
     if run.mixing is None:
         return
     layers = as_layers(layer)
     names = [f"{index} ({type(one).__name__})" for index, one in enumerate(layers)]
-    advice = "other_mixing='ignore' to treat it as acting on each token alone"
+    advice = "Pass other_mixing='ignore' to treat this as acting on each token alone"
     # Maps of different shapes, as in an encoder and its decoder, are not multiplied.
     shape = {index: one.shape for index, one in run.maps}
     pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
@@ -60,19 +51,17 @@ def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
         between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
         hooks = [hook for _, after in pairs for hook in list(forward_pre_hooks(layers[after]).values())]
         found = _some([getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks])
-        cause = f"the forward_pre_hook {found}" if hooks else "a recurrent or convolutional module"
+        cause = f"the forward_pre_hook {found}" if hooks else "an omitted layer, or a recurrent or convolutional module"
         raise UnsupportedLayerError(
-            f"{name} joins layers that follow each other, but something else runs between the layers {between}: the "
-            f"input of the second is not the output of the first. No map shows the effect of {cause}, or of an omitted "
-            f"layer. Pass all layers, or {advice}."
+            f"{name} joins layers that follow each other, but {cause}, runs between the layers {between}. {advice}, or "
+            "pass all layers."
         )
-    mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
-    unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
+    mixing = "mix their tokens in another way as well (a recurrent or convolutional module)"
+    unknown = "do not run on changed inputs, so they may mix their tokens in another way as well"
     for indices, what in ((run.mixing.mixers, mixing), (run.mixing.untested, unknown)):
         if indices:
             raise UnsupportedLayerError(
-                f"{name} joins maps of attention, but the layers {_some([names[index] for index in indices])} {what}. "
-                f"Pass {advice}."
+                f"{name}: the layers {_some([names[one] for one in indices])} {what}. {advice}."
             )
 
 
@@ -178,10 +167,7 @@ class MapAggregation(ForwardPassAttribution):
                 unchanged after an error.
         """
         if attribute_to_layer_input:
-            raise ArgumentError(
-                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
-                "Leave attribute_to_layer_input False."
-            )
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
         wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
@@ -238,14 +224,12 @@ class MapAggregation(ForwardPassAttribution):
         check_one_of("other_mixing", self.other_mixing, "refuse", "ignore")
         if getattr(self.maps, "reduce_heads", "") is None:
             raise ArgumentError(
-                f"{self.get_name()} joins one map for each layer, but reduce_heads is None, which gives one for each "
-                "head. Choose a reduction, or join the maps of a head by captum_vz.functional.rollout."
+                f"{self.get_name()} joins one map for each layer, but reduce_heads is None. Choose a reduction."
             )
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
-                f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "
-                "sequence to another. Pass attention='self'. For cross-attention, use ValueZeroing or LayerAttention "
-                "for single layers, or ALTIPlus for an encoder and its decoder."
+                f"{self.get_name()} multiplies maps of self-attention, and those of other attentions lead from one "
+                "sequence to another. Pass attention='self', or use ALTIPlus for an encoder and its decoder."
             )
 
     def _joined(self, run: MapRun, wanted: WantedTokens, feature_mask: Any, all_layers: bool) -> list[Tensor]:
@@ -264,10 +248,7 @@ class MapAggregation(ForwardPassAttribution):
         """Refuse layers that are not listed in the order in which they run."""
         order = list(dict.fromkeys(index for index, _ in run.maps))
         if order != sorted(order):
-            raise ArgumentError(
-                f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which "
-                "they run."
-            )
+            raise ArgumentError(f"layer lists the layers in another order than {order}, in which they run. Sort them.")
 
     def _check(self, maps: list[Tensor]) -> None:
         """Refuse maps that cannot be joined."""

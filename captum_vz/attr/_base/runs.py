@@ -136,8 +136,7 @@ class Runs:
             if len(next(self._chains(clean[index], index))) < count:
                 raise RefusedError(
                     f"forward_func ran {self._names[index]} {count} times, on inputs that are not related (the texts "
-                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
-                    "last, or a forward_func that runs the layer once."
+                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these, run=-1 for the last."
                 )
 
     def _choose(self, run: int) -> list[list[int]]:
@@ -146,7 +145,7 @@ class Runs:
         if len(counts) > 1 or not -counts[0] <= run < counts[0]:
             raise ArgumentError(
                 f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} input(s) that are "
-                "not related. Pass an index below this number, and layers that run equally often."
+                "not related. Pass an index below this number."
             )
         return [one[run] for one in chains]
 
@@ -160,9 +159,8 @@ class Runs:
             moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
             if moved and moved[0] <= first:
                 raise RefusedError(
-                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers. "
-                    "So it is unknown which runs are related. Pass a forward_func that computes the same in "
-                    "each call, or that runs the layer once."
+                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers, so "
+                    "it is unknown which runs are related. Pass a forward_func that computes the same in each call."
                 )
             # A run on another number of tokens is a chain of its own, as when a model generates token by token.
             chain = [first, *(run for run in later if run in moved and _size(clean[run]) == _size(clean[first]))]
@@ -231,11 +229,7 @@ def run_clean(
     heads: Heads | Sequence[Heads],
     run: int | None,
 ) -> CleanPass:
-    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings.
-
-    Raises:
-        RefusedError: See :class:`~captum_vz.ValueZeroingEffect`.
-    """
+    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings."""
     check_no_cache(inputs, further)
     layers = model.layers
     attentions = attentions_of_layers(attention, layers)
@@ -250,8 +244,8 @@ def run_clean(
         if site.windows is not None or site.is_reordered():
             raise UnsupportedLayerError(
                 f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                f"{name} cannot zero values. Use ValueZeroing for the maps of such layers. If a part of the layer "
-                "projects its tokens in their order, name this part, such as values=layer.attn.to_v."
+                f"{name} cannot zero values. Name the part that projects values, such as values=layer.attn.to_v, or "
+                "use ValueZeroing."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
         runs.note_padding(site)
@@ -276,8 +270,5 @@ def run_clean(
 def _members(groups: list[Tensor]) -> Tensor:
     shapes = {tuple(one.shape) for one in groups}
     if len(shapes) != 1:
-        raise ArgumentError(
-            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
-            "together only where their tokens are the same: pass layers of one stack."
-        )
+        raise ArgumentError(f"The layers' attentions have different sources: {sorted(shapes)}. Pass one stack.")
     return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)

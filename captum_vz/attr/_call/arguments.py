@@ -56,18 +56,13 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
         forward_func = forward_func.module
     if isinstance(inputs, Mapping):
         if additional_forward_args is not None:
-            raise ArgumentError(
-                "inputs is a mapping, so its entries are passed by keyword: put further arguments into it, and leave "
-                "additional_forward_args None."
-            )
+            raise ArgumentError("inputs is a mapping, so put additional_forward_args into it, by their names.")
         tensors = {str(name): value for name, value in inputs.items()}
         check_inputs(inputs)
         _refuse_empty(tensors.values())
         return _explained(partial(forward_func, **tensors), inputs)
     if inputs is None:
-        raise ArgumentError(
-            "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
-        )
+        raise ArgumentError("inputs is None: pass what forward_func takes.")
     check_inputs(inputs)
     formatted = format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)

@@ -74,14 +74,6 @@ def check_target(
 
     The axis may be as long by chance: an encoder and its decoder often have equally many tokens. The structure of many
     library models shows what the axis is. Any other `forward_func` is called once more, with noise in the wanted token.
-
-    Args:
-        wanted: The rows, and the target that they were read from.
-        output: What `forward_func` returned.
-        tokens: The output tokens of the explained layers.
-        forward_func: The user's function.
-        arguments: The arguments of `attribute`.
-        name: The name of the method.
     """
     for count in dict.fromkeys(one.count for one in tokens):
         wanted.check(output, count, name)
@@ -99,10 +91,8 @@ def check_target(
         if alone and not noise_after(next(n for n, one in enumerate(stack) if first.layer in modules_of(one))):
             raise ArgumentError(
                 f"target is {wanted.target!r}, but it is not shown that axis 1 of the output {tuple(clean.shape)} has "
-                f"the tokens of the layer {type(first.layer).__name__}: noise in this token after the layer's stack "
-                "does not change this entry of the axis alone. An encoder may have as many tokens as its decoder. Pass "
-                "token= for a row of this layer. For a token of the decoder, pass a layer of the decoder, with "
-                "attention='cross' to see the encoder's tokens. ValueZeroingEffect explains the output at target."
+                f"the tokens of the layer {type(first.layer).__name__}: noise in this token does not change this entry "
+                "alone. Pass token= for a row of this layer; an encoder may have as many tokens as its decoder."
             )
         # All layers of a stack have the same tokens.
         members = [first.layer] if alone else stack

@@ -30,11 +30,8 @@ FORMS = (
 def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
     if hasattr(forward_func, "convert_tokens_to_ids"):
-        raise ArgumentError(
-            f"forward_func is a tokenizer ({type(forward_func).__name__}): pass the model, and the tokenizer's output "
-            "as inputs of attribute."
-        )
-    if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
+        found = f"a tokenizer ({type(forward_func).__name__})"
+    elif isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
         larger = next((one for one in layers if one is not forward_func and forward_func in modules_of(one)), None)
         if larger is None:
             return
@@ -84,17 +81,11 @@ def as_layers(layer: Any) -> list[nn.Module]:
     walks = [modules_of(entry) for entry in layers]
     check_readable(walks)
     if len({id(entry) for entry in layers}) != len(layers):
-        raise ArgumentError(
-            "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
-            "runs several times in a pass."
-        )
+        raise ArgumentError("layer lists a module more than once. List each once, also if it runs several times.")
     parts = {id(module) for walk in walks for module in walk[1:]}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
-        raise ArgumentError(
-            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either the modules or "
-            "their parts, in separate calls."
-        )
+        raise ArgumentError(f"layer lists parts of others in it: {', '.join(inside)}. Pass them in separate calls.")
     # A compiled layer wraps the module that runs.
     return [uncompiled(entry) for entry in layers]
 
@@ -180,14 +171,13 @@ def _checked(select: Select, name: str) -> Select:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if not isinstance(found, Tensor) or found.dim() not in axes:
             raise UnsupportedLayerError(
-                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}: expected values (batch, "
-                "tokens, d), or of each head. Pass (part, function): the function returns the values as a view (batch, "
-                "tokens, d) or (batch, tokens, heads, d_head)."
+                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}. Pass (part, function): "
+                "the function returns the values as a view (batch, tokens, d) or (batch, tokens, heads, d_head)."
             )
         if found.untyped_storage().data_ptr() != projected.untyped_storage().data_ptr():
             raise UnsupportedLayerError(
-                f"values selects a copy from what {name} returned: expected a view, into which zeros can be written. "
-                "Select by indexing, chunk, unflatten and transpose."
+                f"values selects a copy from what {name} returned, into which no zeros can be written. Select a view, "
+                "by indexing, chunk, unflatten and transpose."
             )
         return found
 
@@ -226,14 +216,7 @@ _MODEL = ("forward_func", "model")
 
 
 def check_class(method: Any) -> None:
-    """Refuse a class, or a partial of one, that a model and its layers do not make a method of.
-
-    Args:
-        method: The class. Classes of a user are called with the model, or with the model and its layers.
-
-    Raises:
-        ArgumentError: It has no `attribute`; it explains a layer or a neuron that must be named; or it is made of more.
-    """
+    """Refuse a class, or a partial of one, that is not made of a model, or of a model and its layers, alone."""
     kind = unwrapped(method)
     name = kind.__name__
     if not callable(getattr(kind, "attribute", None)):
@@ -257,18 +240,15 @@ def check_class(method: Any) -> None:
 def check_function(method: Callable[..., Any], takes: str, count: int) -> None:
     """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
     try:
-        inspect.signature(method).bind_partial(*[None] * count)
-        fits = len(required(method)) <= count
+        inspect.signature(method).bind(*[None] * count)
     except ValueError:  # functions written in C have no signature
         return
-    except TypeError:
-        fits = False
-    if not fits:
+    except TypeError as error:
         name = getattr(unwrapped(method), "__name__", type(method).__name__)
         raise ArgumentError(
             f"method is the function {name}{inspect.signature(method)}: pass a function of {takes}, a name, or a "
             "class such as ValueZeroing."
-        )
+        ) from error
 
 
 def required(method: Callable[..., Any]) -> list[str]:
