@@ -147,9 +147,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         Returns:
             `(batch, in)`, or `(batch, layers, in)` with `by_layer`. In at least float32, signed and not normalised.
             Padding is 0, because no token attends to padding. If `inputs` is a tuple, a tuple with one tensor for each
-            input: for ids or a mask, one entry for each of its tokens, and for an image or sound one entry for each
-            token that is made of it. The scores of all tokens are shared out, and 0 is the score of what has no tokens
-            of its own (a mask).
+            input. The input that is as long as the sources has all scores, with `run` the text of this number. Others
+            (a mask, a decoder's ids) have zeros.
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.

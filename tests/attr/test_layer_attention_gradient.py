@@ -114,7 +114,7 @@ def test_modes_without_gradients(requires_grad: bool) -> None:
     assert_same_numbers(case.model, weights)
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(one.requires_grad for one in expected)
-    with torch.inference_mode(), pytest.raises(ArgumentError, match=r"use torch.no_grad\(\)"):
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
         maps_of(case)
 
 
