@@ -1,6 +1,6 @@
 """How figures of studies look: colours, marks and places of methods, and letters that can be read in one column."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -166,15 +166,6 @@ def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame])
     above = [name for place, name in enumerate(names) if place < line.get_ydata()[0]]
     assert above == in_order(name for name, one in METHODS.items() if one.layered and not _joins(name))
     assert "truth" not in " ".join(text.get_text() for text in draw_summary(tables["summary"], "cue_ap").findobj(Text))
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:
-    figure = draw_summary(tables["summary"].query("model == 'six-layers'"), "cue_ap")
-    figure.draw_without_rendering()  # type: ignore[no-untyped-call]
-    boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
-    assert len(boxes) == len(METHODS)
-    for lower, upper in pairwise(boxes):
-        assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
 
 
 def test_page_shows_the_tables(tables: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:

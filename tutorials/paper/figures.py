@@ -14,7 +14,6 @@ from captum_vz.study.figures import (
     draw_layers,
     draw_points,
     in_order,
-    label_ends,
     name_layers,
     new_figure,
     share_limits,
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The width of a page of two columns, in inches.
 PAGE: Final = 6.9
+#: The height of panels of lines, in inches.
+LINES: Final = 1.3
 
 
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
@@ -92,9 +93,8 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
     methods = {model: in_order(summary[summary["model"] == model]["method"]) for model in models}
     heights = [max(0.5, ROW * len(methods[model])) + 0.3 for model in models]
     layered = summary[(summary["metric"] == "cue_ap") & summary["layer"].notna() & (summary["group"] == "all")]
-    lines_height = max(1.3, 1.05 * ROW * layered["method"].nunique())
-    figure = new_figure(sum(heights) + lines_height + 1.25, PAGE)
-    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, lines_height + 0.5])  # typed as one
+    figure = new_figure(sum(heights) + LINES + 1.25, PAGE)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, LINES + 0.5])  # typed as one
     above, below = parts
     grid = above.subplots(len(models), len(columns), squeeze=False, sharex="col", height_ratios=heights)
     for line, model in zip(grid, models, strict=True):
@@ -115,9 +115,8 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
     told = "last layer, 95 % intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
     above.suptitle(panel_title(data, told), fontsize=FONT + 0.5).set_parse_math(False)
     panels = list(below.subplots(1, len(models), squeeze=False, sharey=True)[0])
-    ends = [draw_layers(panel, layered[layered["model"] == model]) for panel, model in zip(panels, models, strict=True)]
-    for panel, model, of_panel in zip(panels, models, ends, strict=True):
-        label_ends(panel, of_panel, lines_height)
+    for panel, model in zip(panels, models, strict=True):
+        draw_layers(panel, layered[layered["model"] == model])
         panel.set_title(f"{model}, by layer", fontsize=FONT).set_parse_math(False)
         panel.set_ylabel("cue alignment, average precision" if model == models[0] else "", fontsize=FONT)
     return figure
