@@ -92,7 +92,7 @@ def test_second_start_computes_nothing(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
 ) -> None:
     kept = sorted((folder / "agreement").glob("*-*.csv"))
-    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "variants"]
+    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing"]
     before = [path.stat().st_mtime_ns for path in kept]
     again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
@@ -236,3 +236,12 @@ def test_models_are_kept_apart(sentences: list[Example], tmp_path: Path, undrawn
     folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
     assert sorted(folders) == sorted(map(safe_name, models))
     assert set(found.tables["summary"]["model"]) == set(models)
+
+
+def test_names_do_not_end_cells(shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None) -> None:
+    methods = {"a|b": "attention", "c\nd": "random"}
+    found = reproduce({"agreement": shipped}, sentences[:3], tmp_path, methods, resamples=50, quiet=True, controls=0)
+    report = str(found)
+    assert r"| a\|b " in report and "| c d " in report
+    for table in re.findall(r"(?:^\|.*\n)+", report, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1

@@ -22,7 +22,6 @@ from captum_vz.study.figures import (
 )
 from captum_vz.study.scoring.metrics import _joins
 from paper.figures import draw_page, draw_probing
-from paper.variants import VARIANTS
 from tests.study.conftest import parts_of
 
 
@@ -76,7 +75,7 @@ def tables() -> dict[str, pd.DataFrame]:
     def rows(keys: dict[str, list[Any]]) -> pd.DataFrame:
         index = pd.MultiIndex.from_product(keys.values(), names=keys.keys())
         mean = draw.uniform(-1, 1, len(index))
-        its = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "rank": draw.integers(1, 15, len(index))}
+        its = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
         return pd.DataFrame(index=index).reset_index().assign(**its, **numbers)
 
     all_layers = {"model": models, "method": list(METHODS), "layer": list(range(24))}
@@ -89,7 +88,6 @@ def tables() -> dict[str, pd.DataFrame]:
     layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
     return {
         "summary": summary,
-        "variants": rows({"model": models, "method": list(METHODS), "variant": list(VARIANTS)}),
         "differences": pairs.assign(
             model=models[1], metric="cue_ap", mean=-0.123, low=-0.2, high=-0.1, p=0.0, tied=False, **numbers
         ),
@@ -174,10 +172,6 @@ def test_page_shows_the_tables(tables: dict[str, pd.DataFrame], figures: dict[st
     last = summary[summary["layer"].isna() | (summary["layer"] == 23)].set_index(["model", "metric", "method"])["mean"]
     for row, model in enumerate(summary["model"].unique()):
         for column, metric in enumerate(("cue_ap", "blank_out", "value_patching")):
-            panel = page.axes[5 * row + column]
+            panel = page.axes[4 * row + column]
             points = [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
             assert points == pytest.approx([last[model, metric, method] for method in in_order(METHODS)])
-        ranks = tables["variants"].query("model == @model").pivot(index="method", columns="variant", values="rank")
-        spread = page.axes[5 * row + 4]
-        ends = [[end[0] for end in line.get_segments()[0]] for line in spread.collections]
-        assert ends == [[ranks.loc[name].min(), ranks.loc[name].max()] for name in in_order(METHODS)]

@@ -61,17 +61,6 @@ def test_table_is_exported(tmp_path: Path) -> None:
     assert frame["source token"].tolist() == TOKENS
 
 
-def test_panels_of_different_kinds() -> None:
-    own = Figure()
-    left, right = own.subplots(1, 2)
-    draw_maps([MAP], TOKENS, ax=left)
-    draw_row([MAP[0]], TOKENS, ax=right)
-    found = describe(own)
-    assert len(found.rows) == 9 + 3
-    assert "panel" in found.columns and "row" in found.columns
-    assert all(len(row) == len(found.columns) for row in found.rows)
-
-
 def test_foreign_figure_is_refused() -> None:
     with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
         describe(Figure())

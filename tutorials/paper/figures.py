@@ -66,11 +66,9 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:
     """Draws all evaluations on one page: a row for each model, a column for each measure, a line for each method.
 
-    Points have the intervals of the tables. The last column has the lowest and the highest rank of a method in the
-    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer, of methods with
-    layers.
+    Points have the intervals of the tables. The row below shows cue alignment by layer, of methods with layers.
     """
-    summary, variants = tables["summary"], tables.get("variants")
+    summary = tables["summary"]
     found = {  # the title, and what is counted
         "cue_ap": ("cue alignment,\naverage precision", "sentences", _last(summary, "cue_ap")),
         "blank_out": ("blank-out,\nSpearman", "sentences", _last(summary, "blank_out")),
@@ -82,12 +80,6 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         sanity = tables["sanity"]
         every = sanity[sanity["metric"] == "sanity"]
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
-    if variants is not None:
-        by = variants.groupby(["model", "method"], sort=False)
-        spread = {"mean": ("rank", "mean"), "low": ("rank", "min"), "high": ("rank", "max")}
-        ranks = by.agg(**spread, examples=("examples", "max")).reset_index()
-        count = variants["variant"].nunique()
-        found["rank"] = (f"blank-out, {count} variants,\nrank (1: none higher)", "sentences", ranks)
     columns = {name: column for name, column in found.items() if len(column[2])}
     models = summary["model"].unique().tolist()
     methods = {model: in_order(summary[summary["model"] == model]["method"]) for model in models}
@@ -101,10 +93,7 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         for panel, (name, (title, counted, table)) in zip(line, columns.items(), strict=True):
             rows = table[table["model"] == model]
             draw_points(panel, rows.set_index("method").reindex(methods[model]).reset_index())
-            if name == "rank":
-                panel.set_xlim(0, max(map(len, methods.values())) + 1)
-            else:
-                panel.axvline(0, color="black", linewidth=0.6)
+            panel.axvline(0, color="black", linewidth=0.6)
             if name == "sanity":
                 panel.axvspan(-near, near, color="0.93", zorder=0)
             told = f"{int(rows['examples'].max()):,} {counted}" if len(rows) else "not computed"
