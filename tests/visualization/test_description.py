@@ -165,14 +165,6 @@ def test_hostile_tokens_are_in_files(ending: str, tmp_path: Path) -> None:
     describe(figure).to_csv(tmp_path / "numbers.csv")
 
 
-def test_title_is_that_of_the_figure() -> None:
-    """The description has the title as it is now."""
-    figure = draw_maps([torch.eye(2)], ["a", "b"], title="first")
-    assert str(describe(figure)).startswith("first. ")
-    figure.suptitle("other")
-    assert str(describe(figure)).startswith("other. ")
-
-
 # Fonts in files: what publishers check in PDF, and text in SVG that can be searched.
 
 WORDS = ["the", "pictures", "[MASK]"]
