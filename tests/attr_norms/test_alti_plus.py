@@ -93,7 +93,7 @@ def test_the_rows_of_targets(name: str) -> None:
     found = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
         tuple(inputs.values()), token=1
     )
-    assert_same(torch.cat(found, 1), whole[:, 1])
+    assert_same(torch.cat([one for one in found if one.any()], 1), whole[:, 1])  # masks have zeros
 
 
 @pytest.mark.parametrize("name", ["bart", "whisper"])

@@ -173,7 +173,7 @@ def test_bad_tokens_are_named(method: Any, token: Any, message: str) -> None:
 
 
 def test_token_and_target_together() -> None:
-    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed:"):
+    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed"):
         Configuration(ValueZeroing).run(token=1, target=(1, 2))
 
 

@@ -120,7 +120,7 @@ class ModelFreeAttribution(Described, Attribution):
                 f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
                 f"for tokens and 0 for padding, ({batch}, {tokens})."
             )
-        features = torch.arange(tokens)[None] if feature_mask is None else FeatureGroups(feature_mask).mask
+        features = torch.arange(tokens, device="cpu")[None] if feature_mask is None else FeatureGroups(feature_mask).mask
         assert features is not None  # a mask has groups
         if features.shape not in ((1, tokens), (batch, tokens)):
             raise ArgumentError(
