@@ -120,8 +120,8 @@ class ModelFreeAttribution(Described, Attribution):
                 f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
                 f"for tokens and 0 for padding, ({batch}, {tokens})."
             )
-        features = torch.arange(tokens, device="cpu")[None] if feature_mask is None else FeatureGroups(feature_mask).mask
-        assert features is not None  # a mask has groups
+        mask_of_features = FeatureGroups(feature_mask).mask
+        features = torch.arange(tokens, device="cpu")[None] if mask_of_features is None else mask_of_features
         if features.shape not in ((1, tokens), (batch, tokens)):
             raise ArgumentError(
                 f"feature_mask is {tuple(features.shape)}: pass integers (1, {tokens}) or ({batch}, {tokens})."
