@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +42,30 @@ def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
         **{name: lambda name=name: getattr(vz, name)(model, layers).attribute(ids) for name in maps},
         "ValueZeroing, one row": lambda: vz.ValueZeroing(model, layers).attribute(ids, token=1),
         "ValueZeroingEffect": lambda: vz.ValueZeroingEffect(model, layers).attribute(ids, target=0),
+        "ValueZeroingEffect, function": lambda: vz.ValueZeroingEffect(lambda x: model(x), layers).attribute(ids, 0),
+        "a loop of hooks": lambda: loop_of_hooks(model, layers, ids),
         "LayerAttentionGradient": lambda: gradient.attribute(ids, 0),
         "AttnLRP": lambda: vz.AttnLRP(model).attribute(ids, target=0),
         "AttentionFlow, one row": lambda: vz.AttentionFlow(model, layers).attribute(ids, token=1),
     }
+
+
+def loop_of_hooks(model: nn.Module, layers: list[nn.Module], ids: Tensor) -> list[Tensor]:
+    """What ValueZeroingEffect is compared with: one forward pass for each token."""
+    numbers = [model(ids).logits[:, 0]]
+    for token in range(ids.shape[1]):
+        with ExitStack() as hooks:
+            for layer in layers:
+                value = layer.get_submodule("attention.self.value")
+                hooks.enter_context(value.register_forward_hook(partial(_without, token)))
+            numbers.append(numbers[0] - model(ids).logits[:, 0])
+    return numbers
+
+
+def _without(token: int, module: nn.Module, args: Any, values: Tensor) -> Tensor:
+    values = values.clone()
+    values[:, token] = 0
+    return values
 
 
 def of_derivatives(ids: Tensor) -> tuple[nn.Module, Contenders]:
