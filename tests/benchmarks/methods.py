@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartModel, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import captum_vz as vz
+from captum_vz.testbed import agreement_sentences, load_model
 from tests.benchmarks.measure import medians
 from tests.benchmarks.models import token_ids
 
@@ -93,6 +94,17 @@ def of_decoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
     return model, {"ALTILogit, one row": lambda: logit.attribute(ids, target=(ids.shape[1] - 1, 7))}
 
 
+def of_texts(ids: Tensor) -> tuple[Any, Contenders]:
+    """Rows of 40 texts with the embedded model: one after another, and in batches of similar length."""
+    model, tokenizer = load_model()
+    texts = [record["masked"] for record in agreement_sentences(40)]
+    method = vz.ValueZeroing(model)
+    return lambda input_ids: model(input_ids % len(tokenizer)), {
+        "40 texts, one by one": lambda: [method.attribute(tokenizer(x, return_tensors="pt"), token=1) for x in texts],
+        "40 texts, attribute_texts": lambda: vz.attribute_texts(method, texts, tokenizer, token=1),
+    }
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.methods", description=__doc__)
@@ -104,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     ids = token_ids(options.tokens, "cpu")
-    builds = [of_encoder, of_encoder_decoder, of_decoder, *([of_derivatives] if options.derivatives else [])]
+    builds = [of_encoder, of_encoder_decoder, of_decoder, of_texts, *([of_derivatives] if options.derivatives else [])]
     for build in builds:
         model, contenders = build(ids)
         given = {"input_ids": ids} | ({"decoder_input_ids": ids} if build is of_encoder_decoder else {})

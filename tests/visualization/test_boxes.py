@@ -58,7 +58,7 @@ def assert_apart(texts: list[Text]) -> None:
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
 
-SIZES = [(5, 1), (11, 5), (60, 7), (150, 6), (20, 33)]
+SIZES = [(5, 1), (11, 5), (60, 7), (150, 6), (8, 33)]
 
 
 @pytest.mark.parametrize(("tokens", "layers"), SIZES)

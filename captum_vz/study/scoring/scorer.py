@@ -16,11 +16,12 @@ from captum_vz.methods import Question, checked_shares, given_methods, joined_fi
 from captum_vz.methods.decision import DecidingMethod
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.scoring import COLUMNS, Row, measure, ran_out_of_memory, reason_of, row_of, skipped_row
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
+from captum_vz.text import fill_batches
 from captum_vz.visualization import readable_tokens
 
 with needs_extra("captum_vz.study", "study"):
