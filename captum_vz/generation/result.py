@@ -120,16 +120,16 @@ class GenerationAttribution(Explanation):
         return self.prompt.mask(kinds)
 
     def grouped(self, by: Any, *, joint: bool = True) -> GenerationAttribution:
-        """The scores of words, sentences, sections or spans of the prompt.
+        """The scores of words, clauses, sentences, sections or spans of the prompt.
 
         The method runs again, and zeroes the values of all tokens of a group together. A rollout joins the rows of a
         group by their mean. The last prompt token, whose row belongs to the first generated token, is kept apart until
         the layers are joined. If the method has no joint form (ALTILogit, ALTIPlus, gradients), scores are added up.
 
         Args:
-            by: "words", "sentences", "sections" (the messages of a chat), or spans: a list of (start, stop), or a dict
-                of names to (start, stop). Tokens outside all spans are groups of their own. Or a list with the number
-                of each token's group, as in Captum's `feature_mask`.
+            by: "words", "clauses" (to the next comma, semicolon or colon), "sentences", "sections" (the messages of a
+                chat), or spans: a list of (start, stop), or a dict of names to (start, stop). Tokens outside all spans
+                are groups of their own. Or a list with the number of each token's group, as in Captum's `feature_mask`.
             joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
         """
         member, names = self.prompt.groups(by)
