@@ -190,7 +190,7 @@ class ValueGates(Described):
         one = call.examples(first)
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, given, get_intervention(self.intervention))
-        output, members, end, dtypes, _ = run_clean(
+        output, members, end, dtypes = run_clean(
             "Value Gates",
             model,
             one.given_named,

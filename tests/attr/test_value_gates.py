@@ -674,7 +674,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="without logits: pass a forward_func that returns a tensor"):
         ValueGates(lambda **inputs: [case.model(**inputs)], case.layers)(gates, case.inputs)
     pair = case_of("bart-decoder")
-    with pytest.raises(ArgumentError, match="different examples and sources"):
+    with pytest.raises(ArgumentError, match="different sources"):
         ValueGates(pair.model, [*pair.model.encoder.layers, *pair.layers])(gates, pair.inputs)
 
 
