@@ -149,9 +149,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         Returns:
             `(batch, in)`, or `(batch, layers, in)` with `by_layer`. In at least float32, signed and not normalised.
             Padding is 0, because no token attends to padding. If `inputs` is a tuple, a tuple with one tensor for each
-            input: for ids or a mask, one entry for each of its tokens, and for an image or sound one entry for each
-            token that is made of it. The scores of all tokens are shared out, and 0 is the score of what has no tokens
-            of its own (a mask).
+            input. The input that is as long as the sources has all scores, with `run` the text of this number. Others
+            (a mask, a decoder's ids) have zeros.
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
@@ -174,7 +173,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         layers = self._layers()
         masks = FeatureGroups(feature_mask)
         model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
-        output, members, end, dtypes, tokens_first = run_clean(
+        output, members, end, dtypes = run_clean(
             self.get_name(),
             model,
             self.forward_func,
@@ -212,10 +211,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         members, order = (one.to(effects.device)[:, None].expand(-1, effects.shape[1], -1) for one in (members, order))
         scores = effects.new_zeros(*effects.shape[:2], max(int(members.max()), 0) + 1).scatter(2, order, effects)
         scores = (scores.gather(2, members.clamp_min(0)) * (members >= 0))[..., :end]
-        scores, call = scores if self.by_layer else scores[:, 0], (self.forward_func, inputs, additional_forward_args)
-        sources = [(layers[0], None if self.attention == "self" else scores.shape[-1])]
-        named = self.attention not in ("self", "cross")
-        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run, named=named)[0]
+        return by_input([scores if self.by_layer else scores[:, 0]], inputs, run)[0]
 
     def _wanted(self, token: Any, target: Any) -> WantedTokens | None:
         """The output tokens that are not given values. None: all."""

@@ -77,7 +77,7 @@ def test_values_used_in_inference_mode() -> None:
         return attend(query, key, value) + more
 
     block, x = block_of(Computed(hidden)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode.*Use torch\.no_grad there"):
+    with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode"):
         ValueZeroing(block, block).attribute(x)
 
 

@@ -285,6 +285,11 @@ class ModelGates(ModelReplay):
     # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
     seen: Tensor | None = None
 
+    @property
+    def outermost(self) -> Sequence[nn.Module]:
+        """The modules that the clean pass called, without the modules inside them."""
+        return self._cache.outermost
+
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Gate values in this run of this attention, in these heads (None: all)."""
         super().zero_in(site, heads)
