@@ -59,7 +59,7 @@ class Runs:
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self._random = random_states()
-        self._draws = False  # whether random numbers were drawn before a layer returned
+        self._draws = False  # whether random numbers were drawn before the last layer returned
         self.warnings: list[str] = []
         self.chosen = None if run is None else self._choose(run)
 
@@ -68,7 +68,8 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
-        self._draws = self._draws or self._random != random_states()
+        if record.index == len(self._layers) - 1:  # to compare takes longer than most of what is done for a layer
+            self._draws = self._draws or self._random != random_states()
         if is_attention_module(record):
             self._attention_modules[record.index] = self._layers[record.index]
         last, output = self._last, first_tensor(record.output)
