@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
     from captum_vz.functional import patch_mask, to_embeddings, token_scores, word_mask
+    from captum_vz.text import attribute_texts
     from captum_vz.verification.verify import verify
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "ValueZeroingEffect",
     "ValueZeroingRollout",
     "__version__",
+    "attribute_texts",
     "explain",
     "find_layers",
     "functional",
@@ -82,6 +84,7 @@ _ROOMS: Final = (
 )
 # Where the names of `__all__` are defined; classes are in `captum_vz.attr`.
 _HOMES: Final = {
+    "attribute_texts": "text",
     "explain": "app.explain",
     "find_layers": "_engine",
     "verify": "verification",

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import torch
 from captum._utils.common import _format_additional_forward_args as format_additional_forward_args
-from captum._utils.common import _format_output as format_output
 from captum._utils.common import _format_tensor_into_tuples as format_tensor_into_tuples
 from captum._utils.common import _run_forward as run_forward
 from captum._utils.progress import NullProgress, progress
@@ -45,7 +44,6 @@ __all__ = [
     "attention_name",
     "eager_stance",
     "format_additional_forward_args",
-    "format_output",
     "format_tensor_into_tuples",
     "forward_hooks",
     "forward_hooks_with_kwargs",

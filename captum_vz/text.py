@@ -1,4 +1,4 @@
-"""From the words of a sentence to the tokens of a tokenizer, and files of such sentences.
+"""From the words of a sentence to the tokens of a tokenizer, files of such sentences, and batches of texts.
 
 A sentence is a record, a dict: ``masked``, its ``target`` and ``cue``, and the forms of the target, ``good`` and
 ``bad``. :class:`captum_vz.study.Example` holds the same under the same names, and :func:`captum_vz.study.encode` finds
@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from captum_vz._private import NullProgress, progress, tree_map
+from captum_vz.errors import ArgumentError
 
 __all__ = [
     "MASK",
     "EncodedRecord",
     "Record",
+    "attribute_texts",
     "encode_record",
     "form_ids",
     "read_json_lines",
@@ -26,6 +34,8 @@ __all__ = [
     "split_words",
     "word_spans",
 ]
+
+T = TypeVar("T")
 
 # A sentence with the keys that `captum_vz.testbed.mask_target` describes.
 Record = dict[str, Any]
@@ -185,3 +195,116 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(fields, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]}")
         yield number, fields
+
+
+def attribute_texts(
+    method: Any,
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_tokens: int = 1024,
+    show_progress: bool = False,
+    **asked: Any,
+) -> list[Any]:
+    """Attributions of many texts, which run in batches of texts of similar length.
+
+    This takes a third to a ninth of the time of one text after another. Batches change numbers by rounding only.
+
+    Args:
+        method: A method of this package, such as :class:`~captum_vz.ValueZeroing`.
+        texts: The texts.
+        tokenizer: The tokenizer of the model.
+        batch_tokens: The most tokens in a batch, padding included. A longer text is a batch of its own.
+        show_progress: Whether to show a progress bar, with one step for each text.
+        **asked: Further arguments of `attribute`, without a `feature_mask`. A list of `target`, `foil` or `token` has
+            one entry for each text. Negative positions count from the end of each text.
+
+    Returns:
+        For each text, in the order given, what `attribute` returns for this text alone, without the axis of the batch.
+        For a list of layers this is a list.
+
+    Raises:
+        ArgumentError: `texts` is one text. `batch_tokens` is less than 1. A list has another length than `texts`.
+        RefusedError: As `attribute`.
+
+    >>> from captum_vz import ValueZeroing
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> texts = ["some hat [MASK] scaring marcus.", "the pictures of some hat [MASK] scaring marcus."]
+    >>> rows = attribute_texts(ValueZeroing(model, model.bert.encoder.layer[3]), texts, tokenizer, token=[3, 6])
+    >>> [tuple(row.shape) for row in rows]
+    [(8,), (11,)]
+    """
+    if isinstance(texts, str):
+        raise ArgumentError(f"texts is {texts!r}: pass a list of texts.", "texts")
+    if batch_tokens < 1:
+        raise ArgumentError(f"batch_tokens is {batch_tokens}: pass at least 1.", "batch_tokens")
+    encoded = [dict(tokenizer(text)) for text in texts]
+    sizes = [len(one["input_ids"]) for one in encoded]
+    each = {name: _of_each(name, asked[name], sizes) for name in ("target", "foil", "token") if name in asked}
+    is_map = not getattr(method, "by_layer", False) and all(asked.get(name) is None for name in ("target", "token"))
+    model = getattr(method, "forward_func", None)
+    device = next(model.parameters()).device if isinstance(model, nn.Module) else "cpu"
+    found: list[Any] = [None] * len(sizes)
+    by_length = sorted(range(len(sizes)), key=sizes.__getitem__)
+    with progress(desc="texts", total=len(sizes)) if show_progress else NullProgress() as bar:
+        for places in fill_batches(by_length, sizes.__getitem__, len(sizes), batch_tokens):
+            inputs = padded(tokenizer, [encoded[place] for place in places], device)
+            of_batch = {name: [one[place] for place in places] for name, one in each.items() if isinstance(one, list)}
+            result = method.attribute(inputs, **asked | of_batch)
+            for number, place in enumerate(places):
+                found[place] = tree_map(partial(_without_padding, number, sizes[place], is_map), result)
+            bar.update(len(places))
+    return found
+
+
+def _without_padding(number: int, size: int, is_map: bool, result: Tensor) -> Tensor:
+    """One example of a result, with its first `size` columns; of a map `(..., out, in)`, also its first rows."""
+    own = result[number, ..., :size]
+    return (own[..., :size, :] if is_map and own.dim() > 1 else own).clone()
+
+
+def _of_each(name: str, value: Any, sizes: Sequence[int]) -> Any:
+    """A list with an entry for each text. Positions count from the start. What is the same for all stays as it is."""
+    value = value.tolist() if isinstance(value, Tensor) and value.dim() else value
+    if isinstance(value, list) and len(value) != len(sizes):
+        raise ArgumentError(f"{name} has {len(value)} entries: pass one for each of {len(sizes)} texts.", name)
+
+    def from_start(entry: Any, size: int) -> Any:
+        if name != "token" and isinstance(entry, tuple) and len(entry) > 1:  # (token, entry)
+            return (entry[0] + size, *entry[1:]) if type(entry[0]) is int and entry[0] < 0 else entry
+        return entry + size if name == "token" and type(entry) is int and entry < 0 else entry
+
+    several = value if isinstance(value, list) else [value] * len(sizes)
+    moved = [from_start(one, size) for one, size in zip(several, sizes, strict=True)]
+    return value if moved == several else moved
+
+
+def padded(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Mapping[str, Any]], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Texts with `input_ids` as one batch, padded on the right, with an `attention_mask`, `(batch, tokens)` each."""
+    # The attention mask hides padding, so any id may be used.
+    filler = {"input_ids": tokenizer.pad_token_id or 0}
+
+    def joined(name: str, rows: Iterable[Sequence[int]]) -> Tensor:
+        each = [torch.tensor(row, device=device) for row in rows]
+        return pad_sequence(each, batch_first=True, padding_value=filler.get(name, 0))
+
+    mask = joined("attention_mask", ([1] * len(one["input_ids"]) for one in texts))
+    return {name: joined(name, (one[name] for one in texts)) for name in texts[0]} | {"attention_mask": mask}
+
+
+def fill_batches(items: Iterable[T], length: Callable[[T], int], most: int, tokens: int) -> Iterator[list[T]]:
+    """Batches of items that are sorted by length: at most `most` items, and `tokens` tokens with padding.
+
+    A longer item is a batch of its own.
+    """
+    batch: list[T] = []
+    for item in items:
+        if batch and (len(batch) == most or (len(batch) + 1) * length(item) > tokens):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch

@@ -4,7 +4,7 @@ import csv
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,17 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of the command: one line on stderr, and nothing on stdout."""
+def refused(
+    capsys: pytest.CaptureFixture[str], *arguments: str, run: Callable[[list[str]], int] = main, name: str = "captum-vz"
+) -> str:
+    """The error of a command: one line on stderr, and nothing on stdout."""
     try:
-        status: Any = main(list(arguments))
+        status: Any = run(list(arguments))
     except SystemExit as end:  # argparse exits like this
         status = end.code
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
+    assert re.fullmatch(rf"{name}: [^\n]+\n", err), err
     return err
 
 

@@ -225,16 +225,13 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     ("arguments", "message"),
     [
         (["explain", "", "--json"], "the text is empty: there is no token to explain"),
-        (["explain", "\u200b", "--json"], "the text is empty"),  # the tokenizer drops a zero-width space
         (["explain", "a \udcff hat"], "the text is no UTF-8 at character 2"),  # so Python passes on a byte 0xff
         (["explain", SENTENCE, "--token", "11"], "--token 11 is out of range: there are 11 tokens"),
-        (["explain", SENTENCE, "--token", "-12"], "--token -12 is out of range"),
         (["explain", SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
         (["explain", "a hat is a [MASK]", "--token", "a"], "--token 'a' is at the positions 1, 4: pass one of them"),
         (["explain", SENTENCE, "--layer", "4"], "--layer 4 is out of range: the model has 4 layers, -4 to 3"),
         (["explain", SENTENCE, "--layer", "last"], "--layer: invalid layer 'last': pass a whole number, or deciding"),
         (["explain", "hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
-        (["explain", SENTENCE, "--model", "no/such-model"], "cannot load the model 'no/such-model': "),
         (["explain", SENTENCE, "--model", "./nowhere"], "there is no ./nowhere: expected a folder with a model"),
         (["explain", SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
         (["explain", SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
@@ -251,14 +248,8 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["explian", SENTENCE], "there is no command 'explian' (did you mean explain?)"),
         (["paper", "--grammar", "5"], "paper is no command any more: "),
         (["lab", "student", "x.ipynb"], "it is the command captum-vz-lessons"),
-        (["compare", SENTENCE, "--layer", "4"], "--layer 4 is out of range"),
-        (["compare", SENTENCE, "--token", "zebra", "--truth"], "--token 'zebra' is none of the tokens"),
         (["compare", SENTENCE, "--target", "zebra", "--truth"], "--target "),
         (["compare", SENTENCE, "--foil", ""], "--foil "),
-        (["verify", " "], "the text is empty"),
-        (["verify", "hat " * 200], "the model takes at most 128"),
-        (["explain", SENTENCE, "--html", "file/x.html"], "cannot write file/x.html"),
-        (["study", "--grammar", "5", "--folder", "out", "--batch-size", "0"], "--batch-size: 0 is less than 1"),
     ],
 )
 def test_bad_command_says_why(

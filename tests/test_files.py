@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from captum_vz.functional import normalize_rows
 from captum_vz.study import Example, write_jsonl
-from captum_vz.visualization import describe, draw_row, save_figure, save_html, text_record, view
+from captum_vz.visualization import describe, draw_maps, draw_row, save_figure, save_html, text_record, view
 from tests.command import full_disk
 
 TOKENS = ["the", "pictures", "of", "some", "hat"]
@@ -33,7 +33,7 @@ def drawn() -> Any:
 def plain() -> Any:
     """A figure of the user's own, with a picture in it."""
     figure = Figure()
-    draw_row(MAP[:2], TOKENS, token=2, ax=figure.subplots())
+    draw_maps([MAP], TOKENS, token=2, ax=figure.subplots())
     return figure
 
 

@@ -83,8 +83,6 @@ def test_every_private_name_is_used() -> None:
 def test_format_of_inputs() -> None:
     x = torch.ones(2, 3)
     assert _private.format_tensor_into_tuples(x) == (x,)
-    assert _private.format_output(True, (x,)) == (x,)
-    assert _private.format_output(False, (x,)) is x
     assert _private.format_additional_forward_args(None) is None
     assert _private.format_additional_forward_args(3) == (3,)
 

@@ -60,26 +60,21 @@ class Readout:
             unembedding = forward_func.get_output_embeddings()
         if not isinstance(unembedding, nn.Module):
             raise ArgumentError(
-                f"forward_func is a {name} without get_output_embeddings(): pass the linear module that computes "
-                "logits from hidden states as `unembedding`."
+                f"forward_func is a {name} without get_output_embeddings(): pass the linear module of logits as "
+                "`unembedding`."
             )
         rows = matrix(unembedding)
-        weight = getattr(unembedding, "weight", None)
-        if rows is None and isinstance(unembedding, nn.Linear) and isinstance(weight, Tensor):
-            raise ArgumentError(
-                f"unembedding is a Linear whose weight is a {type(weight).__name__}, which holds no plain numbers. "
-                "Expected a plain weight, because each logit needs a direction. Pass a dequantised copy of the module."
-            )
         if rows is None:
+            weight = type(getattr(unembedding, "weight", None)).__name__
             raise ArgumentError(
-                f"unembedding is a {type(unembedding).__name__}. Expected: a linear module, because each logit needs a "
-                "direction. Pass the linear module that computes logits from hidden states."
+                f"unembedding is a {type(unembedding).__name__} whose weight is a {weight}. Pass a linear module with "
+                "plain numbers, a dequantised copy."
             )
         norm = final_norm if final_norm is not None else _last_norm(forward_func, layers)
         if not isinstance(norm, nn.Module):
             raise ArgumentError(
-                f"forward_func is a {name} in which no norm outside of the layers was found: pass the norm after the "
-                "last layer as `final_norm`."
+                f"forward_func is a {name} without a norm outside of the layers: pass the one after them as "
+                "`final_norm`."
             )
         if any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
@@ -91,8 +86,8 @@ class Readout:
         except (CannotReplayError, RuntimeError) as error:
             raise ArgumentError(
                 f"final_norm is a {type(norm).__name__}, which could not be read as a LayerNorm or an RMSNorm of "
-                f"{rows.shape[0]} numbers: pass the norm after the last layer. A norm that rounds to float32 in a "
-                "float64 model, as transformers' RMSNorms do, can be read if the model is loaded in float32."
+                f"{rows.shape[0]} numbers: pass the norm after the last layer. In float64, transformers' RMSNorms "
+                "round to float32: load the model in float32."
             ) from error
 
     def along(self, entries: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,9 +166,8 @@ class LogitTarget:
         of_all = not isinstance(indices, list)
         if any(len(one) != 2 or not _belong_together(*one, of_all) for one in each):
             raise ArgumentError(
-                f"{name} is {target!r}: pass (token, entry), a position of the logits (batch, tokens, entries) and a "
-                "vocabulary entry. For all tokens pass (slice(None), entry). For several examples pass a list with "
-                "one (token, entry), or one ([tokens], [entries]), for each example."
+                f"{name} is {target!r}: pass (token, entry), or (slice(None), entry) for all tokens. For several "
+                "examples pass a list with one (token, entry), or one ([tokens], [entries]), for each."
             )
         rows, entries = [one[0] for one in each], [one[1] for one in each]
         if of_all:
@@ -187,8 +181,8 @@ class LogitTarget:
         outside = each[((each < -count) | (each >= count)) & there]
         if len(outside):
             raise ArgumentError(
-                f"{self.name} names entry {int(outside[0])}, which is out of range: the vocabulary has {count} "
-                f"entries, {-count} to {count - 1}. Pass one of these."
+                f"{self.name} names entry {int(outside[0])}, which is out of range. Pass one of the {count} entries of "
+                f"the vocabulary, {-count} to {count - 1}."
             )
         return each % count
 
@@ -299,18 +293,14 @@ class LogitUpdates(LayerALTI):
         if self.omitted:
             raise ArgumentError(
                 f"The stack begins with {len(self.omitted)} layers of type {type(self.omitted[0]).__name__} that are "
-                "missing in `layer`, so their terms would count as the embedding. Pass all layers, in the order in "
-                "which they run: captum_vz.find_layers(model) returns them."
+                "missing in `layer`. Pass all layers, as captum_vz.find_layers(model) returns them."
             )
         logits = self.output if isinstance(self.output, Tensor) else getattr(self.output, "logits", None)
         logits = first_tensor(self.output) if logits is None else logits
         last, tokens = self.terms[-1], self.terms[-1].sources.shape[2]
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(self.output).__name__
         if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == tokens):
-            raise ArgumentError(
-                f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row for each token. Pass "
-                "a forward_func that returns the logits of all tokens."
-            )
+            raise ArgumentError(f"forward_func gave {found}. Return logits (batch, {tokens}, entries) of all tokens.")
         batch = len(logits)
         rows = self.wanted.positions(batch, tokens, logits.device)
         assert rows is not None  # a logit's target names tokens
@@ -323,17 +313,15 @@ class LogitUpdates(LayerALTI):
         if not ((explained - expected).abs() <= size).all():
             raise UnsupportedLayerError(
                 "The last layer's output, normed and unembedded, does not give the model's own logits (they differ by "
-                f"{(explained - expected).abs().max().item():.1e}). Pass all layers, the norm after the layers as "
-                "`final_norm`, and the linear module after the norm as `unembedding`. Models that scale or cap their "
-                "logits are not supported."
+                f"{(explained - expected).abs().max().item():.1e}), as in models that scale or cap their logits. Pass "
+                "all layers, the norm after the layers as `final_norm`, and the linear module as `unembedding`."
             )
         output, scale, given = (torch.stack([getattr(x, y) for x in self.terms]) for y in ("output", "scale", "given"))
         apart = ((output[:-1] - given[1:]) * scale[:-1]).abs().flatten(1).amax(1).to(size.device)
         for number, fits in enumerate((apart <= size).tolist()):
             if not fits:
                 raise ArgumentError(
-                    f"The input of layer run {number + 1} is not the output of run {number}: expected a stack without "
-                    "gaps. Pass all layers, in the order in which they run."
+                    f"The input of layer run {number + 1} is not the output of run {number}. Pass all layers."
                 )
 
 

@@ -23,19 +23,13 @@ class ALTI(Rollout):
     Maps are multiplied in float64. :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: The layers of an encoder or of a decoder-only model, in the order in which they run. None: all layers of
-            the model, as `captum_vz.find_layers` returns them.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. The layers are those of an encoder or
+            of a decoder-only model.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         p: The order of the norm, 1 (the paper's) or 2.
         include: See :class:`~captum_vz.LayerALTI`.
-        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
-            more tokens.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> from captum_vz import ALTI
     >>> from captum_vz.testbed import load_model

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from captum_vz.attr._base import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.attr._call.arguments import Arguments, Inputs
-from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout
 from captum_vz.attr.layer_alti import check_order
@@ -37,10 +36,8 @@ class ALTILogit(ForwardPassAttribution):
     logit that attention adds. :meth:`terms` returns all terms of the logit.
 
     Args:
-        forward_func: A model, or a function that runs the layers. The output is logits `(batch, tokens, entries)`, or
-            an object that has such a tensor as `logits`.
-        layer: All layers of the model, in the order in which they run. None: `captum_vz.find_layers` finds them.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. The output is logits `(batch, tokens,
+            entries)`, or an object that has such a tensor as `logits`. All layers of the model are needed.
         p: The order of the norm in ALTI's maps, 1 (the paper's choice) or 2.
         final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
         unembedding: The linear module that returns the logits. None: `forward_func.get_output_embeddings()`.
@@ -112,21 +109,13 @@ class ALTILogit(ForwardPassAttribution):
                 pre-norm, or not all layers of the model. Logits that norm and unembedding do not reproduce.
         """
         if attribute_to_layer_input:
-            raise ArgumentError(
-                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
-                "Leave attribute_to_layer_input False."
-            )
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
         if feature_mask is not None:
-            raise ArgumentError(
-                f"{type(self).__name__} takes no feature_mask, because its scores are additive. Leave feature_mask "
-                "None, and sum the columns of each feature in the result."
-            )
+            raise ArgumentError(f"{type(self).__name__} takes no feature_mask. Sum the columns of each feature.")
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
-        scores = wanted.select(scores.to(maps[0].dtype))
-        sources = [(as_layers(self.layer)[0], None)]
-        return by_input([scores], self.forward_func, inputs, additional_forward_args, sources)[0]
+        return by_input([wanted.select(scores.to(maps[0].dtype))], inputs)[0]
 
     def terms(
         self,
@@ -173,10 +162,7 @@ class ALTILogit(ForwardPassAttribution):
         targets = [LogitTarget.parse(target)] + ([] if foil is None else [LogitTarget.parse(foil, "foil")])
         wanted = targets[0].rows
         if any(one.rows.rows != wanted.rows for one in targets):
-            raise ArgumentError(
-                f"target is {target!r} and foil is {foil!r}: pass the same tokens in both, because the two logits are "
-                "read from one residual stream."
-            )
+            raise ArgumentError(f"target is {target!r} and foil is {foil!r}: pass the same tokens in both.")
         readout = Readout.of(self.forward_func, layers, self.final_norm, self.unembedding)
         call = LogitUpdates(self.forward_func, self.layer, self.p, readout, targets)
         runs = call._run(WantedTokens(), arguments).maps

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._base import warn
 from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._call.arguments import Arguments
-from captum_vz.attr._call.layers import as_layers, default_layers
+from captum_vz.attr._call.layers import default_layers
 from captum_vz.attr._call.target import PADDED_TARGET, Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError
@@ -46,8 +46,7 @@ class ALTIPlus(MapAggregation):
             the sources are the encoder's outputs. None: all layers of both.
         device_ids: Not used.
         p: The order of the norm, 1 (the paper's) or 2.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+        other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> import torch
     >>> from transformers import BartConfig, BartModel
@@ -87,15 +86,12 @@ class ALTIPlus(MapAggregation):
         if not (sides[-1] and sides == sorted(sides) and len(sources) == 1):
             raise ArgumentError(
                 f"{self.get_name()} takes the layers of an encoder, then the layers of its decoder, but the layers' "
-                f"maps (out, in) are {shapes}. Pass layer=[*find_layers(model, 'encoder'), *find_layers(model, "
-                "'decoder')]. For a single stack, use ALTI."
+                f"maps (out, in) are {shapes}. Leave layer None, or use ALTI for a single stack."
             )
 
-    def _sources(self, run: MapRun) -> list[tuple[nn.Module, int | None]]:
-        layers, (_, first), (index, last) = as_layers(self.layer), run.maps[0], run.maps[-1]
-        encoded = last.shape[2] - last.shape[1]
-        source = (layers[0], None) if first.shape[1] == first.shape[2] else (layers[0], encoded)
-        return [source, (layers[index], None)]
+    def _stacks(self, run: MapRun) -> list[int]:
+        prefix, columns = run.maps[-1][1].shape[-2:]
+        return [columns - prefix, prefix]
 
     def _join_features(
         self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool
@@ -119,10 +115,7 @@ class _BlockALTI(LayerALTI):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         if arguments.feature_mask is not None:
-            raise ArgumentError(
-                "ALTIPlus takes no feature_mask, because its sources are tokens of two sequences. Leave feature_mask "
-                "None, and sum the columns of each feature in the result."
-            )
+            raise ArgumentError("ALTIPlus takes no feature_mask. Sum the columns of each feature.")
         return super()._run(wanted, arguments, find_other_mixing)
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:

@@ -5,48 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from captum_vz.attr._base.map_aggregation import OtherMixingRule, of_maps
+from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._call.layers import Heads
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
 
 
-class AttentionRollout(Rollout):
-    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of attention.
-
-    .. math:: R_0 = \hat A_0, \qquad R_l = \hat A_l R_{l-1}, \qquad \hat A_l = \tfrac12 A_l + \tfrac12 I
-
-    where :math:`A_l` is the mean of the heads' attention weights in layer l, see :class:`~captum_vz.LayerAttention`.
-    The identity represents the residual connection. `Abnar & Zuidema 2020
-    <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
-
-    Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
-            `captum_vz.find_layers` returns them.
-        device_ids: Not used.
-        residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice. `explain`, `compare`, studies and
-            the command name two: "attention-rollout" is 0.5, "attention-rollout-paper" is None.
-        heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
-            each layer. None: all heads.
-        reduce_heads: How to combine the heads into one map, "mean" or "max".
-        attention: Must be "self".
-        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
-            more tokens.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
-
-    >>> from captum_vz import AttentionRollout
-    >>> from captum_vz.testbed import load_model
-    >>> model, tokenizer = load_model()
-    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = AttentionRollout(model).attribute(inputs["input_ids"], token=6)
-    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
-    (True, 1.0)
-    """
+class AttentionAggregation(MapAggregation):
+    """Base of the methods that join maps of attention weights."""
 
     def __init__(
         self,
@@ -73,3 +40,31 @@ class AttentionRollout(Rollout):
     heads = of_maps("heads")
     reduce_heads = of_maps("reduce_heads")
     attention = of_maps("attention")
+
+
+class AttentionRollout(AttentionAggregation, Rollout):
+    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of attention.
+
+    .. math:: R_0 = \hat A_0, \qquad R_l = \hat A_l R_{l-1}, \qquad \hat A_l = \tfrac12 A_l + \tfrac12 I
+
+    where :math:`A_l` is the mean of the heads' attention weights in layer l, see :class:`~captum_vz.LayerAttention`.
+    The identity represents the residual connection. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
+
+    Args:
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
+        residual: How each map accounts for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice. `explain`, `compare`, studies and
+            the command name two: "attention-rollout" is 0.5, "attention-rollout-paper" is None.
+        heads, reduce_heads: See :class:`~captum_vz.LayerAttention`. `reduce_heads` is "mean" or "max".
+        attention: Must be "self".
+        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
+
+    >>> from captum_vz import AttentionRollout
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = AttentionRollout(model).attribute(inputs["input_ids"], token=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """

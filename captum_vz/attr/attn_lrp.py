@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from captum.attr import LayerGradientXActivation
 from torch import Tensor, nn
 
 from captum_vz._engine import ExplainedTensors, relevance_gradients
-from captum_vz._private import modules_of, own_modules, tree_leaves, uncompiled
-from captum_vz.attr._base import Described, logged, warn
+from captum_vz._private import tree_leaves, uncompiled
+from captum_vz.attr._base import Described, check_gradients, logged, warn
 from captum_vz.attr._call.arguments import Inputs, bind_forward, check_inputs, token_input, unmasked_padding
 from captum_vz.attr._call.layers import as_list, check_forward_func
 from captum_vz.attr._call.output import Question
@@ -122,12 +121,7 @@ class AttnLRP(Described, LayerGradientXActivation):
                 output does not depend on. An output that is not finite, or not one number for each example at `target`.
             UnsupportedLayerError: An operation that has no rule, or that a compiled function hides.
         """
-        if torch.is_inference_mode_enabled():
-            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
-            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
-        parts = modules_of(self.forward_func) if isinstance(self.forward_func, nn.Module) else []
-        if any(one.training for one in parts if not own_modules(one)):  # a wrapper may be in train mode alone
-            raise ArgumentError("The model is in train mode: call model.eval() first.")
+        check_gradients(self.get_name(), self.forward_func)
         check_inputs(inputs)
         layers = [] if self.layer is None else as_list(self.layer)
         if not all(isinstance(one, nn.Module) for one in layers) or (self.layer is not None and not layers):

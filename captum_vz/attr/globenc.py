@@ -33,20 +33,13 @@ class GlobEnc(Rollout):
     results and errors.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
-            `captum_vz.find_layers` returns them.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         normalize: Whether to divide each row of each layer's map by its sum, so that rows of the rollout sum to 1.
             False is the paper's choice. The norms of each example in a layer are then divided by the largest norm, to
             prevent overflow. Compare such scores within one example only, because their scale has no meaning.
-        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
-            more tokens.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> from captum_vz import GlobEnc
     >>> from captum_vz.testbed import load_model

@@ -39,10 +39,7 @@ class HiddenTokenAttribution(LayerMaps):
     supported. :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        forward_func: A model, or a function that runs the layers, in one thread and on one device.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. All runs on one device, in one thread.
         embeddings: The module whose output `(batch, tokens, d)` replaces :math:`x^0`. Its tokens are the columns of the
             map. Pass `model.get_input_embeddings()` for the words alone, or `model.get_encoder().embed_tokens` for the
             encoder tokens of a decoder layer. None: the input of the stack that contains `layer`. The stack is the
@@ -92,17 +89,16 @@ class HiddenTokenAttribution(LayerMaps):
         assert output is not None and vectors is not None  # narrows the types: LayerMaps checks both
         if not output.requires_grad:
             raise UnsupportedLayerError(
-                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
-                "not switch gradients off (torch.no_grad, detach). The layer must run after the module that returns "
-                "the vectors."
+                f"The output of {site.layer.name} does not depend on the vectors by any gradient. Pass a forward_func "
+                "without torch.no_grad and detach, and a layer that runs after the module that returns the vectors."
             )
         # The input of the first layer has the axes of that layer.
         tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         if groups is not None and groups.shape != size:
             raise ArgumentError(
-                f"feature_mask has {groups.shape[1]} tokens, the sources of the layer's attention, but the map has "
-                f"{size[1]} columns, the tokens of `embeddings` or of the first layer. Leave feature_mask None."
+                f"feature_mask has {groups.shape[1]} tokens, but the map has {size[1]} columns, the tokens of "
+                "`embeddings`. Leave feature_mask None."
             )
         tokens = site.target_mask
         if rows is None:

@@ -35,10 +35,7 @@ class LayerALTI(LayerMaps):
     sum closer.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
         p: The order of the norm, 1 (the paper's) or 2.
         include: None: as in the paper. "encoder": up to the second norm of the layer, which pre-norm layers lack.
         normalize: Whether to divide each row by its sum. False returns the differences of lengths themselves.

@@ -28,16 +28,12 @@ class LayerAttention(LayerMaps):
     With `feature_mask`, the weights of a group's sources are summed.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
         reduce_heads: How to combine the heads into one map, "mean" or "max". None: one map for each selected head,
             `(batch, head, out, in)`.
-        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
-            has three attentions), the attention module of the layer; for several layers, a list of such modules.
+        attention: See :class:`~captum_vz.attr.LayerMaps`.
         normalize: Whether to divide each row by its sum. The mean of all heads has sum 1 already, unless the model has
             an attention sink.
 

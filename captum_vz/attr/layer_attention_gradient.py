@@ -33,12 +33,8 @@ class LayerAttentionGradient(LayerMaps):
     are computed also inside `torch.no_grad`.
 
     Args:
-        forward_func: A model, or a function that runs the layers, in one thread.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
-        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
-            has three attentions), the attention module of the layer; for several layers, a list of such modules.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. The layers run in one thread.
+        attention: See :class:`~captum_vz.attr.LayerMaps`.
         normalize: Whether to divide each row by its sum. False is the paper's choice.
 
     >>> from captum_vz import LayerAttentionGradient, find_layers
@@ -116,8 +112,7 @@ def _gradient(numbers: Tensor, weights: Tensor, name: str) -> Tensor:
         (gradient,) = torch.autograd.grad(numbers.sum(), weights, retain_graph=True, allow_unused=True)
     if gradient is None:
         raise UnsupportedLayerError(
-            f"The target does not depend on the attention weights of {name} by any gradient: forward_func must not "
-            "switch gradients off (torch.no_grad, detach). The target must be an output that depends on the layer, "
-            "and the layer must apply the weights that it returns."
+            f"The target does not depend on the attention weights of {name} by any gradient. Pass a forward_func "
+            "without torch.no_grad and detach, and an attention function that applies the weights that it returns."
         )
     return gradient

@@ -52,14 +52,10 @@ class LayerAttentionNorm(LayerMaps):
     they are not found is refused.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
-            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
         include: The steps of the layer that the vectors pass through, see the table. Cross-attention supports
             "attention" only, because its residual is not a source token.
-        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
-            has three attentions), the attention module of the layer; for several layers, a list of such modules.
+        attention: See :class:`~captum_vz.attr.LayerMaps`.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
         reduce_heads: "sum": the vectors of the heads are summed before the norm is computed, as in the formula. None:
             the norm of each head's vector, `(batch, head, out, in)`, with "attention" only: the residual connection
@@ -100,10 +96,7 @@ class LayerAttentionNorm(LayerMaps):
                 "pass include='attention'."
             )
         if include != "attention" and reduce_heads is None:
-            raise ArgumentError(
-                f"reduce_heads is None and include is {include!r}, but the residual connection belongs to no head: "
-                "pass include='attention', or reduce_heads='sum'."
-            )
+            raise ArgumentError("reduce_heads is None, but the residual connection belongs to no head: pass 'sum'.")
         self.include: Include = include
         self.reduce_heads = reduce_heads
 
@@ -132,10 +125,7 @@ class LayerAttentionNorm(LayerMaps):
             RefusedError: As in :meth:`LayerMaps.attribute`. Cross-attention, because its sources are other tokens.
         """
         if self.attention != "self":
-            raise ArgumentError(
-                "attention is not 'self', but the mixing ratio needs self-attention, where each token is a source of "
-                "itself: pass attention='self'."
-            )
+            raise ArgumentError("attention is not 'self', but the mixing ratio needs self-attention: pass 'self'.")
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]

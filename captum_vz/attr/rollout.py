@@ -60,14 +60,11 @@ class Rollout(MapAggregation):
     ) -> None:
         if not isinstance(maps, (LayerMaps, ModelFreeAttribution)):
             raise ArgumentError(
-                f"maps is of type {type(maps).__name__}: pass a method that gives one map for each layer, such as "
-                "LayerAttention(model, find_layers(model)). For maps, call captum_vz.functional.rollout."
+                f"maps is of type {type(maps).__name__}: pass a method that gives one map for each layer. For maps, "
+                "call captum_vz.functional.rollout."
             )
         if isinstance(maps, HiddenTokenAttribution):
-            raise ArgumentError(
-                "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already. Use its "
-                "map of the last layer in place of a rollout."
-            )
+            raise ArgumentError("maps is a HiddenTokenAttribution, whose map of a layer is that of the stack already.")
         super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:

@@ -19,7 +19,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
-from captum_vz.attr._base import Described, logged, warn
+from captum_vz.attr._base import Described, check_gradients, logged, warn
 from captum_vz.attr._call.arguments import ExplainedErrors, unmasked_padding
 from captum_vz.attr._call.layers import check_forward_func
 from captum_vz.attr._call.output import Indices, parse_indices, pick, tensor_of
@@ -127,31 +127,18 @@ class TokenAttribution(Described, Attribution):
             RefusedError: Wrong arguments. Inference mode. A model in train mode. A model whose output differs between
                 embeddings and ids. An output of another shape than described.
         """
-        if torch.is_inference_mode_enabled():
-            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
-            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
-        if getattr(self.forward_func, "training", False):
-            raise ArgumentError("The model is in train mode: call model.eval() first.")
+        check_gradients(self.get_name(), self.forward_func)
         if not callable(self.method):
-            raise ArgumentError(
-                f"method is a {type(self.method).__name__} object: pass its class, such as IntegratedGradients, "
-                "because an object of it is built here, on the embeddings."
-            )
+            raise ArgumentError(f"method is a {type(self.method).__name__} object: pass its class.")
         if options.get("return_convergence_delta"):
-            raise ArgumentError(
-                "return_convergence_delta has no meaning here: the scores of integrated gradients sum to the output "
-                "minus the baseline's output. Leave it out, and compare the sum of a row."
-            )
+            raise ArgumentError("Leave return_convergence_delta out: compare the sum of a row with the output.")
         self._check_layer()
         check_forward_func(self.forward_func, ())
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
             shown = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(ids).__name__}"
-            raise ArgumentError(
-                f"The token ids in inputs are {shown}: pass a tensor of integers (batch, tokens), or a mapping with "
-                "one as input_ids."
-            )
+            raise ArgumentError(f"The token ids in inputs are {shown}: pass integers (batch, tokens).")
         if self.objective is not None and foil is not None:
             raise ArgumentError("The objective defines the number, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
@@ -182,10 +169,7 @@ class TokenAttribution(Described, Attribution):
         layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
         method = self.method(run) if layer is None else self.method(run, layer)
         if isinstance(method, FeaturePermutation) and len(embedded) == 1:
-            raise ArgumentError(
-                f"{type(method).__name__} exchanges tokens between examples, but there is one example: pass several, "
-                "or FeatureAblation."
-            )
+            raise ArgumentError(f"{type(method).__name__} exchanges tokens between examples: pass several examples.")
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
@@ -221,14 +205,11 @@ class TokenAttribution(Described, Attribution):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if not (isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2]):
             raise ArgumentError(
-                f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector "
-                "for each token. Pass a method that returns one tensor in the shape of the embeddings."
+                f"{type(method).__name__} gave {shape}. Pass a method that returns one tensor in the shape of the "
+                f"embeddings, ({len(embedded)}, {embedded.shape[1]}, d)."
             )
-        if not (not windows or torch.equal(found, found[..., :1].expand_as(found))):
-            raise ArgumentError(
-                f"sliding_window_shapes is {options.get('sliding_window_shapes')!r}, which takes parts of tokens: pass "
-                f"(tokens, {found.shape[2]}), windows of whole vectors. Or leave it out, for one token at a time."
-            )
+        if windows and not torch.equal(found, found[..., :1].expand_as(found)):
+            raise ArgumentError(f"sliding_window_shapes takes parts of tokens: pass (tokens, {found.shape[2]}).")
         # If a token is one feature, each entry of its vector is the score of the whole token.
         return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
 
@@ -238,10 +219,8 @@ class TokenAttribution(Described, Attribution):
             raise ArgumentError(f"layer is of type {type(self.layer).__name__}: pass one module of the model, or None.")
         method = self.method.func if isinstance(self.method, partial) else self.method
         if isinstance(method, type) and ("layer" in signature(method).parameters) != (self.layer is not None):
-            advice = "a method of layers, such as LayerIntegratedGradients, or layer=None"
-            advice = "the module that it explains as layer" if self.layer is None else advice
             shown = self.layer and type(self.layer).__name__
-            raise ArgumentError(f"method is {method.__name__} and layer is {shown}: pass {advice}.")
+            raise ArgumentError(f"method is {method.__name__} and layer is {shown}: methods of layers take a layer.")
 
     def _words(self) -> nn.Module:
         words = self.embeddings
@@ -249,14 +228,13 @@ class TokenAttribution(Described, Attribution):
             words = self.forward_func.get_input_embeddings()
         if not isinstance(words, nn.Module):
             raise ArgumentError(
-                f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass the module "
-                "that embeds token ids as `embeddings`."
+                f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass embeddings."
             )
         return words
 
     def _baselines(self, baselines: Any, ids: Tensor, embedded: Tensor, words: nn.Module) -> Tensor:
         if isinstance(baselines, Tensor):
-            if not (not baselines.is_floating_point() and baselines.shape in (ids.shape, (1, ids.shape[1]))):
+            if baselines.is_floating_point() or baselines.shape not in (ids.shape, (1, ids.shape[1])):
                 raise ArgumentError(
                     f"baselines is {tuple(baselines.shape)} of {baselines.dtype}: pass token ids {tuple(ids.shape)}."
                 )
@@ -275,9 +253,7 @@ class TokenAttribution(Described, Attribution):
             return embedded.where(kept[..., None], mean_word_vector(words, ids.device))
         number = getattr(self.tokenizer, f"{baselines}_token_id", None)
         if number is None:
-            raise ArgumentError(
-                f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
-            )
+            raise ArgumentError(f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids.")
         return words(ids.where(kept, number))
 
 
@@ -333,10 +309,7 @@ class EmbeddingObjective(nn.Module):
             return self.objective(output)
         found = tensor_of(output)
         if found is None:
-            raise ArgumentError(
-                f"forward_func gave an object of type {type(output).__name__}: expected logits (batch, classes) or "
-                "(batch, tokens, classes). For other outputs pass an objective."
-            )
+            raise ArgumentError(f"forward_func gave a {type(output).__name__} without logits: pass an objective.")
         if foil is None:
             return found
         subtracted = found[(torch.arange(len(found), device=found.device), *foil.unbind(1))]
@@ -350,8 +323,7 @@ class EmbeddingObjective(nn.Module):
         if picked.numel() != len(ids):
             raise ArgumentError(
                 f"The output is {tuple(from_ids.shape)}, and target {target!r} picks {tuple(picked.shape)} for "
-                f"{len(ids)} examples: one number for each example is explained. For classes (batch, classes) pass a "
-                "class as target, for classes of tokens a tuple (token, class)."
+                f"{len(ids)} examples. Pass a class, or (token, class), which picks one number for each example."
             )
         if foil is not None and pick(from_ids, foil, "foil").shape != picked.shape:
             raise ArgumentError(f"foil is {foil!r}: pass one number for each example, as target {target!r} does.")

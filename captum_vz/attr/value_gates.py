@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
-from captum_vz._private import tree_leaves, tree_map
+from captum_vz._engine import ModelGates, find_layers, is_hooked_by_captum, is_reproduced, keeps_examples_apart
+from captum_vz._private import modules_of, tree_leaves, tree_map
 from captum_vz.attr._base import Described
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
@@ -155,8 +155,15 @@ class ValueGates(Described):
             if isinstance(gates, tuple):
                 shown += ", as DeepLift passes it, which explains modules only (take IntegratedGradients)"
             raise ArgumentError(f"gates is {shown}: pass one number for each source token, (batch, source tokens).")
+        counts = not gates.is_floating_point() and bool((gates.abs() > 1).any())
         gates = gates if gates.is_floating_point() else gates.to(torch.get_default_dtype())
         call = Call.of(self.forward_func, args, kwargs, len(gates))
+        given = tree_leaves((call.inputs, call.further, call.named))
+        if counts or any(_are_ids(gates, leaf) for leaf in given):
+            raise ArgumentError(
+                "gates holds token ids: pass one number for each source token, such as torch.ones(ids.shape), and the "
+                "ids as additional_forward_args."
+            )
         call.bound()  # which checks the inputs
         model: Any = self.forward_func
         layers = as_layers(find_layers(model) if self.layer is None else self.layer)
@@ -165,6 +172,9 @@ class ValueGates(Described):
         if options != self._options:
             self._options, self._known = options, {}
         key, first, rows = call.distinct()
+        if _is_read([self.forward_func] if isinstance(self.forward_func, nn.Module) else layers):
+            key = None if key is None else key + bytes(str(rows), "ascii")
+            first = rows = [*range(len(gates))]
         known = None if key is None else self._known.get(key)
         try:
             return self._gated(known or self._find(key, call, layers, first), gates, call, rows, exact)
@@ -180,7 +190,7 @@ class ValueGates(Described):
         one = call.examples(first)
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, given, get_intervention(self.intervention))
-        output, members, end, dtypes, _ = run_clean(
+        output, members, end, dtypes = run_clean(
             "Value Gates",
             model,
             one.given_named,
@@ -220,6 +230,11 @@ class ValueGates(Described):
         gates = torch.where(tokens[places], gates, 1)
         if len(gates) == 1 or self._keeps_apart():
             return known.model.run_gated(call.bound(), gates, None if len(tokens) == len(gates) else places)
+        if _is_read(known.model.outermost):
+            raise RefusedError(
+                "A layer method of Captum reads a module on the whole batch, but each row of gates runs alone. Pass a "
+                "model of transformers without experts to ValueGates, or internal_batch_size=1 to attribute."
+            )
         alone = [_run_alone(known.model, call, gates, places, row) for row in range(len(gates))]
         return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *alone)
 
@@ -227,6 +242,11 @@ class ValueGates(Described):
         """Whether the examples of a batch cannot affect each other, so that they may share a run."""
         own = isinstance(self.intervention, Intervention) and self.intervention.reads_others
         return not own and keeps_examples_apart(self.forward_func)
+
+
+def _is_read(roots: Sequence[nn.Module]) -> bool:
+    """Whether a layer method of Captum keeps or replaces the output of a module, for the whole batch."""
+    return any(is_hooked_by_captum(module) for root in roots for module in modules_of(root))
 
 
 def _run_alone(model: ModelGates, call: Call, gates: Tensor, places: Tensor, row: int) -> Any:
@@ -300,6 +320,13 @@ class Call:
         if len(args) == 1 and isinstance(args[0], Mapping):
             kwargs = {**args[0], **kwargs}
             args = ()
+        one = args[0] if args else None
+        if isinstance(one, str) or (isinstance(one, Tensor) and one.dim() == 1 and len(one) != batch):
+            shown = repr(one) if isinstance(one, str) else f"of shape {tuple(one.shape)}"
+            raise ArgumentError(
+                f"The input after the gates is {shown}: pass (batch, tokens) or a tokenizer's output. KernelShap and "
+                "Lime take additional_forward_args=(inputs,), because they pass on the entries of anything else."
+            )
         repeated: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(partial(_repeated, batch=batch), (args, kwargs))
         args, kwargs = repeated
         if not args and kwargs:
@@ -344,6 +371,15 @@ class Call:
         order = {key: place for place, key in enumerate(first)}
         whole.update(b"".join(first))
         return whole.digest() if known else None, [*first.values()], [order[key] for key in keys]
+
+
+def _are_ids(gates: Tensor, given: Any) -> bool:
+    """Whether gates are the token ids `given`, or a multiple of them, as on the path of integrated gradients."""
+    if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != gates.shape:
+        return False
+    ids = given.to(gates)
+    varied = bool((ids != ids[:, :1]).any()) and bool(gates.abs().max() > 1)
+    return varied and is_reproduced(gates * ids.sum(1, True), ids * gates.sum(1, True))
 
 
 def _repeated(value: Any, batch: int) -> Any:

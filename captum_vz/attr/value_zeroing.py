@@ -139,8 +139,8 @@ class ValueZeroing(LayerMaps):
         norm = self.final_norm
         if site.streams is not None and norm is not None:
             raise UnsupportedLayerError(
-                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one vector: "
-                "leave final_norm None."
+                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: leave "
+                "it None."
             )
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
@@ -160,8 +160,8 @@ class ValueZeroing(LayerMaps):
             distances = distance(zeroed, clean)
             if distances.shape != zeroed.shape[:-1]:
                 raise ArgumentError(
-                    f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
-                    f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
+                    f"distance gave {tuple(distances.shape)} for two of {tuple(zeroed.shape)}: give one number for "
+                    f"each pair of vectors, {tuple(zeroed.shape[:-1])}."
                 )
             return distances
 

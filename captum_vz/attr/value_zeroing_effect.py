@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine import ModelReplay, is_reproduced, keeps_examples_apart
+from captum_vz._engine import LAYER_ERRORS, ModelReplay, is_reproduced, keeps_examples_apart
 from captum_vz._private import NullProgress, progress
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, in_steps, logged, warn
 from captum_vz.attr._base.runs import run_clean
@@ -43,9 +44,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
     The copies share a batch, so a model that decides by the whole batch (an early exit, a norm, experts of limited
     capacity) would give other numbers for them. So copies share a batch only in a model of transformers without
-    experts. Any other model, a function as `forward_func`, and an intervention of your own run with one example and
-    one zeroed source at a time, as Captum's FeatureAblation does. On a CPU this takes about as long. On a GPU it takes
-    longer for short texts: pass the model itself where you can.
+    experts, and in a function that runs such a model once and nothing else. Of a function, the source with the largest
+    effect also runs alone. If its number differs, or the function fails on copies, no copies share a batch. Any other
+    model, and an intervention of your own, run with one example and one zeroed source at a time, as Captum's
+    FeatureAblation does. On a CPU this takes two to four times as long for short texts, on a GPU longer.
 
     Args:
         forward_func: A model, or a function that runs the layers. The examples of a batch must not affect each other.
@@ -147,9 +149,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         Returns:
             `(batch, in)`, or `(batch, layers, in)` with `by_layer`. In at least float32, signed and not normalised.
             Padding is 0, because no token attends to padding. If `inputs` is a tuple, a tuple with one tensor for each
-            input: for ids or a mask, one entry for each of its tokens, and for an image or sound one entry for each
-            token that is made of it. The scores of all tokens are shared out, and 0 is the score of what has no tokens
-            of its own (a mask).
+            input. The input that is as long as the sources has all scores, with `run` the text of this number. Others
+            (a mask, a decoder's ids) have zeros.
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
@@ -172,7 +173,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         layers = self._layers()
         masks = FeatureGroups(feature_mask)
         model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
-        output, members, end, dtypes, tokens_first = run_clean(
+        output, members, end, dtypes = run_clean(
             self.get_name(),
             model,
             self.forward_func,
@@ -196,22 +197,21 @@ class ValueZeroingEffect(ForwardPassAttribution):
         numbers = ZeroedNumbers(model, forward_on, question, members, order, clean, dtype, windows, rows)
         title = f"{self.get_name()} attribution" if show_progress else None
         own = isinstance(self.intervention, Intervention) and self.intervention.reads_others
-        if own or not keeps_examples_apart(self.forward_func):
-            effects = numbers.effects_alone(title)
-        else:
+        at_most, note = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1)))), None
+        if not own and keeps_examples_apart(self.forward_func):
             numbers.check_apart(question.read_each(output, range(batch), batch).detach())
-            at_most = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
             effects, note = numbers.effects(at_most, title)
-            if note:
-                warn(f"{self.get_name()}: {note}.")
+        elif not own and keeps_examples_apart(model.only_module):
+            effects, note = numbers.effects_of_function(at_most, title)
+        else:
+            effects = numbers.effects_alone(title)
+        if note:
+            warn(f"{self.get_name()}: {note}.")
         effects = effects.unflatten(1, (-1, order.shape[1]))  # (batch, layers or 1, column)
         members, order = (one.to(effects.device)[:, None].expand(-1, effects.shape[1], -1) for one in (members, order))
         scores = effects.new_zeros(*effects.shape[:2], max(int(members.max()), 0) + 1).scatter(2, order, effects)
         scores = (scores.gather(2, members.clamp_min(0)) * (members >= 0))[..., :end]
-        scores, call = scores if self.by_layer else scores[:, 0], (self.forward_func, inputs, additional_forward_args)
-        sources = [(layers[0], None if self.attention == "self" else scores.shape[-1])]
-        named = self.attention not in ("self", "cross")
-        return by_input([scores], *call, sources, tokens_first=tokens_first, run=run, named=named)[0]
+        return by_input([scores if self.by_layer else scores[:, 0]], inputs, run)[0]
 
     def _wanted(self, token: Any, target: Any) -> WantedTokens | None:
         """The output tokens that are not given values. None: all."""
@@ -299,6 +299,20 @@ class ZeroedNumbers:
         """
         return self._in_steps(self._on_copies, at_most, title)
 
+    def effects_of_function(self, at_most: int, title: str | None) -> tuple[Tensor, str | None]:
+        """The same of a function that runs a model once. One source of each example runs alone too.
+
+        A function may decide by the whole batch, or take one example only. Then it has the effects that it has alone.
+        """
+        with suppress(AssertionError, *LAYER_ERRORS):
+            effects, note = self.effects(at_most, title)
+            columns = effects.abs().argmax(1)
+            alone = torch.stack([self._alone(example, column) for example, column in enumerate(columns.tolist())])
+            in_batch = self.clean.to(effects) - effects.gather(1, columns[:, None])[:, 0]
+            if self._agree(alone.to(effects), in_batch):
+                return effects, note
+        return self.effects_alone(title), None
+
     def effects_alone(self, title: str | None) -> Tensor:
         """The same of a model whose examples may affect each other: one run for each example and group.
 
@@ -320,14 +334,17 @@ class ZeroedNumbers:
         RefusedError: they have others.
         """
         for example, (found, expected) in enumerate(zip(alone.to(self.clean), self.clean, strict=True)):
-            # A number may be a difference of large numbers, whose own size does not bound its error.
-            pair = (torch.stack([x, torch.ones_like(x)])[None].to(self.dtype) for x in (found, expected))
-            if not is_reproduced(*pair):
+            if not self._agree(found, expected):
                 raise RefusedError(
                     f"The output at target is {found.item():.6g} for example {example} if no other example is in its "
                     f"batch, and {expected.item():.6g} in the whole batch. So the examples of a batch affect each "
                     "other: an early exit, a norm, a scale or a router sees all of them. Pass one example at a time."
                 )
+
+    def _agree(self, found: Tensor, expected: Tensor) -> bool:
+        """Whether two runs gave the same numbers, `()` or `(batch,)`."""
+        # A number may be a difference of large numbers, whose own size does not bound its error.
+        return is_reproduced(*(torch.stack([x, torch.ones_like(x)], -1).to(self.dtype) for x in (found, expected)))
 
     def _in_steps(
         self, run: Callable[[int, int], Tensor], at_most: int, title: str | None

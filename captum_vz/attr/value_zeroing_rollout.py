@@ -28,28 +28,14 @@ class ValueZeroingRollout(Rollout):
     :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
-            `captum_vz.find_layers` returns them.
-        device_ids: Not used.
+        forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice: take it to compare with the paper.
             0.5: take it to read from which tokens a token is built. `explain`, `compare`, studies and the command name
             the two: "value-zeroing-rollout" is 0.5, "value-zeroing-rollout-paper" is None.
-        distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        distance, heads, normalize, final_norm, values, intervention: See :class:`~captum_vz.ValueZeroing`.
         attention: Must be "self".
-        heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
-        normalize: Whether to divide each row of each layer's map by its sum.
-        final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
-            last layer of a pre-norm stack.
-        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
-        intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
-            :class:`~captum_vz.ValueZeroing`.
-        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches. Rows are normalised after that. Meant for causal models of a few layers: early tokens reach
-            more tokens.
-        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> from captum_vz import ValueZeroingRollout
     >>> from captum_vz.testbed import load_model

@@ -298,7 +298,6 @@ COMMANDS: Final = {
                 nargs="+",
                 default=[],
             ),
-            "--batch-size": count("the most sentences in a batch", 32),
             "--engine": option(
                 "local: this process; accelerate: the processes of `accelerate launch` or `torchrun`; ray: a worker on "
                 "each device of a Ray cluster (default: accelerate if several processes were launched, otherwise "
@@ -335,7 +334,7 @@ COMMANDS: Final = {
         "Serves a page on this machine until Ctrl-C. Needs the extra demo. No request leaves the machine.",
         (
             "demo",
-            "demo --port 8080 --model ./my-model --open",
+            "demo --port 8080 --model ./my-model",
             "demo --host 0.0.0.0 --max-tokens 64",
         ),
         {
@@ -351,7 +350,6 @@ COMMANDS: Final = {
             ),
             "--port": count("the port (default: the first free one from 7860)"),
             "--max-tokens": count("the longest text", 128),
-            "--open": flag("open the page in a browser"),
         },
     ),
 }

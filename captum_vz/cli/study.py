@@ -46,7 +46,6 @@ def study(options: argparse.Namespace) -> None:
             options.folder,
             options.methods,
             metrics,
-            batch_size=options.batch_size,
             engine=options.engine,
             quiet=options.quiet or options.json,
         )

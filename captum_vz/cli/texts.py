@@ -293,4 +293,4 @@ def demo(options: argparse.Namespace) -> None:
     """Serve the page."""
     from captum_vz.demo import serve
 
-    serve(options.model, host=options.host, port=options.port, max_tokens=options.max_tokens, open_browser=options.open)
+    serve(options.model, host=options.host, port=options.port, max_tokens=options.max_tokens)

@@ -72,7 +72,6 @@ def serve(
     host: str = "127.0.0.1",
     port: int | None = None,
     max_tokens: int = 128,
-    open_browser: bool = False,
 ) -> None:
     """Serve the page until Ctrl-C.
 
@@ -84,7 +83,6 @@ def serve(
         host: The address.
         port: The port. None: the first free one from 7860.
         max_tokens: The most tokens of a text.
-        open_browser: Whether to open the page in a browser.
 
     Raises:
         ModuleNotFoundError: Gradio is not installed.
@@ -105,7 +103,6 @@ def serve(
         _, url, _ = page.launch(
             server_name=f"[{host}]" if ":" in host else host,  # an address of IPv6
             server_port=port,
-            inbrowser=open_browser,
             footer_links=[],
             prevent_thread_lock=True,
             quiet=True,

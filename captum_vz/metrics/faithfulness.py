@@ -90,29 +90,29 @@ def blank_out(prediction: Prediction, answer: Tensor | None = None) -> Tensor:
     return effects
 
 
-def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...] = FRACTIONS) -> Tensor:
+def comprehensiveness(prediction: Prediction, scores: Tensor) -> Tensor:
     r"""How much the probability of the model's prediction falls without the tokens with the highest scores.
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid x \setminus r_q), \qquad |r_q| = \lceil q n \rceil
 
-    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the
-    whole sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Higher is better. The
-    mean over the fractions, `comprehensiveness(...).mean(-1)`, is the area over the perturbation curve (AOPC).
+    for each q of :data:`FRACTIONS`, where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the
+    most likely form in the whole sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_,
+    ERASER). Higher is better. The mean over the fractions, `comprehensiveness(...).mean(-1)`, is the area over the
+    perturbation curve (AOPC).
 
     Args:
         prediction: Model, sentences and the way of removal.
         scores: `(batch, tokens)`, highest for the most important tokens. Take absolute values if both signs count.
             If scores are equal, the earlier token comes first.
-        fractions: Shares q of the content tokens, between 0 and 1.
 
     Returns:
         `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
         a NaN, or all equal. :func:`summarize` counts these examples.
     """
-    return _drop(prediction, scores, fractions, left=False)
+    return _drop(prediction, scores, left=False)
 
 
-def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...] = FRACTIONS) -> Tensor:
+def sufficiency(prediction: Prediction, scores: Tensor) -> Tensor:
     r"""How much the probability of the model's prediction falls if only the tokens with the highest scores are kept.
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
@@ -120,17 +120,16 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
     Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
 
     Args:
-        prediction: See :func:`comprehensiveness`, like the two arguments after it.
+        prediction: See :func:`comprehensiveness`.
         scores: See there.
-        fractions: See there.
 
     Returns:
         `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
     """
-    return _drop(prediction, scores, fractions, left=True)
+    return _drop(prediction, scores, left=True)
 
 
-def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+def comprehensiveness_bounds(prediction: Prediction) -> Bounds:
     r"""The mean comprehensiveness over the fractions that the best and the worst order of the tokens give.
 
     .. math:: \max_\pi / \min_\pi \tfrac1{|Q|} \textstyle\sum_{q \in Q}
@@ -141,27 +140,25 @@ def comprehensiveness_bounds(prediction: Prediction, fractions: tuple[float, ...
 
     Args:
         prediction: See :func:`comprehensiveness`.
-        fractions: See there.
     """
-    return _bounds(prediction, fractions, left=False)
+    return _bounds(prediction, left=False)
 
 
-def sufficiency_bounds(prediction: Prediction, fractions: tuple[float, ...] = FRACTIONS) -> Bounds:
+def sufficiency_bounds(prediction: Prediction) -> Bounds:
     """The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
 
     As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed.
 
     Args:
         prediction: See :func:`comprehensiveness`.
-        fractions: See there.
     """
-    return _bounds(prediction, fractions, left=True)
+    return _bounds(prediction, left=True)
 
 
-def _bounds(prediction: Prediction, fractions: tuple[float, ...], left: bool) -> Bounds:
+def _bounds(prediction: Prediction, left: bool) -> Bounds:
     def weights(count: int) -> Tensor:
-        sizes = _sizes(torch.tensor([count]), fractions)[0]
-        return torch.bincount(sizes, minlength=count + 1).double() / len(fractions)
+        sizes = _sizes(torch.tensor([count]))[0]
+        return torch.bincount(sizes, minlength=count + 1).double() / len(FRACTIONS)
 
     lowest, highest, exact = _extremes(prediction, weights, kept=left)
     whole = prediction.probability(prediction.best())
@@ -169,17 +166,15 @@ def _bounds(prediction: Prediction, fractions: tuple[float, ...], left: bool) ->
     return Bounds(best, worst, exact)
 
 
-def _sizes(count: Tensor, fractions: tuple[float, ...]) -> Tensor:
+def _sizes(count: Tensor) -> Tensor:
     """How many of `count` tokens each fraction is, `(batch, fractions)`."""
-    if not fractions or not all(0 < q <= 1 for q in fractions):
-        raise ArgumentError(f"fractions is {fractions!r}: pass shares of the content tokens, above 0 and up to 1.")
     # Rounded first, because 0.07 * 100 is a little more than 7, but must not become 8.
-    return torch.stack([(count.double() * q).round(decimals=9).ceil().long() for q in fractions], dim=1)
+    return torch.stack([(count.double() * q).round(decimals=9).ceil().long() for q in FRACTIONS], dim=1)
 
 
-def _drop(prediction: Prediction, scores: Tensor, fractions: tuple[float, ...], left: bool) -> Tensor:
+def _drop(prediction: Prediction, scores: Tensor, left: bool) -> Tensor:
     """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
-    after, unknown = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1), fractions), left)
+    after, unknown = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1)), left)
     fall = prediction.probability(prediction.best())[:, None] - after
     return fall.masked_fill(unknown[:, None], torch.nan)
 

@@ -56,19 +56,14 @@ class DescriptionLength(NamedTuple):
 
 
 def description_length(
-    states: Tensor,
-    labels: Tensor,
-    classes: int | None = None,
-    *,
-    boundaries: Sequence[float] = BOUNDARIES,
-    seed: int = 0,
+    states: Tensor, labels: Tensor, classes: int | None = None, *, seed: int = 0
 ) -> DescriptionLength:
     r"""The description length of labels given representations, by online coding with a small probe.
 
     .. math:: \mathrm{MDL} = n_1 \log_2 K - \sum_{k=1}^{S-1} \sum_{b = n_k + 1}^{n_{k+1}} \log_2 p_k(y_b \mid h_b),
         \qquad \text{compression} = n \log_2 K \,/\, \mathrm{MDL}
 
-    where :math:`p_k` is a probe trained on the first :math:`n_k` examples (`Voita & Titov 2020
+    where :math:`p_k` is a probe trained on the first :math:`n_k` examples, see :data:`BOUNDARIES` (`Voita & Titov 2020
     <https://aclanthology.org/2020.emnlp-main.14>`_). The first block is sent by a uniform code.
 
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ use the same probe and training. There are four
@@ -79,14 +74,13 @@ def description_length(
         states: Representations `(examples, d)`, of one layer. It runs on the CPU, in float32.
         labels: Integers `(examples,)` from 0.
         classes: The number K of classes. None: the highest label plus one.
-        boundaries: The shares of the examples after each block, rising to 1. The first block needs 2 examples.
         seed: Determines the order of the examples and the random numbers of training, on which the result depends.
 
     Returns:
         The bits of each label, K, and the boundaries in examples.
 
     Raises:
-        ArgumentError: Shapes do not fit, values are not finite, labels or boundaries are wrong.
+        ArgumentError: Shapes do not fit, values are not finite, labels are wrong, or there are too few examples.
 
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
@@ -94,7 +88,12 @@ def description_length(
     True
     """
     classes = _check(states, labels, classes)
-    ends = _ends(boundaries, len(states))
+    ends = [round(share * len(states)) for share in BOUNDARIES]
+    if ends[0] < 2 or len(set(ends)) < len(ends):
+        raise ArgumentError(
+            f"{len(states)} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. "
+            "Pass more examples."
+        )
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))
     h, y = states.detach().cpu().float()[order], labels.detach().cpu().long()[order]
     cost = torch.full((len(y),), log2(classes), dtype=torch.float64)
@@ -292,18 +291,6 @@ def _train(h: Tensor, y: Tensor, classes: int) -> nn.Module:
 def _nats(probe: nn.Module, h: Tensor, y: Tensor) -> Tensor:
     """The code length of each label in nats, `(examples,)` in float64."""
     return cross_entropy(probe.eval()(h).double(), y, reduction="none")
-
-
-def _ends(boundaries: Sequence[float], examples: int) -> list[int]:
-    if not boundaries or boundaries[-1] != 1 or not all(a < b for a, b in pairwise(boundaries)):
-        raise ArgumentError(f"boundaries is {boundaries!r}: pass shares of the examples that rise to 1.")
-    ends = [round(share * examples) for share in boundaries]
-    if ends[0] < 2 or len(set(ends)) < len(ends):
-        raise ArgumentError(
-            f"{examples} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. "
-            "Pass more examples, or fewer boundaries."
-        )
-    return ends
 
 
 def _check(states: Tensor, labels: Tensor, classes: int | None) -> int:

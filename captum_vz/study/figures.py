@@ -25,7 +25,6 @@ from captum_vz.visualization.pictures.scales import ink_on, luminance
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
-    from scipy.optimize import isotonic_regression
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +35,8 @@ COLUMN: Final = 3.3
 FONT: Final = 6.5
 #: The height of a row with a method's name, in inches.
 ROW: Final = 0.12
+#: The height of a panel of lines, in inches.
+LINES: Final = 1.4
 #: What points and bars show.
 LAST_LAYER: Final = "last layer"
 #: How numbers in cells look. They are inside their axes, so the layout need not measure them, which takes long.
@@ -64,9 +65,10 @@ _CONTRAST: Final = 4.5
 def draw_summary(summary: DataFrame, metric: str) -> Figure:
     """Draws one metric, each model in a column of print: the methods by layer, and below it in their last layer.
 
-    Methods have the same colour, mark and place in all figures. Bars and bands are the intervals of the summary.
-    Filled marks show a single layer, stars for each sentence the layer that decides. Hollow marks show methods that
-    join all layers up to this one, whose lines are dashed, and methods without layers, whose lines are dotted.
+    Methods have the same colour, mark and place in all figures. The names below are the legend of the lines. Bars and
+    bands are the intervals of the summary. Filled marks show a single layer, stars for each sentence the layer that
+    decides. Hollow marks show methods that join all layers up to this one, whose lines are dashed, and methods without
+    layers, whose lines are dotted.
 
     Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. The figure is 3.3
     inches wide; of several models, twice as wide.
@@ -77,14 +79,11 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     measured = drawn.groupby("model")["examples"].transform("sum") > 0  # a model may lack what the metric needs
     drawn = drawn[measured] if measured.any() else drawn
     models = drawn["model"].unique().tolist()
-    rows = ROW * drawn["method"].nunique()
-    above_height, below_height = max(1.4, rows + 0.1), max(0.5, rows)
-    panels = stacked([above_height + 0.75, below_height + 0.8], len(models))
-    ends = []
+    panels = stacked([LINES + 0.75, max(0.5, ROW * drawn["method"].nunique()) + 0.8], len(models))
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
         title, last = metric_title(metric), last_layers(of_model)
-        ends.append(draw_layers(above, of_model))
+        draw_layers(above, of_model)
         above.set_ylabel(title, fontsize=FONT)
         note, single = "hollow: all layers", last["method"].map(is_single_layer) & last["layer"].notna()
         note += "; star: the one that decides" if last["method"].map(_base).ne(last["method"]).any() else ""
@@ -105,8 +104,6 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         set_table(above, sentence, of_model, ("model", "method", "layer", "mean", "low", "high"))
     share_limits(panels[::2], "y")
     share_limits(panels[1::2], "x")
-    for above, of_panel in zip(panels[::2], ends, strict=True):
-        label_ends(above, of_panel, above_height)
     return whole_figure(panels)
 
 
@@ -117,14 +114,12 @@ def name_layers(panel: Axes) -> None:
     panel.tick_params(labelsize=FONT, length=2)
 
 
-def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
-    """A line for each method over the layers, with bands for the intervals; for each method where its line ends."""
-    ends = {}
+def draw_layers(panel: Axes, rows: DataFrame) -> None:
+    """A line for each method over the layers, with bands for the intervals."""
     lines = dict(list(rows.groupby("method", sort=False)))
     last = float(rows["layer"].max()) if rows["layer"].notna().any() else 1.0
     for method in in_order(lines):
         of_method = lines[method]
-        ends[method] = (last, float(np.nan_to_num(of_method["mean"].iloc[-1])))
         look = mark_of(method) | {"linewidth": 1.0}
         if of_method["layer"].isna().any():
             panel.plot([0, last], [of_method["mean"].iloc[0]] * 2, linestyle=":", **look | {"markevery": [-1]})
@@ -137,7 +132,6 @@ def draw_layers(panel: Axes, rows: DataFrame) -> dict[str, tuple[float, float]]:
             layers, of_method["low"], of_method["high"], color=method_color(method), alpha=0.15, linewidth=0
         )
     name_layers(panel)
-    return ends
 
 
 def draw_differences(differences: DataFrame, metric: str) -> Figure:
@@ -340,32 +334,3 @@ def share_limits(panels: Sequence[Axes], axis: str) -> None:
     limits = [getattr(panel, f"get_{axis}lim")() for panel in panels]
     for panel in panels:
         getattr(panel, f"set_{axis}lim")(min(low for low, _ in limits), max(high for _, high in limits))
-
-
-def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float]], height: float) -> None:
-    """Write the methods' names at the right of a panel, joined with their lines' ends, so that no two overlap.
-
-    The limits of the axes are set, and their height is in inches.
-    """
-    if not ends:
-        return
-    low, high = panel.get_ylim()
-    gap = 1.15 * FONT / 72 / height * (high - low)
-    heights = [height for _, height in ends.values()]
-    for method, place in zip(ends, _apart(heights, (low, high), gap), strict=True):
-        color = label_color(method)
-        line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}
-        at: Any = panel.get_yaxis_transform()
-        panel.annotate(method, ends[method], (1.09, place), "data", at, line, color=color, fontsize=FONT, va="center")
-
-
-def _apart(ends: Sequence[float], limits: tuple[float, float], gap: float) -> list[float]:
-    """Heights of labels as near the ends of their lines as they can be without overlaps: an isotonic regression."""
-    low, high = limits
-    gap = min(gap, (high - low) / len(ends))
-    order, steps = np.argsort(ends, kind="stable"), gap * np.arange(len(ends))
-    lowest = isotonic_regression(np.asarray(ends)[order] - steps).x
-    placed = np.empty(len(ends))
-    placed[order] = np.clip(lowest, low + gap / 2, high - gap / 2 - steps[-1]) + steps
-    found: list[float] = placed.tolist()
-    return found

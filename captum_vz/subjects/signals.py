@@ -20,7 +20,12 @@ SIGNALS = ("pixel_", "image_", "video_", "input_features", "input_values", "audi
 
 
 def read_input(subject: Subject, given: Any) -> dict[str, Tensor]:
-    """The inputs of an image or of sound: a file, an array, or an image of Pillow."""
+    """The inputs of an image or of sound: a file, an array, an image of Pillow, or what the processor returned."""
+    if isinstance(given, Mapping) and any(str(name).startswith(SIGNALS) for name in given):
+        made = {name: one.to(subject.device) for name, one in given.items() if isinstance(one, Tensor)}
+        if not made or any(len(one) != 1 for one in made.values()):
+            raise ArgumentError("pass what the processor returned for one image or sound, with return_tensors='pt'.")
+        return made
     processor: Any = subject.processor
     if subject.task == IMAGE:
         rate, read = None, _image(given, bool(getattr(processor, "do_rescale", True)))
@@ -58,7 +63,13 @@ def _image(given: Any, rescales: bool) -> Any:
         raise ArgumentError(f"a {type(given).__name__} of {len(given)} is no image: pass one image.")
     if not isinstance(given, (np.ndarray, Tensor)):
         return given
-    pixels = np.asarray(given)
+    given = given.detach().cpu() if isinstance(given, Tensor) else given
+    pixels = np.asarray(given.float() if isinstance(given, Tensor) and given.is_floating_point() else given)
+    pixels = pixels[0] if pixels.ndim == 4 and len(pixels) == 1 else pixels  # a batch of one
+    if pixels.ndim == 3 and 1 in pixels.shape[::2]:  # one channel
+        pixels = pixels[0] if len(pixels) == 1 else pixels[..., 0]
+    if rescales and pixels.size and pixels.min() < 0:
+        raise ArgumentError("the image has negative numbers: pass what the processor returned, with pixel_values.")
     if pixels.ndim not in (2, 3) or not pixels.size:
         raise ArgumentError(f"the image has the shape {pixels.shape}: pass one image, (height, width, channels).")
     if rescales and np.issubdtype(pixels.dtype, np.floating) and pixels.min() >= 0 and pixels.max() <= 1:

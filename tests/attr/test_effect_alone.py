@@ -352,7 +352,10 @@ def test_other_interventions_run_alone(intervention: str) -> None:
 
 @pytest.mark.parametrize("texts", [1, 2])
 def test_runs_of_a_library_model(texts: int) -> None:
-    """The clean pass and one run of all copies. Code from elsewhere takes one run for each example and source."""
+    """The clean pass and one run of all copies. A function takes one more of each example, code from elsewhere of all.
+
+    That is one run for each example and source.
+    """
     model, tokenizer = load_model()
     inputs = tokenizer(["the hats [MASK] here.", "the picture [MASK] here."][:texts], padding=True, return_tensors="pt")
     layers, ran = find_layers(model), []
@@ -372,13 +375,60 @@ def test_runs_of_a_library_model(texts: int) -> None:
     checked, more = effect(lambda **given: model(**given))
     assert runs == 2
     columns = inputs["input_ids"].shape[1]
-    assert more == 2 + texts * (1 + columns)  # twice on the inputs, and alone with nothing and with each source zeroed
+    assert more == 2 + texts
     torch.testing.assert_close(trusted, checked)
     model.bert.embeddings.training = True  # it holds dropout, whose own switch is off
     try:
-        assert effect(model)[1] == more
+        alone = texts * (1 + columns)  # with nothing and with each source zeroed
+        assert effect(model)[1] == 2 + alone  # twice on the inputs
     finally:
         model.bert.embeddings.training = False
+
+
+def shares_a_scale(numbers_of: Callable[..., Tensor], **x: Tensor) -> Tensor:
+    numbers = numbers_of(**x)
+    return numbers / numbers.abs().max()
+
+
+def takes_one_example(numbers_of: Callable[..., Tensor], **x: Tensor) -> Tensor:
+    assert len(x["input_ids"]) == 1
+    return numbers_of(**x)
+
+
+def runs_each_alone(numbers_of: Callable[..., Tensor], **x: Tensor) -> Tensor:
+    each = ({name: value[row : row + 1] for name, value in x.items()} for row in range(len(x["input_ids"])))
+    return torch.cat([numbers_of(**one) for one in each])
+
+
+def decides_if_any_is_low(numbers_of: Callable[..., Tensor], **x: Tensor) -> Tensor:
+    numbers = numbers_of(**x)
+    return numbers if (numbers.abs() < 0.1).any() else 2 * numbers
+
+
+@pytest.mark.parametrize(
+    "function",
+    [shares_a_scale, takes_one_example, runs_each_alone, decides_if_any_is_low],
+    ids=lambda one: one.__name__,
+)
+def test_functions_of_a_library_model(function: Callable[..., Tensor]) -> None:
+    """A function that treats a batch in another way than its examples has the effects of one example at a time."""
+    case = FAMILIES["bert"].case.example(0)
+
+    def run(**x: Tensor) -> Tensor:
+        return function(lambda **x: case.model(**x).last_hidden_state[:, 2, 3], **x)
+
+    lost = []
+    for token in range(case.inputs["input_ids"].shape[1]):
+
+        def zero(module: nn.Module, args: Any, values: Tensor, token: int = token) -> Tensor:
+            return values.index_fill(1, torch.tensor([token]), 0.0)
+
+        handles = [layer.attention.self.value.register_forward_hook(zero) for layer in case.layers]
+        lost.append(run(**case.inputs))
+        for handle in handles:
+            handle.remove()
+    expected = run(**case.inputs)[:, None] - torch.stack(lost, 1)
+    assert_same(ValueZeroingEffect(run, case.layers).attribute(case.inputs), expected.detach())
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "bart-decoder", "t5-encoder"])

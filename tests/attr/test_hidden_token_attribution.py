@@ -136,7 +136,7 @@ def test_decoder_layers_with_encoder_tokens() -> None:
         assert_same(one * expected.sum(-1, keepdim=True), expected)
     assert not maps[0].mT[case.inputs["attention_mask"] == 0].any()
     method = HiddenTokenAttribution(case.model, case.layers, embeddings=embeddings)
-    with pytest.raises(AssertionError, match=r"feature_mask has 5 tokens, .* has 7 columns, the tokens of `embed"):
+    with pytest.raises(AssertionError, match="feature_mask has 5 tokens"):
         method.attribute(case.inputs, feature_mask=torch.arange(5)[None])
 
 
@@ -395,7 +395,7 @@ def test_bad_arguments() -> None:
     method = HiddenTokenAttribution(case.model, case.layers)
     with (
         torch.inference_mode(),
-        pytest.raises(AssertionError, match=r"inference_mode\(\) is active: use torch"),
+        pytest.raises(AssertionError, match=r"inference_mode\(\) is active"),
     ):
         method.attribute(case.inputs)
     with pytest.raises(AssertionError, match=r"in the same thread, the Identity that is passed as"):
@@ -406,7 +406,7 @@ def test_bad_arguments() -> None:
     )
     with pytest.raises(AssertionError, match=r"embeddings returned torch.float64 \(3, 7, 32, 1\), which is not"):
         method.attribute(ids)
-    with pytest.raises(AssertionError, match=r"output of BertLayer does not depend .* must not switch gradients off"):
+    with pytest.raises(AssertionError, match="output of BertLayer does not depend"):
         HiddenTokenAttribution(torch.no_grad()(case.model.forward), case.layers).attribute(case.inputs)
 
 

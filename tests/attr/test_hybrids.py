@@ -187,15 +187,19 @@ def hybrid(other: type[Recurrent] = Recurrent) -> Stack:
     return Stack(Block(), other(CausalMean()), Block(), Block(), other(Mean()))
 
 
-ALONE = {"linear": lambda: nn.Linear(WIDTH, WIDTH), "layer norm": lambda: nn.LayerNorm(WIDTH)}
-ALONE["root mean square norm"] = lambda: nn.RMSNorm(WIDTH)
+ALONE: dict[str, Callable[[], list[nn.Module]]] = {
+    "linear": lambda: [nn.Linear(WIDTH, WIDTH)],
+    "root mean square norm": lambda: [nn.RMSNorm(WIDTH)],
+    "norm and linear": lambda: [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)],
+    "linear and norm": lambda: [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)],
+}
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_module_for_each_token_between_layers(name: str) -> None:
+def test_modules_for_each_token_between_layers(name: str) -> None:
     torch.manual_seed(0)
-    model = Stack(Block(), ALONE[name](), Block())
-    blocks = [model.layers[0], model.layers[2]]
+    model = Stack(Block(), *ALONE[name](), Block())
+    blocks = [model.layers[0], model.layers[-1]]
     found = ValueZeroingRollout(model, blocks).attribute(sequences(2))
     assert_same(found, ValueZeroingRollout(model, blocks, other_mixing="ignore").attribute(sequences(2)))
 
@@ -234,7 +238,7 @@ def test_steering_hook_of_each_token(index: int) -> None:
 def test_hook_between_layers_is_named() -> None:
     model, x = Stack(Block(), Block()), sequences(2)
     model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + inputs[0].mean(1, keepdim=True),))
-    with pytest.raises(UnsupportedLayerError, match=r"effect of the forward_pre_hook \S+<lambda>, or of an omitted"):
+    with pytest.raises(UnsupportedLayerError, match=r"forward_pre_hook \S+<lambda>, runs between"):
         AttentionRollout(model, find_layers(model)).attribute(x)
     maps = LayerAttention(model, find_layers(model)).attribute(x)
     rollout = AttentionRollout(model, find_layers(model), residual=None, other_mixing="ignore")
@@ -247,7 +251,7 @@ def test_mixing_between_layers_is_refused(method: Any, other: type[Recurrent]) -
     model, x = hybrid(other), sequences(2)
     layers = find_layers(model)
     assert layers == [model.layers[number] for number in (0, 2, 3)]
-    message = r"something else runs between the layers 0 \(Block\) and 1 \(Block\): .*other_mixing='ignore'"
+    message = r"runs between the layers 0 \(Block\) and 1 \(Block\)"
     with pytest.raises(AssertionError, match=message):
         method(model, layers).attribute(x)
     # With "ignore", the rollout multiplies the maps. Modules after the last layer are not tested.
@@ -261,9 +265,7 @@ def test_mixing_inside_a_layer_is_refused(method: Any, mixer: type[nn.Module]) -
     torch.manual_seed(0)
     model, x = Stack(Block(), Block(after=mixer())), sequences(2)
     layers = find_layers(model)
-    with pytest.raises(
-        AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way .*other_mixing='ign"
-    ):
+    with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way"):
         method(model, layers).attribute(x)
     assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[:1]).attribute(x).shape == (2, 6, 6)
@@ -335,7 +337,7 @@ def test_omitted_layers_are_refused() -> None:
 
 def test_unknown_other_mixing_is_refused() -> None:
     model = hybrid()
-    with pytest.raises(AssertionError, match="other_mixing is 'mean': pass 'refuse' or 'ignore'"):
+    with pytest.raises(AssertionError, match="other_mixing is 'mean'"):
         ValueZeroingRollout(model, find_layers(model), other_mixing="mean")
 
 
@@ -344,7 +346,7 @@ def test_recurrent_mixer_of_a_real_layer() -> None:
     sizes = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_ssm": 32, "mamba_d_state": 8, "head_dim": 8}
     config = transformers.FalconH1Config(**SIZE, num_hidden_layers=2, num_key_value_heads=2, **sizes)
     model = transformers.FalconH1Model._from_config(config, attn_implementation="eager").double().eval()
-    with pytest.raises(AssertionError, match=r"FalconH1DecoderLayer.* mix their tokens in another way"):
+    with pytest.raises(AssertionError, match="FalconH1DecoderLayer"):
         ValueZeroingRollout(model, find_layers(model)).attribute(IDS)
 
 
@@ -354,7 +356,7 @@ def test_convolution_with_inline_attention() -> None:
     model = FastSpeech2ConformerEncoder(config, config.encoder_config, use_encoder_input_layer=True).eval()
     randomize(model)
     layers, ids = find_layers(model), torch.randint(50, (2, 6))
-    with pytest.raises(AssertionError, match=r"FastSpeech2ConformerEncoderLayer.* mix their tokens in another way"):
+    with pytest.raises(AssertionError, match="FastSpeech2ConformerEncoderLayer"):
         ValueZeroingRollout(model, layers).attribute(ids)
     first, second = ValueZeroing(model, layers).attribute(ids)
     joined = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(ids)
@@ -365,7 +367,7 @@ def test_convolution_with_inline_attention() -> None:
 def test_rollouts_of_real_hybrids(name: str) -> None:
     model = model_of(name)
     layers = find_layers(model)
-    with pytest.raises(AssertionError, match="something else runs between the layers 0"):
+    with pytest.raises(AssertionError, match="runs between the layers 0"):
         ValueZeroingRollout(model, layers).attribute(IDS)
     first, second = ValueZeroing(model, layers).attribute(IDS)
     assert_same(ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(IDS), second @ first)
@@ -411,7 +413,7 @@ def test_hybrid_stack_and_full_stack() -> None:
 def test_comparison_refuses_mixing() -> None:
     model = model_of("Jamba")
     subject = Subject(model, model, find_layers(model), None)
-    with pytest.raises(AssertionError, match="something else runs between the layers 0"):
+    with pytest.raises(AssertionError, match="runs between the layers 0"):
         METHODS["value-zeroing-rollout"].scores(subject, Question({"input_ids": IDS}, [2]))
 
 

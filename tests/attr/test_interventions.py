@@ -272,7 +272,7 @@ def test_interventions_that_break_their_contract(intervention: Intervention, mes
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect, ValueZeroingRollout])
 def test_unknown_interventions(method: Any, intervention: Any) -> None:
     block = Block()
-    with pytest.raises(ArgumentError, match=r"intervention is .*: pass one of 'zero', 'mean', 'knockout'"):
+    with pytest.raises(ArgumentError, match="intervention is"):
         method(block, block, intervention=intervention)
 
 

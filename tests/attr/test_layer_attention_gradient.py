@@ -114,7 +114,7 @@ def test_modes_without_gradients(requires_grad: bool) -> None:
     assert_same_numbers(case.model, weights)
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(one.requires_grad for one in expected)
-    with torch.inference_mode(), pytest.raises(ArgumentError, match=r"use torch.no_grad\(\)"):
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
         maps_of(case)
 
 
@@ -159,5 +159,5 @@ def test_layers_without_weights_or_gradients() -> None:
     with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
         LayerAttentionGradient(inline, inline.h).attribute(torch.tensor([[1, 2, 3]]), number)
     case = FAMILIES["bert"].case
-    with pytest.raises(UnsupportedLayerError, match="forward_func must not switch gradients off"):
+    with pytest.raises(UnsupportedLayerError, match="does not depend on the attention weights"):
         LayerAttentionGradient(torch.no_grad()(case.model), case.layers).attribute(case.inputs, number)

@@ -134,7 +134,7 @@ def test_heads_are_drawn() -> None:
 def test_what_has_no_map_of_heads_is_refused() -> None:
     case = FAMILIES["bert"].case
     for method in (ValueZeroing, LayerAttention, LayerAttentionNorm):
-        with pytest.raises(ArgumentError, match=r"reduce_heads is 'median': pass .* or None"):
+        with pytest.raises(ArgumentError, match="reduce_heads is 'median'"):
             method(case.model, reduce_heads="median")
     with pytest.raises(ArgumentError, match="the residual connection belongs to no head"):
         LayerAttentionNorm(case.model, include="residual", reduce_heads=None)
@@ -142,5 +142,5 @@ def test_what_has_no_map_of_heads_is_refused() -> None:
         AttentionRollout(case.model, reduce_heads=None),
         Rollout(ValueZeroing(case.model, reduce_heads=None)),
     ):
-        with pytest.raises(ArgumentError, match="reduce_heads is None, which gives one for each head"):
+        with pytest.raises(ArgumentError, match="reduce_heads is None"):
             joined.attribute(case.inputs)

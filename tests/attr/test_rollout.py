@@ -86,13 +86,13 @@ def test_a_tuple_for_a_tuple() -> None:
 
 
 def test_maps_of_wrong_type() -> None:
-    with pytest.raises(AssertionError, match="maps is of type AttentionRollout: pass a method that gives"):
+    with pytest.raises(AssertionError, match="maps is of type AttentionRollout"):
         Rollout(AttentionRollout(BERT.model, BERT.layers))  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match=r"maps is of type list: .* For maps, call captum_vz.functional.rollout"):
+    with pytest.raises(AssertionError, match="maps is of type list:"):
         Rollout([torch.ones(1, 2, 2)])  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="HiddenTokenAttribution, whose map of a layer goes down"):
+    with pytest.raises(AssertionError, match="maps is a HiddenTokenAttribution"):
         Rollout(HiddenTokenAttribution(BERT.model, BERT.layers))
-    with pytest.raises(AssertionError, match="layer is of type NoneType: pass a module"):
+    with pytest.raises(AssertionError, match="layer is of type NoneType"):
         Rollout(RandomAttribution()).attribute(BERT.inputs)
 
 

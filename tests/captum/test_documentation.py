@@ -29,7 +29,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def undocumented(called: Callable[..., Any], documentation: str | None) -> list[str]:
     """The parameters of a function that have no line in the `Args` of a docstring."""
-    documented = re.findall(r"^ +\*{0,2}(\w+): ", inspect.cleandoc(documentation or ""), re.MULTILINE)
+    lines = re.findall(r"^ +\*{0,2}(\w+(?:, \w+)*): ", inspect.cleandoc(documentation or ""), re.MULTILINE)
+    documented = {name for line in lines for name in line.split(", ")}
     return [name for name in inspect.signature(called).parameters if name not in ("self", *documented)]
 
 

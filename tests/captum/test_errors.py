@@ -21,13 +21,13 @@ each_method = pytest.mark.parametrize("method", METHODS)
 
 # What is passed to attribute, beside three examples of seven tokens, and what is said of it.
 BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"attribute_to_layer_input": True}, "attribute_to_layer_input=True has no meaning here"),
-    ({"perturbations_per_eval": 0}, "perturbations_per_eval is 0: pass an integer of at least 1, or None"),
-    ({"perturbations_per_eval": 1.5}, "perturbations_per_eval is 1.5: pass an integer of at least 1, or None"),
-    ({"feature_mask": "words"}, "feature_mask is of type str: pass integers of shape (1 or batch, source tokens)"),
+    ({"attribute_to_layer_input": True}, "Leave attribute_to_layer_input False"),
+    ({"perturbations_per_eval": 0}, "perturbations_per_eval is 0"),
+    ({"perturbations_per_eval": 1.5}, "perturbations_per_eval is 1.5"),
+    ({"feature_mask": "words"}, "feature_mask is of type str"),
     ({"feature_mask": [0, 0, 1]}, "pass integers of shape (1, 7) or (3, 7)"),
-    ({"feature_mask": torch.zeros(1, 1, 7, dtype=torch.long)}, "feature_mask is torch.int64 (1, 1, 7): pass integers"),
-    ({"feature_mask": torch.zeros(1, 7)}, "feature_mask is torch.float32 (1, 7): pass integers of shape"),
+    ({"feature_mask": torch.zeros(1, 1, 7, dtype=torch.long)}, "feature_mask is torch.int64 (1, 1, 7)"),
+    ({"feature_mask": torch.zeros(1, 7)}, "feature_mask is torch.float32 (1, 7)"),
     ({"feature_mask": torch.zeros(1, 6, dtype=torch.long)}, "pass integers of shape (1, 7) or (3, 7)"),
     ({"feature_mask": torch.zeros(2, 7, dtype=torch.long)}, "pass integers of shape (1, 7) or (3, 7)"),
 ]
@@ -50,13 +50,13 @@ def test_mask_of_one_example() -> None:
 @each_shell
 def test_inputs_in_a_list(method: Any) -> None:
     configuration = Configuration(method)
-    with pytest.raises(AssertionError, match="inputs is of type list: pass a tensor, a tuple of tensors"):
+    with pytest.raises(AssertionError, match="inputs is of type list"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
 
 
 @each_shell
 def test_no_inputs_are_named(method: Any) -> None:
-    with pytest.raises(AssertionError, match="inputs is None: pass what forward_func takes"):
+    with pytest.raises(AssertionError, match="inputs is None"):
         Configuration(method).build().attribute(None)
 
 
@@ -74,7 +74,7 @@ def test_an_empty_sequence(method: Any, inputs: str) -> None:
 @each_shell
 def test_a_mapping_with_further_arguments(method: Any) -> None:
     configuration = Configuration(method, inputs="mapping")
-    with pytest.raises(AssertionError, match=r"inputs is a mapping, .*: put further arguments into it"):
+    with pytest.raises(AssertionError, match="inputs is a mapping"):
         configuration.run(additional_forward_args=(1,))
 
 
@@ -82,7 +82,7 @@ def test_a_mapping_with_further_arguments(method: Any) -> None:
 def test_layer_that_does_not_run(method: Any) -> None:
     configuration = Configuration(method)
     others = FAMILIES["bert"].build().layers
-    with pytest.raises(AssertionError, match=r"forward_func did not run layer 0 of 3, a BertLayer\. Pass a layer of"):
+    with pytest.raises(AssertionError, match="forward_func did not run layer 0 of 3, a BertLayer"):
         method(configuration.forward_func, others).attribute(**configuration.arguments)
 
 
@@ -90,7 +90,7 @@ def test_layer_that_does_not_run(method: Any) -> None:
 def test_a_layer_without_attention(method: Any) -> None:
     configuration = Configuration(method)
     feed_forward = configuration.case.layers[1].intermediate
-    with pytest.raises(AssertionError, match=r"The layer BertIntermediate called no attention .* Pass a whole"):
+    with pytest.raises(AssertionError, match="The layer BertIntermediate called no attention"):
         method(configuration.forward_func, [feed_forward]).attribute(**configuration.arguments)
 
 
@@ -98,7 +98,7 @@ def test_a_layer_without_attention(method: Any) -> None:
 def test_a_stack_as_a_layer(method: Any) -> None:
     configuration = Configuration(method)
     encoder = configuration.case.model.encoder
-    with pytest.raises(AssertionError, match=r"called attention 3 times in one run\. Pass a single Transformer block"):
+    with pytest.raises(AssertionError, match="called attention 3 times in one run"):
         method(configuration.forward_func, [encoder]).attribute(**configuration.arguments)
 
 
@@ -123,14 +123,14 @@ def test_layer_of_wrong_type(method: Any, layer: Any, message: str) -> None:
 def test_a_layer_listed_twice(method: Any) -> None:
     configuration = Configuration(method)
     first = configuration.case.layers[0]
-    with pytest.raises(AssertionError, match="layer lists the same module more than once"):
+    with pytest.raises(AssertionError, match="layer lists a module more than once"):
         method(configuration.forward_func, [first, first]).attribute(**configuration.arguments)
 
 
 @pytest.mark.parametrize("method", [ValueZeroingRollout])
 def test_layers_in_another_order(method: Any) -> None:
     configuration = Configuration(method)
-    with pytest.raises(AssertionError, match=r"ran in the order \[2, 1, 0\] .* in the order in which they run"):
+    with pytest.raises(AssertionError, match=r"another order than \[2, 1, 0\]"):
         method(configuration.forward_func, configuration.layer[::-1]).attribute(**configuration.arguments)
 
 
@@ -138,9 +138,7 @@ def test_layers_in_another_order(method: Any) -> None:
 def test_dropout(method: Any) -> None:
     case = FAMILIES["bert"].build()
     case.model.train()
-    with pytest.raises(
-        AssertionError, match=r"BertLayer is in train mode and has dropout .* Call model.eval\(\) first"
-    ):
+    with pytest.raises(AssertionError, match="BertLayer is in train mode and has dropout"):
         method(case.model, case.layers).attribute(case.inputs)
 
 
@@ -160,7 +158,7 @@ def test_numbers_that_float64_hides_tokens_by(method: Any, kind: str) -> None:
     inputs = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])}
     target = {"target": (-1, 1)} if method is ValueZeroingEffect else {}
     assert model(**inputs).last_hidden_state.isnan().any()
-    with pytest.raises(AssertionError, match=r"in torch\.float64\. Some models .* load the model in float32") as error:
+    with pytest.raises(AssertionError, match=r"in torch\.float64") as error:
         method(model, find_layers(model)).attribute(inputs, **target)
     assert "float16" not in str(error.value)
     method(model.float(), find_layers(model)).attribute(inputs, **target)

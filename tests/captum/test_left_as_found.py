@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz import ValueZeroing
 from tests.captum.configurations import METHODS
@@ -55,56 +56,34 @@ def test_after_success(method: Any, family: str, implementation: str) -> None:
     assert torch.equal(case.model(**case.inputs).last_hidden_state, clean)
 
 
+@pytest.mark.parametrize("place", ["before", "after", "layers.0", "layers.2", "attention", "distance"])
 @each_method
-def test_error_before_any_layer(method: Any) -> None:
-    case = lively()
+def test_after_an_error(method: Any, place: str) -> None:
+    case, options = lively(), {}
+    interrupted = {
+        "layers.0": case.layers[0].output.dense,
+        "layers.2": case.layers[2].output.dense,
+        "attention": case.layers[1].attention.self.value,
+    }
 
-    def forward(**inputs: Any) -> None:
+    def interrupt(*args: Any) -> None:
         raise InterruptionError
 
-    check_interrupted(case, method, forward)
+    def forward(**inputs: Any) -> Any:
+        if place == "before":
+            interrupt()
+        output = case.model(**inputs)
+        return interrupt() if place == "after" else output
 
+    if place == "distance":  # in a replay
+        method, options = ValueZeroing, {"distance": interrupt}
 
-@each_method
-def test_error_after_all_layers(method: Any) -> None:
-    case = lively()
-
-    def forward(**inputs: Any) -> None:
-        case.model(**inputs)
-        raise InterruptionError
-
-    check_interrupted(case, method, forward)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-@each_method
-def test_error_inside_a_layer(method: Any, place: int) -> None:
-    case = lively()
-
-    def interrupt(module: nn.Module, args: Any) -> None:
-        raise InterruptionError
-
-    with case.layers[place].output.dense.register_forward_pre_hook(interrupt):
-        check_interrupted(case, method, case.model)
-
-
-@each_method
-def test_error_inside_the_attention(method: Any) -> None:
-    case = lively()
-
-    def interrupt(module: nn.Module, args: Any) -> None:
-        raise InterruptionError
-
-    with case.layers[1].attention.self.value.register_forward_pre_hook(interrupt):
-        check_interrupted(case, method, case.model)
-
-
-def check_interrupted(case: Case, method: Any, forward_func: Callable[..., Any]) -> None:
-    def interrupted() -> None:
+    def run() -> None:
         with pytest.raises(InterruptionError):
-            method(forward_func, case.layers).attribute(case.inputs)
+            method(forward, case.layers, **options).attribute(case.inputs)
 
-    unchanged_by(case, interrupted)
+    with interrupted[place].register_forward_pre_hook(interrupt) if place in interrupted else nullcontext():
+        unchanged_by(case, run)
 
 
 @each_method
@@ -142,19 +121,6 @@ def test_after_a_refusal_in_train_mode(method: Any) -> None:
             method(case.model, case.layers).attribute(case.inputs)
 
     unchanged_by(case, misused)
-
-
-def test_after_an_interruption_inside_a_replay() -> None:
-    case = lively()
-
-    def interrupt(zeroed: Tensor, clean: Tensor) -> Tensor:
-        raise InterruptionError
-
-    def interrupted() -> None:
-        with pytest.raises(InterruptionError):
-            ValueZeroing(case.model, case.layers, distance=interrupt).attribute(case.inputs)
-
-    unchanged_by(case, interrupted)
 
 
 @each_method

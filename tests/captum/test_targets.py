@@ -86,7 +86,7 @@ def test_a_batch_of_one() -> None:
     full = method.attribute(case.inputs)
     assert_rows(method.attribute(case.inputs, token=[4]), full, [4])
     assert_rows(method.attribute(case.inputs, token=[[4, 0, -1]]), full, [[4, 0, -1]])
-    with pytest.raises(ArgumentError, match="token has 3 entries, one for each example, but the batch has 1"):
+    with pytest.raises(ArgumentError, match="token has 3 entries, but the batch has 1"):
         method.attribute(case.inputs, token=[4, 0, 1])
 
 
@@ -100,11 +100,7 @@ def classifier() -> tuple[nn.Module, list[nn.Module], Tensor]:
 @pytest.mark.parametrize("method", [LayerAttention, ValueZeroingRollout])
 def test_a_class_is_refused(method: Any, target: Any) -> None:
     model, layers, ids = classifier()
-    message = (
-        r"forward_func returned shape \(2, 2\), which has no axis of the layer's 4 output tokens, .* explains tokens "
-        r"and no classes: pass token=0 for .* token=-1 for .*\. ValueZeroingEffect explains the class"
-    )
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match="no axis of the layer's 4 output tokens"):
         method(model, layers).attribute(ids, target=target)
     assert method(model, layers[:1]).attribute(ids, token=0) is not None
 
@@ -112,7 +108,11 @@ def test_a_class_is_refused(method: Any, target: Any) -> None:
 def test_output_of_other_tokens_is_refused() -> None:
     model, layers, ids = classifier()
     shown = "which has no axis of the layer's 4 output tokens"
-    outputs = {torch.zeros(2, 5, 30): shown, torch.zeros(2, 3): shown, (torch.zeros(2, 4, 30),): "object of type tuple"}
+    outputs = {
+        torch.zeros(2, 5, 30): shown,
+        torch.zeros(2, 3): shown,
+        (torch.zeros(2, 4, 30),): "a tuple without logits",
+    }
     for output, message in outputs.items():
 
         def forward(ids: Tensor, output: Any = output) -> Any:
@@ -126,15 +126,12 @@ def test_output_of_other_tokens_is_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (
-            (7, 0),
-            r"target is \(7, 0\), which is out of range: axis 1 of the output \(3, 7, 32\) has 7 entries. Pass",
-        ),
-        ((0, 32), r"target is \(0, 32\), which is out of range: axis 2"),
+        ((7, 0), r"target is \(7, 0\), which is out of range in axis 1"),
+        ((0, 32), r"target is \(0, 32\), which is out of range in axis 2"),
         ([(0, 1), (0, 1), (0, -33)], r"target is \(0, -33\), which is out of range"),
-        ((0, 1, 2), r"target is \(0, 1, 2\), with 3 indices, but the output \(3, 7, 32\) has 2 axes after the batch"),
-        ([0, 1], "target has 2 entries, one for each example, but the batch has 3"),
-        ((slice(0, 2), 3), "its first index has to be the position of one output token"),
+        ((0, 1, 2), r"target is \(0, 1, 2\), but the output \(3, 7, 32\) has 2 axes after the batch"),
+        ([0, 1], "target has 2 entries, but the batch has 3"),
+        ((slice(0, 2), 3), "whose first index is no output token"),
         ((), "which does not index an output"),
         ("the", "which does not index an output"),
         (True, "which does not index an output"),
@@ -151,12 +148,12 @@ def test_bad_targets_are_named(method: Any, target: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        (7, "token 7 is out of range: there are 7 output tokens, positions -7 to 6"),
+        (7, "token 7 is out of range"),
         (-8, "token -8 is out of range"),
         ([0, 1, 7], "token 7 is out of range"),
         ([[0], [1], [-8]], "token -8 is out of range"),
-        ([0, 1], "token has 2 entries, one for each example, but the batch has 3"),
-        (torch.tensor([0]), "token has 1 entries, one for each example, but the batch has 3"),
+        ([0, 1], "token has 2 entries, but the batch has 3"),
+        (torch.tensor([0]), "token has 1 entries, but the batch has 3"),
         (slice(5, 5), r"token is slice\(5, 5, None\), which selects none of the 7 output tokens"),
         ((1, 2), r"token is \(1, 2\), which names no output tokens: pass an int"),
         ([], "which names no output tokens"),
@@ -176,7 +173,7 @@ def test_bad_tokens_are_named(method: Any, token: Any, message: str) -> None:
 
 
 def test_token_and_target_together() -> None:
-    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed: .* Pass one of the two"):
+    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed"):
         Configuration(ValueZeroing).run(token=1, target=(1, 2))
 
 

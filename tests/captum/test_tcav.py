@@ -82,7 +82,7 @@ def test_tcav_refuses_scores_of_tokens(method: Any, tmp_path: Path) -> None:
     model = LastHidden(copy.deepcopy(configuration.case.model).float(), position=2)
     embeddings = configuration.arguments["inputs"][:1].float()
     tcav = TCAV(model, ["vector"], save_path=str(tmp_path), layer_attr_method=method(model, None))
-    with pytest.raises(ArgumentError, match=r"layer_attr_method is .* scores of tokens, but TCAV needs"):
+    with pytest.raises(ArgumentError, match="layer_attr_method is"):
         tcav.interpret(embeddings, [concepts(embeddings)], target=0)
 
 

@@ -89,7 +89,7 @@ def test_columns_of_a_cut_cache_are_tokens(name: str, method: type[ValueZeroing]
 def test_warning_counts_the_columns_of_a_cut_cache() -> None:
     case, ids = FAMILIES["mistral"].case, tokens()
     cache = filled_cache(case, ids[:, :6])
-    with pytest.warns(UserWarning, match="1 output tokens and 7 sources, but inputs has 1 tokens"):
+    with pytest.warns(UserWarning, match="1 output tokens and 7"):
         maps = ValueZeroing(lambda x: case.model(x, past_key_values=cache), case.layers).attribute(ids[:, 6:])
     assert [one.shape[-1] for one in maps] == [7] * len(maps)
 
@@ -126,9 +126,7 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
     for _ in range(2):  # a refused call leaves the cache empty
-        with pytest.raises(
-            AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"
-        ):
+        with pytest.raises(AssertionError, match="has 12 sources for 7 tokens"):
             method(case.model, case.layers).attribute(inputs)
 
 

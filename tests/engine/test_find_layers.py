@@ -12,8 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from tests.engine.blocks import Block, SelfAttention, sequences, zeroed_one_by_one
-from tests.engine.compare import assert_same
+from tests.engine.blocks import Block, SelfAttention, sequences
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE
 from tests.reference.families import ENCODER_SIZE, IMAGE_SIZE
 from tests.sweep.models import small_models
@@ -148,7 +147,7 @@ def test_model_of_wrong_type(model: Any, message: str) -> None:
 
 @pytest.mark.parametrize("make", [torch.jit.script, torch.fx.symbolic_trace])
 def test_traced_models_are_named(make: Any) -> None:
-    with pytest.raises(UnsupportedLayerError, match=r"torch\.fx made it: pass the model before it was traced"):
+    with pytest.raises(UnsupportedLayerError, match=r"torch\.fx made it"):
         find_layers(make(nn.Sequential(nn.Linear(2, 2))))
 
 
@@ -160,7 +159,7 @@ def test_a_model_without_attention(model: nn.Module) -> None:
 
 
 def test_unknown_stack() -> None:
-    with pytest.raises(AssertionError, match=r"stack is 'tower', but the stacks of \w+ are \S*encoder\S*: pass None"):
+    with pytest.raises(AssertionError, match=r"stack is 'tower', but the stacks of \w+ are \S*encoder\S*"):
         find_layers(FAMILIES["bert"].case.model, stack="tower")
 
 
@@ -201,7 +200,7 @@ def test_layers_named_after_attention(model_type: str) -> None:
 def test_attention_module_is_no_layer(family: str, part: str) -> None:
     case = FAMILIES[family].case
     layer = case.layers[1].get_submodule(part)
-    message = rf"{type(layer).__name__} is the attention module of a {type(case.layers[1]).__name__}\. .* whole block"
+    message = rf"attention module of a {type(case.layers[1]).__name__}, .* whole block"
     for forward in (case.model, lambda **inputs: case.model(**inputs)):
         for method in (ValueZeroing, ValueZeroingRollout):
             with pytest.raises(UnsupportedLayerError, match=message):
@@ -226,8 +225,6 @@ def test_attention_module_of_a_block_that_is_refused() -> None:
         ValueZeroing(model, second).attribute(x)
     assert "Pass attention=layer.get_submodule(name), where name is 'attention', 'others.one' or" in str(raised.value)
     assert "not a stack" not in str(raised.value)
-    given = second.attention_norm(first(x)).detach()
-    expected = zeroed_one_by_one(second.attention, given, value="value")
-    assert_same(ValueZeroing(model, second.attention).attribute(x), expected)
-    with pytest.raises(UnsupportedLayerError, match="SelfAttention is the attention module of a Block"):
-        ValueZeroing(model, first.attention).attribute(x)
+    for block, attention in ((first, first.attention), (second, second.attention)):
+        with pytest.raises(UnsupportedLayerError, match=f"attention module of a {type(block).__name__}"):
+            ValueZeroing(model, attention).attribute(x)

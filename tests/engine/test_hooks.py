@@ -187,7 +187,7 @@ def test_layer_hook_that_counts_is_named() -> None:
         return output * len(runs)
 
     case.layers[1].register_forward_hook(counting)
-    with pytest.raises(UnsupportedLayerError, match=r"output goes through the hook \S+counting.* same in each run"):
+    with pytest.raises(UnsupportedLayerError, match=r"output goes through the hook \S+counting"):
         ValueZeroing(case.model, case.layers[1]).attribute(case.inputs)
 
 

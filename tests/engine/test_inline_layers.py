@@ -230,9 +230,9 @@ def test_projection_with_two_inputs_is_refused() -> None:
 def test_inline_attention_as_a_layer() -> None:
     """The map of an attention module differs from that of its block. XLM has no block."""
     model, inputs = case("YOSO")
-    with pytest.raises(AssertionError, match=r"YosoSelfAttention is the attention module of a YosoLayer.* whole block"):
+    with pytest.raises(AssertionError, match="attention module of a YosoLayer"):
         ValueZeroing(model, find_layers(model)[0].attention.self).attribute(inputs)
-    with pytest.raises(AssertionError, match=r"XLMModel has no stack .* Pass list\(model\.attentions\)"):
+    with pytest.raises(AssertionError, match="XLMModel has no stack"):
         find_layers(case("XLM")[0])
 
 

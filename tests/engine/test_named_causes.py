@@ -93,7 +93,7 @@ def in_model(layer: nn.Module) -> nn.Module:
     return nn.Sequential(layer, nn.Linear(16, 2).double())
 
 
-JIT = "was compiled by torch.jit .*: pass the model before torch.jit.script or torch.jit.trace"
+JIT = "compiled by torch.jit"
 COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "script": (lambda: (one := torch.jit.script(Plain()), one), JIT),
     "trace": (lambda: (one := torch.jit.trace(Plain(), sequences(2)), one), JIT),
@@ -101,19 +101,12 @@ COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "below": (lambda: (one := in_model(torch.jit.script(Plain())), one), JIT),
     "export": (
         lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one),
-        r"it was traced by torch.export or torch.fx, .*: pass the model before that",
+        "traced by torch.export",
     ),
-    "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "it was traced by torch.export or torch.fx"),
+    "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "traced by torch.export"),
     "layers of the original": (
-        lambda: (
-            torch.export.export(model := in_model(Plain()), (sequences(2),)).module(),
-            model[0],
-        ),
-        "forward_func is a GraphModule of torch.jit, torch.export or torch.fx, which runs none of the layers",
-    ),
-    "the program runs": (
-        lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)), model[0]),
-        "forward_func is an ExportedProgram of torch.export: pass the model before it was traced",
+        lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)).module(), model[0]),
+        "did not run layer",
     ),
     "the program": (
         lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
@@ -140,7 +133,7 @@ def test_sharded_layers() -> None:
     try:
         layer = Block()
         fsdp.fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        with pytest.raises(UnsupportedLayerError, match=r"is sharded by FSDP \(fully_shard\), .*Load the"):
+        with pytest.raises(UnsupportedLayerError, match="sharded by FSDP"):
             ValueZeroing(layer, layer).attribute(sequences(2))
     finally:
         torch.distributed.destroy_process_group()
@@ -170,7 +163,7 @@ class AddsMean(Block):
 def test_call_around_forward(method: Any) -> None:
     """Hooks see what forward returns, and not what the layer returns."""
     layer = AddsMean()
-    with pytest.raises(UnsupportedLayerError, match=r"AddsMean has a __call__ of its own .* wraps a layer of"):
+    with pytest.raises(UnsupportedLayerError, match="AddsMean has a __call__ of its own"):
         method(layer, layer).attribute(sequences(2))
 
 
@@ -194,7 +187,7 @@ def test_rollouts_with_a_cache() -> None:
 def test_effects_with_a_cache() -> None:
     case, ids, cache = of_gpt2()
     inputs = {"input_ids": ids, "past_key_values": cache}
-    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\), .* Pass the whole sequence"):
+    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\)"):
         ValueZeroingEffect(case.model, case.layers).attribute(inputs, target=(0, 1))
     with pytest.raises(RefusedError, match=r"hold a key-value cache"):
         ValueZeroingEffect(lambda ids, past: case.model(ids, past_key_values=past), case.layers).attribute(
@@ -228,5 +221,5 @@ def test_effects_of_a_batch_held_back(batch: int) -> None:
     if batch == 1:
         assert_same(holding.attribute(x, target=0), expected)
         return
-    with pytest.raises(RefusedError, match=r"fails on one example alone .* one entry for each example, pass this"):
+    with pytest.raises(RefusedError, match="fails on one example alone"):
         holding.attribute(x, target=0)

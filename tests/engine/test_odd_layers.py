@@ -139,7 +139,7 @@ def test_windows_in_half_precision() -> None:
 def test_a_rollout_stays_within_a_stage() -> None:
     model = build("Swinv2Model", **SWIN)
     layers = find_layers(model)
-    with pytest.raises(AssertionError, match=r"the layers' maps are .*36, 36.* one stage"):
+    with pytest.raises(AssertionError, match="the layers' maps are"):
         ValueZeroingRollout(model, layers).attribute(image(12))
     first, second = ValueZeroing(model, layers[:2]).attribute(image(12))
     assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)

@@ -230,5 +230,5 @@ class CastsBack(Block):
 
 def test_layer_that_fails_in_float32() -> None:
     block = CastsBack().bfloat16()
-    with pytest.raises(AssertionError, match=r"CastsBack is in half precision .* a copy of it in float32 fails"):
+    with pytest.raises(AssertionError, match="CastsBack is in half precision"):
         ValueZeroing(block, block).attribute(sequences(2).bfloat16())

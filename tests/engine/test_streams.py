@@ -201,7 +201,7 @@ def test_rollout_over_mixed_streams_is_refused(axis: int) -> None:
 @each_axis
 def test_methods_that_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
-    with pytest.raises(AssertionError, match=r"carries several vectors .* is for one vector a token"):
+    with pytest.raises(AssertionError, match="carries several vectors"):
         method(lambda x: layer(x)[0].flatten(1), layer).attribute(x)
     assert not layer._forward_hooks
 
@@ -217,5 +217,5 @@ def test_final_norm_of_streams_is_refused(axis: int) -> None:
 
 def test_ambiguous_axis_of_streams_is_refused() -> None:
     layer, x = layer_of("alone", 2), states(2, STREAMS, STREAMS)
-    with pytest.raises(AssertionError, match=r"cannot be distinguished\. Pass another number of examples"):
+    with pytest.raises(AssertionError, match="cannot be distinguished"):
         ValueZeroing(layer, layer).attribute(x)

@@ -1,6 +1,5 @@
-"""The command line, Python and the demo give the same numbers, for the heads of saved models."""
+"""The command line and Python give the same numbers, for the heads of saved models."""
 
-import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -123,24 +122,3 @@ def test_compare_takes_labels(
     else:
         assert main([*wrong, "--target", "THING", "--foil", "O", "--truth"]) == 0
         assert "the lead of THING over O " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("case", ["classifier", "map", "pair", "tagger", "answer", "choice"])
-def test_demo_equals_python(case: str, saved: Callable[[Any, Any], str]) -> None:
-    answers_of_demo = pytest.importorskip("captum_vz.demo.answers")
-    make, (text, *_), options = CASES[case]
-    name, method = saved(make(), tokenizer()), options.get("method", "value-zeroing-effect")
-    pair = options.get("text_pair", "")
-    answers = answers_of_demo.Answers(answers_of_demo.Limits((), True, 60))
-    try:
-        told, view, *_, files = answers.explain(
-            text, name, [method], "", -1, pair if isinstance(pair, str) else "\n".join(pair)
-        )
-        assert 'role="status"' in told
-        record = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
-    finally:
-        answers.close()
-    expected = captum_vz.explain(name, text, **options).to_dict()
-    assert record["tokens"] == expected["tokens"]
-    assert record["methods"][method]["rows"] == json.loads(json.dumps(expected["rows"]))
-    assert html.escape(expected["predictions"][0]["token"]) in view

@@ -26,12 +26,24 @@ SAMPLES = np.sin(np.arange(3000, dtype=np.float32))
         (Image.fromarray(PIXELS).convert("RGBA"), Image.fromarray(PIXELS)),
         (PIXELS / 255, PIXELS),
         (torch.tensor(PIXELS / 255), PIXELS),
+        (torch.tensor(PIXELS / 255, dtype=torch.float32, requires_grad=True), PIXELS),
+        (torch.tensor(PIXELS).permute(2, 0, 1)[None], PIXELS),
+        (torch.tensor(PIXELS[..., :1]).permute(2, 0, 1), PIXELS[..., 0]),
+        (PIXELS[..., :1], PIXELS[..., 0]),
     ],
 )
 def test_images_of_other_kinds_are_the_same_image(given: Any, same: Any) -> None:
     model, processor = image_classifier()
     found, expected = (captum_vz.explain(model, one, tokenizer=processor) for one in (given, same))
     torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_output_of_the_processor_is_read() -> None:
+    model, processor = image_classifier()
+    made = processor(images=Image.fromarray(PIXELS), return_tensors="pt")
+    expected = captum_vz.explain(model, PIXELS, tokenizer=processor).scores
+    for given in (made, dict(made)):
+        torch.testing.assert_close(captum_vz.explain(model, given, tokenizer=processor).scores, expected)
 
 
 def test_processor_that_does_not_rescale_takes_fractions() -> None:
@@ -49,7 +61,9 @@ def test_processor_that_does_not_rescale_takes_fractions() -> None:
         (torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
         (np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
         (None, "takes no NoneType like this .*: pass an image of Pillow, an array"),
-        ({"pixel_values": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
+        ({"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor returned for one image"),
+        ({"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
+        (torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
     ],
 )
 def test_what_is_no_image_is_named(given: Any, told: str) -> None:

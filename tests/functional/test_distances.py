@@ -102,7 +102,7 @@ def test_cosine_of_opposite_vectors() -> None:
 @every_distance
 def test_distance_of_different_widths(distance: Distance, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (torch.ones(shape) for shape in shapes)
-    with pytest.raises(ArgumentError, match=r"same d, got \(.*\) and \(.*\)"):
+    with pytest.raises(ArgumentError, match=r"same d, got \("):
         distance(a, b)
 
 

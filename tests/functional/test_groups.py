@@ -94,7 +94,7 @@ def test_pool_half_precision() -> None:
 
 
 def test_pool_scores_that_differ_within_group() -> None:
-    with pytest.raises(ArgumentError, match=r"carry different scores.*shared=False"):
+    with pytest.raises(ArgumentError, match="carry different scores"):
         pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[0, 0, 1]]))
 
 
@@ -115,7 +115,7 @@ def test_pool_wrong_shapes(scores: Tensor, groups: Tensor, message: str) -> None
 
 
 def test_pool_unknown_reduction() -> None:
-    with pytest.raises(ArgumentError, match="reduce is 'median': pass 'mean' or 'max'"):
+    with pytest.raises(ArgumentError, match="reduce is 'median'"):
         pool_groups(torch.rand(1, 2, 2), torch.tensor([[0, 1]]), reduce="median")
 
 

@@ -57,5 +57,5 @@ def test_parts_of_wrong_shape() -> None:
     with pytest.raises(ArgumentError, match=r"projection is \(9, 5\), but values \(1, 2, 3, 4\) need \(head \* 4, d\)"):
         head_vectors(values, torch.rand(9, 5))
     update, layer_map = torch.rand(1, 2, 3), torch.rand(1, 3, 3)
-    with pytest.raises(ArgumentError, match="2 updates and 1 maps: pass one update and one map a layer"):
+    with pytest.raises(ArgumentError, match="2 updates and 1 maps"):
         logit_contributions([update, update], [layer_map])

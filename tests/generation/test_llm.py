@@ -16,6 +16,7 @@ from captum.attr import (
     TextTemplateInput,
     TextTokenInput,
 )
+from torch import Tensor, nn
 
 from captum_vz import (
     ALTILogit,
@@ -30,6 +31,7 @@ from captum_vz import (
 from captum_vz.generation import LLMTokenMaps, attribute_generation, gated_input, to_captum_llm
 from captum_vz.testbed import load_model
 from tests.captum.footprint import footprint
+from tests.engine.compare import assert_same
 from tests.generation.models import case_of, tokenizer_of_words
 from tests.view.pages import missing
 
@@ -185,6 +187,60 @@ def test_methods_in_captums_class(kind: Any, form: str) -> None:
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
     assert found.input_tokens == expected.input_tokens
+
+
+class PlainLLM(nn.Module):
+    """The model of Captum's own tests: any module with `generate` and `device`, without a config."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.device = MODEL, torch.device("cpu")
+
+    def forward(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(input_ids)
+
+    def generate(self, input_ids: Tensor, mode: str = "", **kwargs: Any) -> Tensor:
+        found: Tensor = self.inner.generate(input_ids, **kwargs)
+        return found[:, : input_ids.shape[1] + 2] if mode == "short" else found
+
+
+@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, LayerAttention])
+@pytest.mark.parametrize("form", ["maps", "captum"])
+def test_models_of_captums_tests(kind: Any, form: str) -> None:
+    plain, layers = PlainLLM(), find_layers(MODEL)
+    inp = TextTokenInput(TEXT, TOKENS)
+    expected = maps(kind).attribute(inp, target="have upset").token_attr
+    if form == "maps":
+        own = LLMTokenMaps(kind(plain, layers), TOKENS)
+        assert_same(own.attribute(inp, gen_args={"mode": "short"}).token_attr[:1], own_row(kind, inp), 1e-6)
+        found = own.attribute(inp, target="have upset")
+    else:
+        found = LLMAttribution(to_captum_llm(kind(plain, layers)), TOKENS).attribute(inp, target="have upset")
+    assert_same(found.token_attr, expected, 1e-6)
+
+
+def own_row(kind: Any, inp: Any) -> Tensor:
+    found: Tensor = maps(kind).attribute(inp, gen_args={"max_new_tokens": 1}).token_attr
+    return found
+
+
+@pytest.mark.parametrize("attr_target", ["prob", "log_prob"])
+def test_gates_and_effects_of_captums_tests(attr_target: str) -> None:
+    plain, layers = PlainLLM(), find_layers(MODEL)
+    inp = TextTokenInput(TEXT, TOKENS)
+    expected = LLMTokenMaps(ValueZeroingEffect(MODEL, layers), TOKENS, attr_target).attribute(inp, target="have")
+    effect = LLMTokenMaps(ValueZeroingEffect(plain, layers), TOKENS, attr_target).attribute(inp, target="have")
+    gates = LLMAttribution(FeatureAblation(ValueGates(plain, layers)), TOKENS, attr_target=attr_target)
+    ablated = gates.attribute(gated_input(inp, TOKENS), target="have")
+    size = expected.token_attr.abs().max()
+    assert_same(effect.token_attr / size, expected.token_attr / size, 1e-4)
+    assert_same(ablated.token_attr / size, (expected.token_attr / size).float(), 1e-2)
+
+
+@pytest.mark.parametrize("option", ["n_samples", "n_steps", "baselines"])
+def test_options_of_captums_tests(option: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{option} was passed, but no input is changed"):
+        maps().attribute(TextTokenInput(TEXT, TOKENS), target="have", **{option: 3})
 
 
 def test_skip_tokens_of_captums_scripts() -> None:

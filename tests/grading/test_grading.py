@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -17,9 +18,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 from captum_vz.errors import ArgumentError
 from captum_vz_lessons.__main__ import main
 from captum_vz_lessons.lab import grade_notebook, lessons
+from tests import command
 from tests.engine.parameters import sampled
 
 IMPORT = "from captum_vz_lessons import check"
+refused = partial(command.refused, run=main, name="captum-vz-lessons")
 
 
 def check_cell(answer: str, id: str = "check") -> NotebookNode:
@@ -39,15 +42,6 @@ def attempt(name: str, source: str) -> list[str | NotebookNode]:
     lines = "\n".join(f"    {line}" for line in source.splitlines())
     tried = f"try:\n{lines}\n    refused = 0\nexcept (PermissionError, MemoryError, RuntimeError):\n    refused = 1"
     return [tried, check_cell("refused", id=name.replace(" ", "-"))]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of the command: one line on stderr, and nothing on stdout."""
-    assert main(list(arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"captum-vz-lessons: [^\n]+\n", err), err
-    return err
 
 
 @pytest.mark.slow

@@ -107,10 +107,9 @@ def test_eraser_explains_the_prediction() -> None:
 
 
 def test_token_number_rounded_up_exactly() -> None:
-    fractions = (0.07, 0.14, 0.29, 0.57, 1.0)
     for count in range(1, 101):
-        exact = [ceil(Fraction(str(q)) * count) for q in fractions]
-        assert faithfulness._sizes(torch.tensor([count]), fractions).tolist() == [exact]
+        exact = [ceil(Fraction(str(q)) * count) for q in faithfulness.FRACTIONS]
+        assert faithfulness._sizes(torch.tensor([count])).tolist() == [exact]
 
 
 def test_equal_scores_earlier_token_first() -> None:

@@ -204,5 +204,3 @@ def test_bad_arguments_refused() -> None:
             measure(prediction, torch.full((10, 9), torch.inf))
     with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
         normalized(torch.rand(3), deletion_bounds(prediction))
-    with pytest.raises(ArgumentError, match="pass shares of the content tokens"):
-        comprehensiveness_bounds(prediction, (2.0,))

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from transformers import BertConfig, BertForMaskedLM
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from paper.__main__ import main
+from tests import command
 from tests.test_cli import byte_level_tokenizer
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
 Output = pytest.CaptureFixture[str]
+refused = partial(command.refused, run=main, name="paper")
 
 
 @pytest.fixture(autouse=True)
@@ -25,27 +28,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
     return tmp_path
 
 
-def refused(capsys: Output, *arguments: str) -> str:
-    """The error of the command: one line on stderr, and nothing on stdout."""
-    assert main(list(arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"paper: [^\n]+\n", err), err
-    return err
-
-
 def test_held_out_blimp(capsys: Output, folder: Path) -> None:
     """A folder in BLiMP's format with the grammar's sentences. BLiMP writes anaphors in another form."""
     for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
         records = [record | {"UID": paradigm} for record in agreement_sentences(6, paradigm=kind)]
         (folder / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    command = ["--blimp", ".", "--methods", "random", "--folder", "out", "--controls", "0"]
-    assert main(command) == 0
+    asked = ["--blimp", ".", "--methods", "random", "--folder", "out", "--controls", "0"]
+    assert main(asked) == 0
     out = capsys.readouterr().out
     (found,) = re.findall(r"## agreement: (\d+) sentences, (\d+) skipped", out)
     assert 12 <= sum(map(int, found)) <= 15
     assert out.endswith("tables, figures and this report: out\n")
-    assert main([*command, "--quiet"]) == 0
+    assert main([*asked, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
 
 

@@ -38,7 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduction:
-    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
+    """Two seeds of probes say as much as five."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("paper.evaluations.SEEDS", (0, 1))
+        return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
 
 
 def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
@@ -61,13 +64,13 @@ def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, se
         states = hidden[layer + 1][torch.arange(len(targets)), targets]
         expected = description_length(states, labels)
         row = found.tables["probing"].set_index("layer").loc[layer]
-        each = [expected, *(description_length(states, labels, seed=seed) for seed in range(1, 5))]
+        each = [expected, description_length(states, labels, seed=1)]
         # In batches of other sizes, the last digits of float32 differ, and training amplifies the difference.
-        assert row["bits"] == pytest.approx(sum(one.total for one in each) / 5, rel=0.02)
+        assert row["bits"] == pytest.approx(sum(one.total for one in each) / 2, rel=0.02)
         assert row["compression"] == pytest.approx(FEWEST / row["bits"])
         ends = [one.compression for one in each]
         assert (row["lowest"], row["highest"]) == pytest.approx((min(ends), max(ends)), rel=0.02)
-        assert row["seeds"] == 5
+        assert row["seeds"] == 2
         assert row["low"] < row["compression"] < row["high"]
         assert row["control_lowest"] <= row["control"] <= row["control_highest"] < 1.1
         assert row["accuracy"] == pytest.approx(linear_probe(states, labels).mean().item(), abs=0.01)
@@ -89,10 +92,11 @@ def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Pat
 
 @pytest.mark.slow
 def test_second_start_computes_nothing(
-    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("paper.evaluations.SEEDS", (0, 1))
     kept = sorted((folder / "agreement").glob("*-*.csv"))
-    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing", "variants"]
+    assert [path.stem.rpartition("-")[0] for path in kept] == ["probing"]
     before = [path.stat().st_mtime_ns for path in kept]
     again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
     assert str(again) == str(found)
@@ -172,7 +176,7 @@ def test_report_says_what_limits_claims(found: Reproduction) -> None:
     highest = int((found.tables["correlation"]["statistic"].round(2) == 1).sum())
     assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
     assert "quoted second-hand. That its rows are the same methods is assumed" in report
-    assert "Probes of 5 seeds" in report
+    assert "Probes of 2 seeds" in report
     assert "the smallest that 4 layers can have is 1/24" in report
 
 
@@ -236,3 +240,12 @@ def test_models_are_kept_apart(sentences: list[Example], tmp_path: Path, undrawn
     folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
     assert sorted(folders) == sorted(map(safe_name, models))
     assert set(found.tables["summary"]["model"]) == set(models)
+
+
+def test_names_do_not_end_cells(shipped: Shipped, sentences: list[Example], tmp_path: Path, undrawn: None) -> None:
+    methods = {"a|b": "attention", "c\nd": "random"}
+    found = reproduce({"agreement": shipped}, sentences[:3], tmp_path, methods, resamples=50, quiet=True, controls=0)
+    report = str(found)
+    assert r"| a\|b " in report and "| c d " in report
+    for table in re.findall(r"(?:^\|.*\n)+", report, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1

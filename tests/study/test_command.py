@@ -1,7 +1,5 @@
 """`captum-vz study`: its options, and its errors of one line."""
 
-import builtins
-import importlib
 import json
 import re
 from pathlib import Path
@@ -15,7 +13,7 @@ from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.subjects import loading as app_models
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
-from tests.command import assert_records_equal_file, forget, refused
+from tests.command import assert_records_equal_file, refused
 from tests.study.test_run import assert_same_study, parts
 
 METHODS = ["value-zeroing", "random"]
@@ -134,42 +132,6 @@ def test_json_equals_the_files(folder: Path, capsys: pytest.CaptureFixture[str])
     for name in ("summary", "skipped"):
         assert found[name]
         assert_records_equal_file(found[name], folder / "s" / f"{name}.csv")
-
-
-def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = ("pyarrow", "pandas", "accelerate", "scipy", "sklearn")
-    forget(monkeypatch, "captum_vz.study", "captum_vz.metrics")
-    found = builtins.__import__
-
-    def without(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.split(".")[0] in extra and arguments and arguments[0]["__name__"].startswith("captum_vz"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return found(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    study = importlib.import_module("captum_vz.study")
-    table = study.compare(load_model(), "some hat [MASK] small.", "value-zeroing")
-    assert str(table)
-    assert table.to_csv()
-    with pytest.raises(ModuleNotFoundError, match="comes with the extra 'study'"):
-        study.run_study  # noqa: B018  # looking it up is what is tested
-
-
-@pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate", "scipy"])
-def test_missing_extra_is_named(
-    missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forget(monkeypatch, "captum_vz.study", "captum_vz.cli.study")
-    found = builtins.__import__
-
-    def without(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.split(".")[0] == missing:
-            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-        return found(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    told = refused(capsys, "study", "--grammar", "2", "--folder", "s")
-    assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 
 PLUGIN = """

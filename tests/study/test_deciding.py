@@ -12,7 +12,7 @@ from captum_vz.study import Example, Scorer, run_study
 from captum_vz.testbed import agreement_sentences, load_model
 
 METHODS = ["value-zeroing", "value-zeroing:deciding", "decision"]
-EXAMPLES = [Example.from_record(one) for one in agreement_sentences(6, seed=4, paradigm="relational_noun")]
+EXAMPLES = [Example.from_record(one) for one in agreement_sentences(3, seed=4, paradigm="relational_noun")]
 
 
 @pytest.mark.parametrize("name", ["agreement", "causal"])

@@ -33,7 +33,7 @@ def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [0, signal.SIGKILL])
 def test_processes_share_parts(number: int, examples: list[Example], reference: Study, tmp_path: Path) -> None:
     """Each part is written once. The disk is full for one of three processes, or it is killed: others do its part."""
 

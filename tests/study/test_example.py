@@ -45,7 +45,6 @@ def test_jsonl_of_other_programs_is_read(tmp_path: Path) -> None:
     assert first == Example("wugs 1", ("the", "wugs", "[MASK]", "nice."), 2, (1,), group="wugs")
     assert second == Example("7", ("It", "[MASK]", "."), 1, (0,), group="wugs", text="It [MASK].")
     assert third == Example.from_record(RECORDS[0], id=f"{RECORDS[0]['UID']} 5")
-    assert read_jsonl(path, group="g")[0].id == "g 1"
 
 
 def test_numpy_and_table_values_accepted() -> None:

@@ -1,6 +1,6 @@
 """How figures of studies look: colours, marks and places of methods, and letters that can be read in one column."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from captum_vz.study.figures import (
 )
 from captum_vz.study.scoring.metrics import _joins
 from paper.figures import draw_page, draw_probing
-from paper.variants import VARIANTS
 from tests.study.conftest import parts_of
 
 
@@ -76,7 +75,7 @@ def tables() -> dict[str, pd.DataFrame]:
     def rows(keys: dict[str, list[Any]]) -> pd.DataFrame:
         index = pd.MultiIndex.from_product(keys.values(), names=keys.keys())
         mean = draw.uniform(-1, 1, len(index))
-        its = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "rank": draw.integers(1, 15, len(index))}
+        its = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
         return pd.DataFrame(index=index).reset_index().assign(**its, **numbers)
 
     all_layers = {"model": models, "method": list(METHODS), "layer": list(range(24))}
@@ -89,7 +88,6 @@ def tables() -> dict[str, pd.DataFrame]:
     layers = pd.DataFrame({"layer": range(24), "compression": 2.0, "lowest": 1.5, "highest": 2.5, "control": 1.0})
     return {
         "summary": summary,
-        "variants": rows({"model": models, "method": list(METHODS), "variant": list(VARIANTS)}),
         "differences": pairs.assign(
             model=models[1], metric="cue_ap", mean=-0.123, low=-0.2, high=-0.1, p=0.0, tied=False, **numbers
         ),
@@ -168,25 +166,12 @@ def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame])
     assert "truth" not in " ".join(text.get_text() for text in draw_summary(tables["summary"], "cue_ap").findobj(Text))
 
 
-def test_names_at_the_ends_of_lines_do_not_overlap(tables: dict[str, pd.DataFrame]) -> None:
-    figure = draw_summary(tables["summary"].query("model == 'six-layers'"), "cue_ap")
-    figure.draw_without_rendering()  # type: ignore[no-untyped-call]
-    boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
-    assert len(boxes) == len(METHODS)
-    for lower, upper in pairwise(boxes):
-        assert upper.y0 > lower.y0 + 0.75 * lower.height  # the boxes hold room for letters below the line
-
-
 def test_page_shows_the_tables(tables: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
     page = figures["page"]
     summary = tables["summary"]
     last = summary[summary["layer"].isna() | (summary["layer"] == 23)].set_index(["model", "metric", "method"])["mean"]
     for row, model in enumerate(summary["model"].unique()):
         for column, metric in enumerate(("cue_ap", "blank_out", "value_patching")):
-            panel = page.axes[5 * row + column]
+            panel = page.axes[4 * row + column]
             points = [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
             assert points == pytest.approx([last[model, metric, method] for method in in_order(METHODS)])
-        ranks = tables["variants"].query("model == @model").pivot(index="method", columns="variant", values="rank")
-        spread = page.axes[5 * row + 4]
-        ends = [[end[0] for end in line.get_segments()[0]] for line in spread.collections]
-        assert ends == [[ranks.loc[name].min(), ranks.loc[name].max()] for name in in_order(METHODS)]

@@ -144,14 +144,9 @@ def test_captums_object_gets_ids_and_mask(shipped: Shipped, examples: list[Examp
 WRONG: dict[str, tuple[Callable[[int, int], Any], str]] = {
     "three": (lambda count, tokens: torch.ones(3), r"\(3,\) of torch.float32"),
     "wider": (lambda count, tokens: torch.ones(count, tokens + 2), r"\(1, 14\) of torch.float32"),
-    "batch": (lambda count, tokens: torch.ones(count + 1, tokens), r"\(2, 12\) of torch.float32"),
     "maps": (lambda count, tokens: torch.ones(count, tokens, tokens), r"\(1, 12, 12\) of torch.float32"),
-    "layers": (lambda count, tokens: [torch.ones(count, tokens)] * 2, "2 tensors"),
     "none": (lambda count, tokens: None, "an object of type NoneType"),
-    "empty": (lambda count, tokens: [], r"\(0,\) of torch.float32"),
-    "text": (lambda count, tokens: "scores", "an object of type str"),
     "infinite": (lambda count, tokens: torch.full((count, tokens), torch.inf), "a row with the sum inf"),
-    "objects": (lambda count, tokens: np.full((count, tokens), None), r"\(1, 12\) of object"),
     "lengths": (lambda count, tokens: [[0.5] * 12, [1.0]], "an object of type list"),
 }
 

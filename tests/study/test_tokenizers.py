@@ -1,22 +1,16 @@
 """Small tokenizers like RoBERTa's and ELECTRA's: the positions of targets, cues and forms among their tokens."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
-    ElectraConfig,
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
     ElectraTokenizerFast,
     RobertaTokenizerFast,
 )
 
 from captum_vz.study import Example, encode
 from captum_vz.testbed import agreement_sentences, expand_contractions
-from paper import reproduce
-from paper.__main__ import main as run_paper
 
 RECORDS = agreement_sentences(60, seed=4)
 TEXT = [expand_contractions(record[key]) for record in RECORDS for key in ("sentence_good", "sentence_bad")]
@@ -50,16 +44,6 @@ def electra() -> ElectraTokenizerFast:
     tokenizer.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=700, special_tokens=special))
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return ElectraTokenizerFast(tokenizer_object=tokenizer)
-
-
-@pytest.fixture
-def discriminator(electra: ElectraTokenizerFast, tmp_path: Path) -> str:
-    """A small model with random weights, saved like a published one."""
-    size = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
-    config = ElectraConfig(vocab_size=len(electra), embedding_size=8, **size)
-    ElectraForPreTraining(config).save_pretrained(tmp_path / "discriminator")
-    electra.save_pretrained(tmp_path / "discriminator")
-    return str(tmp_path / "discriminator")
 
 
 def test_robertas_mask_includes_space_before(roberta: RobertaTokenizerFast) -> None:
@@ -103,31 +87,3 @@ def test_cue_of_pieces_uses_first(kind: str, request: pytest.FixtureRequest) -> 
     assert encoded.target - hats > 1  # and so is "hats"
     assert "".join(token.removeprefix("##") for token in tokens[weird:hats]) == "weird"
     assert "".join(token.removeprefix("##") for token in tokens[hats : encoded.target]) == "hats"
-
-
-@pytest.mark.parametrize("kind", ["roberta", "electra"])
-def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) -> None:
-    tokenizer = request.getfixturevalue(kind)
-    for record in RECORDS:
-        encoded = encode(tokenizer, Example.from_record(record))
-        assert encoded.ids[encoded.target] == tokenizer.mask_token_id
-        (cue,) = encoded.cue
-        first = tokenizer.convert_ids_to_tokens(encoded.ids[cue]).removeprefix("Ġ")
-        assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
-
-
-def test_electras_discriminator_is_refused(
-    discriminator: str, electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = ["--folder", str(tmp_path / "out"), "--quiet"]
-    assert run_paper(["--grammar", "3", "--model", discriminator, *output]) == 2
-    line = capsys.readouterr().err
-    assert "is a discriminator of ELECTRA" in line
-    assert "such as 'google/electra-base-generator'" in line
-    # Its weights have no head for words, so such a head would predict at random.
-    with_head = ElectraForMaskedLM.from_pretrained(discriminator)
-    whole = ElectraForPreTraining.from_pretrained(discriminator)
-    for model in (with_head, whole):
-        with pytest.raises(ValueError, match="is a discriminator of ELECTRA"):
-            reproduce({"electra": (model.eval(), electra)}, [HATS], tmp_path / "out", quiet=True)
-    assert not (tmp_path / "out").exists()

@@ -58,7 +58,7 @@ def assert_apart(texts: list[Text]) -> None:
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
 
-SIZES = [(5, 1), (11, 5), (60, 7), (150, 6), (20, 33)]
+SIZES = [(5, 1), (11, 5), (60, 7), (150, 6), (8, 33)]
 
 
 @pytest.mark.parametrize(("tokens", "layers"), SIZES)
@@ -76,7 +76,7 @@ def test_texts_of_maps_are_inside(tokens: int, layers: int) -> None:
 
 
 @pytest.mark.parametrize("size", [PAGE, COLUMN])
-@pytest.mark.parametrize("tokens", [1, 5, 11, 60, 250])
+@pytest.mark.parametrize("tokens", [1, 11, 60, 250])
 def test_texts_of_rows_are_inside(tokens: int, size: tuple[float, float]) -> None:
     names = sentence(tokens) if tokens > 1 else ["a"]
     rows = {name: one[0] for name, one in maps(tokens, 4).items()}
@@ -104,7 +104,7 @@ def test_texts_of_sounds_and_images_are_inside() -> None:
         assert_inside(draw_image(torch.rand(layers, 17).softmax(-1), torch.rand(3, 32, 32), title="A title"))
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 12])
+@pytest.mark.parametrize("count", [1, 5])
 def test_names_stand_at_the_middle(count: int) -> None:
     """The names of the axes are centred at panels, and the colour bar covers no panel and no label."""
     figure = draw_maps([torch.eye(11)] * count, sentence(11))

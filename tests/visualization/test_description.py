@@ -61,17 +61,6 @@ def test_table_is_exported(tmp_path: Path) -> None:
     assert frame["source token"].tolist() == TOKENS
 
 
-def test_panels_of_different_kinds() -> None:
-    own = Figure()
-    left, right = own.subplots(1, 2)
-    draw_maps([MAP], TOKENS, ax=left)
-    draw_row([MAP[0]], TOKENS, ax=right)
-    found = describe(own)
-    assert len(found.rows) == 9 + 3
-    assert "panel" in found.columns and "row" in found.columns
-    assert all(len(row) == len(found.columns) for row in found.rows)
-
-
 def test_foreign_figure_is_refused() -> None:
     with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
         describe(Figure())
@@ -174,14 +163,6 @@ def test_hostile_tokens_are_in_files(ending: str, tmp_path: Path) -> None:
         assert found["description"] == str(describe(figure))
         assert found["description"].startswith("t\\x00 ") and "the row of \\ud800 has" in found["description"]
     describe(figure).to_csv(tmp_path / "numbers.csv")
-
-
-def test_title_is_that_of_the_figure() -> None:
-    """The description has the title as it is now."""
-    figure = draw_maps([torch.eye(2)], ["a", "b"], title="first")
-    assert str(describe(figure)).startswith("first. ")
-    figure.suptitle("other")
-    assert str(describe(figure)).startswith("other. ")
 
 
 # Fonts in files: what publishers check in PDF, and text in SVG that can be searched.

@@ -1,7 +1,6 @@
 """Figures of maps, tested by their artists: what is drawn is computed a second time here, by loops or by hand."""
 
 import io
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,28 +60,6 @@ def test_token_row_is_marked(token: int) -> None:
         assert (mark.get_xy(), mark.get_width(), mark.get_height()) == ((-0.5, 2.5), len(TOKENS), 1)
     names = figure.axes[0].get_yticklabels()
     assert [text.get_text() for text in names if text.get_fontweight() == "bold"] == ["[MASK]"]
-
-
-def test_any_number_of_panels() -> None:
-    for count in (1, 2, 5, 33):
-        figure = draw_maps([a_map(2)] * count, ["a\nb", "a" * 50])
-        assert not figure.axes[0].patches  # no row is marked
-        assert [panel.get_title() for panel in figure.axes[:-1]] == [f"layer {index}" for index in range(count)]
-        assert len(figure.axes) == count + 1  # the panels and the colour scale
-        assert [one.get_text() for one in figure.axes[0].get_yticklabels()] == ["a\\nb", "a" * 19 + "…"]
-
-
-def test_labels_of_many_tokens() -> None:
-    tokens = [f"t{index}" for index in range(500)]
-    figure = draw_maps([a_map(500)], tokens, token=101)
-    figure.draw_without_rendering()
-    labels = figure.axes[0].get_yticklabels()
-    names = [text.get_text() for text in labels]
-    assert "t101" in names
-    assert 40 < len(names) < 500
-    assert [tokens[int(tick)] for tick in figure.axes[0].get_yticks()] == names
-    boxes = [text.get_window_extent() for text in labels]
-    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
 
 def test_figure_is_drawn_without_pyplot() -> None:

@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 
 from captum_vz._measures import kendall_tau, overlap
-from captum_vz.visualization import describe, draw_comparison, draw_row
+from captum_vz.visualization import draw_comparison, draw_row
 from captum_vz.visualization.pictures.rows import clear_tau
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
@@ -51,8 +51,6 @@ def test_row_options() -> None:
     torch.testing.assert_close(drawn(merged)[0], torch.tensor([0.7, 0.2, 0.1]).double())
     both = draw_row([row, row * 0.5], TOKENS, scale="row")
     assert {round(image.norm.vmax, 3) for image in both.axes[0].images} == {0.7, 0.35}
-    own = Figure()
-    assert draw_row([row], TOKENS, ax=own.subplots()) is own
 
 
 def test_truth_is_the_first_row() -> None:
@@ -85,21 +83,3 @@ def test_agreement_is_the_overlap_of_shares() -> None:
     notes = [text for text in figure.axes[0].texts if text.get_text() in ("0.90", "0.10", "agrees", "τ")]
     assert [text.get_text() for text in notes] == ["0.90", "0.10", "0.10", "agrees", "τ"]
     assert notes[-1].get_color() != notes[0].get_color()
-
-
-def test_comparison_is_described() -> None:
-    truth = torch.tensor([float("nan"), 0.25, 0.75, float("nan")], dtype=torch.float64)
-    scores = {"good": torch.tensor([0.5, 0.125, 0.25, 0.125]), "bad": torch.tensor([[0.125, 0.5, 0.25, 0.125]])}
-    found = describe(draw_comparison(scores, TOKENS, 3, "score", truth=truth, scopes={"good": "layer 3"}))
-    assert found.columns == ("method", "in", "source token", "score", "agrees")
-    rows = {"blanking out": (truth, ""), "bad": (scores["bad"][0], "0.50"), "good, layer 3": (scores["good"], "0.38")}
-    expected = [
-        (name, place, token, row[place].item(), tau)
-        for name, (row, tau) in rows.items()
-        for place, token in enumerate(TOKENS)
-    ]
-    assert list(map(repr, found.rows)) == list(map(repr, expected))  # NaN equals itself as text
-    assert f"Scores of 4 tokens for {TOKENS[3]}." in found.text
-    assert f"in blanking out: {TOKENS[2]} 0.75, {TOKENS[1]} 0.25;" in found.text
-    assert f"in good, layer 3: {TOKENS[0]} 0.50, {TOKENS[2]} 0.25 (agrees 0.38)" in found.text
-    assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (agrees 0.50)" in found.text

@@ -1,4 +1,4 @@
-"""The evaluations of each model: cue alignment, probing, faithfulness, controls, and the variants of blank-out."""
+"""The evaluations of each model: cue alignment, probing, faithfulness and controls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.across import CHECKS, TRUTHS
 from paper.report import Reproduction
-from paper.variants import variant_values, variants_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -165,18 +164,14 @@ class Part:
         self.study = study = run_study({name: self.source}, examples, self.folder, usable, metrics, **self.how)
         study.check_used()
         tables = {"summary": study.summary, "differences": study.differences, "skipped": study.skipped}
-        held = study.examples  # it may hold more than this call passes
-        used = set(study.rows(["example"])["example"])
-        labels = {example: example.label for example in held if example.id in used and example.label is not None}
+        used = set(study.rows(["example"])["example"])  # the study may hold more than this call passes
+        labels = {one: one.label for one in study.examples if one.id in used and one.label is not None}
         if reason := _too_few(labels):
             refused["probing"] = reason
         else:
             tables |= self._probing(labels)
         if controls and "blank_out" in metrics:
             tables |= self._controls(controls, usable)
-        if "blank_out" in metrics:
-            values = self._kept("variants", [], lambda: variant_values(self.source, study, held, **self.batch))
-            tables["variants"] = variants_table(values, usable, self.resamples)
         tables["omitted"] = pd.DataFrame(refused.items(), columns=["what", "reason"])
         named = {key: table.assign(model=name) for key, table in tables.items()}
         self.tables = {key: table[["model", *table.columns.drop("model")]] for key, table in named.items()}

@@ -14,7 +14,6 @@ from captum_vz.study.figures import (
     draw_layers,
     draw_points,
     in_order,
-    label_ends,
     name_layers,
     new_figure,
     share_limits,
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The width of a page of two columns, in inches.
 PAGE: Final = 6.9
+#: The height of panels of lines, in inches.
+LINES: Final = 1.3
 
 
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
@@ -65,11 +66,9 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:
     """Draws all evaluations on one page: a row for each model, a column for each measure, a line for each method.
 
-    Points have the intervals of the tables. The last column has the lowest and the highest rank of a method in the
-    variants of blank-out, with a mark at the mean rank. The row below shows cue alignment by layer, of methods with
-    layers.
+    Points have the intervals of the tables. The row below shows cue alignment by layer, of methods with layers.
     """
-    summary, variants = tables["summary"], tables.get("variants")
+    summary = tables["summary"]
     found = {  # the title, and what is counted
         "cue_ap": ("cue alignment,\naverage precision", "sentences", _last(summary, "cue_ap")),
         "blank_out": ("blank-out,\nSpearman", "sentences", _last(summary, "blank_out")),
@@ -81,30 +80,20 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         sanity = tables["sanity"]
         every = sanity[sanity["metric"] == "sanity"]
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
-    if variants is not None:
-        by = variants.groupby(["model", "method"], sort=False)
-        spread = {"mean": ("rank", "mean"), "low": ("rank", "min"), "high": ("rank", "max")}
-        ranks = by.agg(**spread, examples=("examples", "max")).reset_index()
-        count = variants["variant"].nunique()
-        found["rank"] = (f"blank-out, {count} variants,\nrank (1: none higher)", "sentences", ranks)
     columns = {name: column for name, column in found.items() if len(column[2])}
     models = summary["model"].unique().tolist()
     methods = {model: in_order(summary[summary["model"] == model]["method"]) for model in models}
     heights = [max(0.5, ROW * len(methods[model])) + 0.3 for model in models]
     layered = summary[(summary["metric"] == "cue_ap") & summary["layer"].notna() & (summary["group"] == "all")]
-    lines_height = max(1.3, 1.05 * ROW * layered["method"].nunique())
-    figure = new_figure(sum(heights) + lines_height + 1.25, PAGE)
-    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, lines_height + 0.5])  # typed as one
+    figure = new_figure(sum(heights) + LINES + 1.25, PAGE)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, LINES + 0.5])  # typed as one
     above, below = parts
     grid = above.subplots(len(models), len(columns), squeeze=False, sharex="col", height_ratios=heights)
     for line, model in zip(grid, models, strict=True):
         for panel, (name, (title, counted, table)) in zip(line, columns.items(), strict=True):
             rows = table[table["model"] == model]
             draw_points(panel, rows.set_index("method").reindex(methods[model]).reset_index())
-            if name == "rank":
-                panel.set_xlim(0, max(map(len, methods.values())) + 1)
-            else:
-                panel.axvline(0, color="black", linewidth=0.6)
+            panel.axvline(0, color="black", linewidth=0.6)
             if name == "sanity":
                 panel.axvspan(-near, near, color="0.93", zorder=0)
             told = f"{int(rows['examples'].max()):,} {counted}" if len(rows) else "not computed"
@@ -115,9 +104,8 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
     told = "last layer, 95 % intervals over sentences. Filled: one layer, and its truth; hollow: all layers, or none."
     above.suptitle(panel_title(data, told), fontsize=FONT + 0.5).set_parse_math(False)
     panels = list(below.subplots(1, len(models), squeeze=False, sharey=True)[0])
-    ends = [draw_layers(panel, layered[layered["model"] == model]) for panel, model in zip(panels, models, strict=True)]
-    for panel, model, of_panel in zip(panels, models, ends, strict=True):
-        label_ends(panel, of_panel, lines_height)
+    for panel, model in zip(panels, models, strict=True):
+        draw_layers(panel, layered[layered["model"] == model])
         panel.set_title(f"{model}, by layer", fontsize=FONT).set_parse_math(False)
         panel.set_ylabel("cue alignment, average precision" if model == models[0] else "", fontsize=FONT)
     return figure

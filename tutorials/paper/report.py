@@ -15,7 +15,6 @@ from pandas import DataFrame
 from captum_vz.study import sign_figure, tied_pairs, with_interval, write_whole
 from paper.across import NEAR_ZERO, across_sections, failed_lines, interval_cells, markdown_table
 from paper.figures import draw_page, draw_probing
-from paper.variants import VARIANTS, variant_title
 
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
 #: of this package's methods a row of that table stands for is assumed.
@@ -96,7 +95,7 @@ class Reproduction:
             "\n".join(f"- {note}" for note in _notes(summary, of)),
             *(_ties(of["differences"]) if "differences" in of else []),
             *_by_layer(summary, of.get("probing")),
-            *(section for name, told in _SECTIONS.items() if name in of for section in told(of[name], of)),
+            *(_probing(of["probing"], of) if "probing" in of else []),
             *(
                 f"{method}: {count} sentences have no {metric}."
                 for (method, metric), count in summary.groupby(["method", "metric"], sort=False)["undefined"]
@@ -136,8 +135,8 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
     if "blank_out" not in set(summary["metric"]):
         return
     yield (
-        "*blank-out*: Spearman's correlation with the effect of blanking out each token on the target's two forms. The "
-        "table of the variants says which methods see these forms."
+        "*blank-out*: Spearman's correlation with the effect of blanking out each token on the target's two forms. "
+        "Methods that explain the output, such as value-zeroing-effect, are given these forms."
     )
     if set(TABLE_3) & set(summary["method"]):
         yield (
@@ -202,35 +201,3 @@ def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
             "methods."
         )
     return found
-
-
-def _variants(rows: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
-    """The means of all variants, and what decides which method has the highest."""
-    means = rows.pivot(index="method", columns="variant", values="mean")
-    shown = [name for name in VARIANTS if name in means]
-    table = means.loc[rows["method"].unique(), shown]
-    sees = rows.drop_duplicates("method").set_index("method")["sees_forms"].replace("no", "")
-    table.insert(0, "sees_forms", sees)
-    told = markdown_table(["method", "sees the forms", *map(variant_title, shown)], table)
-    title = "### Faithfulness in its variants: Spearman with blank-out"
-    winners = sorted(set(rows[rows["rank"] == 1]["method"]))
-    if not winners:
-        return [title, told, "No method is shown to be higher than another, so there are no ranks."]
-    ranks = rows.pivot(index="method", columns="variant", values="rank")
-    widest = (ranks.max(axis=1) - ranks.min(axis=1)).idxmax()
-    text = (
-        f"{int(rows['examples'].max())} sentences. A token is replaced by UNK or MASK, or deleted. The probability is "
-        "over the two forms of the target or over the vocabulary. The effects keep their sign, or only their size "
-        "counts. Intervals and ranks are in `variants.csv`. A rank is one more than the number of "
-        "methods that are higher, sentence by sentence, as in the paired comparisons. Methods that see the forms are "
-        "given what the columns 'forms' measure: compare them with each other, or in the columns 'vocabulary'."
-    )
-    result = (
-        f"No method is higher, in one variant or more: {', '.join(winners)}. {widest} has the ranks "
-        f"{int(ranks.loc[widest].min())} to {int(ranks.loc[widest].max())}."
-    )
-    return [title, text, told, result]
-
-
-#: The sections of one model's report by the names of their tables.
-_SECTIONS: Final[dict[str, Any]] = {"probing": _probing, "variants": _variants}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +205,7 @@ class LayerPass:
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "
                 "them knows only a part of it: load the model without a plan, or over devices by device_map='auto'."
             )
-        return Recorder(record)
+        return _SubmoduleRecorder(record)
 
     def end(self, recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
         """Compute the result of a run of a layer that returns."""
@@ -224,15 +224,36 @@ class LayerPass:
                 record.args, record.kwargs = record.state.copied((record.args, record.kwargs), changes)
                 result = self.compute(record)
         except LAYER_ERRORS as error:
-            if isinstance(error, RefusedError) or is_out_of_memory(error) or _is_of_user(error):
-                raise
-            raise RefusedError(
-                f"{record.name} cannot be explained, because reading it raised {type(error).__name__}: {error}. "
-                "Pass other layers, or report it with the model's class and the versions of torch and transformers."
-            ) from error
+            _raise_refused(record, error)
         if shared := results_of_pass.get():
             shared.end_layer()
         self.results.append((record.index, result))
+
+
+class _SubmoduleRecorder(Recorder):
+    """A recorder in the user's pass. An error in reading a submodule is a refusal, and no error of the model."""
+
+    def on_enter(self, module: nn.Module) -> None:
+        try:
+            super().on_enter(module)
+        except LAYER_ERRORS as error:
+            _raise_refused(self.record, error)
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
+        try:
+            super().on_exit(module, inputs, output)
+        except LAYER_ERRORS as error:
+            _raise_refused(self.record, error)
+
+
+def _raise_refused(record: LayerRecord, error: Exception) -> NoReturn:
+    """Raise an error in reading a layer as a refusal, unless it is one, lack of memory, or an error of the user's."""
+    if isinstance(error, RefusedError) or is_out_of_memory(error) or _is_of_user(error):
+        raise error
+    raise RefusedError(
+        f"{record.name} cannot be explained, because reading it raised {type(error).__name__}: {error}. Pass other "
+        "layers, or report it with the model's class and the versions of torch and transformers."
+    ) from error
 
 
 def _is_of_user(error: BaseException) -> bool:

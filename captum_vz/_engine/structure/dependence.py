@@ -249,7 +249,7 @@ def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, 
 class OtherMixing:
     """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record.
 
-    A linear module or a norm of `model` may run between two of its `layers`, because it treats each token alone.
+    Linear modules and norms of `model` may run between two of its `layers`, because they treat each token alone.
     """
 
     def __init__(self, model: Any = None, layers: Sequence[nn.Module] = ()) -> None:
@@ -282,16 +282,24 @@ class OtherMixing:
 
     @torch.no_grad()
     def _is_given_alone(self, record: LayerRecord, before: ReturnedTensor) -> bool:
-        """Whether a layer is given what one module makes of each token of `before`."""
+        """Whether a layer is given what one module, or two in a row, make of each token of `before`."""
         widths = [x.shape[-1:] for x in tensors_in((record.args, record.kwargs))]
-        for module in self._each_token:
-            weight = matrix(module)  # (in, out)
-            if weight is not None and weight.shape[1:] not in widths:
-                continue  # such as the unembedding, which takes long
-            with suppress(*LAYER_ERRORS):  # it is for other vectors
-                if record.is_given(ReturnedTensor(module.forward(before.copy))):
-                    return True
+        # Others take long, such as the unembedding.
+        fitting = [one for one in self._each_token if (weight := matrix(one)) is None or weight.shape[1:] in widths]
+        made = [before.copy]
+        for _ in range(2):
+            made = [found for x in made for module in fitting if (found := _made_by(module, x)) is not None]
+            if any(record.is_given(ReturnedTensor(found)) for found in made):
+                return True
         return False
+
+
+def _made_by(module: nn.Module, x: Tensor) -> Tensor | None:
+    """What a module makes of vectors, without its hooks. None: it is for other vectors."""
+    with suppress(*LAYER_ERRORS):
+        found: Tensor = module.forward(x)
+        return found
+    return None
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -124,25 +124,26 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
 
 def is_library_code(layer: LayerRecord) -> bool:
     """Whether all code of a layer is torch's and transformers', and no hook changes its output."""
-    return not layer.hooks and _are_of_libraries(layer.modules)
+    return not layer.hooks and _are_of_libraries(layer.modules) and not any(map(is_hooked, layer.modules[1:]))
 
 
 def _are_of_libraries(modules: list[nn.Module]) -> bool:
-    """Whether all code of a module and its parts is, and no part has a hook."""
+    """Whether all code of a module and its parts is."""
     known = once_a_pass(_are_library_classes, frozenset(map(type, modules)))
-    return known and all(map(_holds_library_code, modules)) and not any(map(is_hooked, modules[1:]))
+    return known and all(map(_holds_library_code, modules))
 
 
 def keeps_examples_apart(model: Any) -> bool:
     """Whether the examples of a batch cannot affect each other: a model of transformers, in eval mode, no experts.
 
-    Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
+    Statistics of a batch (BatchNorm) count in train mode, and where no others were kept. Hooks of Captum's layer
+    methods keep or replace outputs of the whole batch.
     """
     model = model.module if type(model) is nn.DataParallel and not is_hooked(model) else model
-    if not type(model).__module__.startswith("transformers.") or is_hooked(model):
+    if not type(model).__module__.startswith("transformers."):
         return False
     modules = modules_of(model)
-    if not _are_of_libraries(modules):
+    if not _are_of_libraries(modules) or any(is_hooked(module, but="captum.") for module in modules):
         return False
     return not any(
         module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None

@@ -142,11 +142,15 @@ def left_out_by_replays(layer: nn.Module) -> str:
     return text + (f"The layer's output goes through {' and '.join(hooks)}, {same}" if hooks else "")
 
 
-def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The hooks of the user's among the `hooks` of a module."""
+def user_hooks(hooks: Mapping[int, Callable[..., Any]], but: str = "captum_vz.") -> list[Callable[..., Any]]:
+    """The hooks of the user's among the `hooks` of a module, without those of the package `but`."""
     # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
-    ours = ("captum_vz.", OUTPUT_CAPTURING, "torch.utils.module_tracker")
-    return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
+    ours = ("captum_vz.", but, OUTPUT_CAPTURING, "torch.utils.module_tracker")
+
+    def module_of(hook: Any) -> str:
+        return getattr(hook.func if isinstance(hook, partial) else hook, "__module__", None) or ""
+
+    return [hook for hook in list(hooks.values()) if not module_of(hook).startswith(ours)]
 
 
 def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
@@ -155,9 +159,18 @@ def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
     return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module calls hooks of the user's. They may change what it does, so they have to be called."""
-    return any(map(user_hooks, (forward_pre_hooks(module), forward_hooks(module))))
+def is_hooked(module: nn.Module, but: str = "captum_vz.") -> bool:
+    """Whether a module calls hooks of the user's. They may change what it does, so they have to be called.
+
+    Hooks of the package `but` do not count.
+    """
+    return any(user_hooks(hooks, but) for hooks in (forward_pre_hooks(module), forward_hooks(module)))
+
+
+def is_hooked_by_captum(module: nn.Module) -> bool:
+    """Whether a layer method of Captum keeps or replaces what a module takes or returns."""
+    tables = forward_pre_hooks(module), forward_hooks(module)
+    return any(len(user_hooks(hooks)) > len(user_hooks(hooks, but="captum.")) for hooks in tables)
 
 
 def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:

@@ -6,7 +6,8 @@ Two kinds of outputs do not change, and are reused:
   module does not run again. Its clean output is repeated for each copy.
 - The output of a linear module at a position whose input did not change: queries and keys of the first layer, or, in a
   causal model, all positions before the zeroed one. The module runs on the other positions only. Inputs are compared,
-  so this is exact in any model, because a linear module treats each row alone.
+  so this is exact in any model, because a linear module treats each row alone. Once most positions have changed, they
+  are no longer compared: in an encoder, all change in the first layer.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class CacheReader:
         self.copies = copies
         self.repeated = partial(repeat_examples, copies=copies, batch=batch)
         self.outputs: dict[int, deque[tuple[Tensor | None, Any]]] = {}
+        # By the shape of inputs, without features, that changed mostly: whether all changed but the last copy's.
+        self._changed: dict[torch.Size, bool] = {}
         for module, x, y in outputs:
             self.outputs.setdefault(id(module), deque()).append((x, y))
 
@@ -130,13 +133,19 @@ class CacheReader:
 
     def _rows(self, x: Tensor, clean: Tensor, clean_output: Tensor, forward: Callable[..., Any]) -> Any:
         """Return a linear module's output for `x`. Its output for the inputs `clean` is `clean_output`."""
-        changed = (x.unflatten(0, (self.copies, -1)) != clean.to(x.device)).any(-1).flatten(0, 1)
-        if changed.float().mean() > MOST_CHANGED:
-            return forward(x)
-        output = clean_output.repeat(self.copies, *[1] * (clean_output.dim() - 1))
-        if changed.any():
-            output[changed] = forward(x[changed])
-        return output
+        shape, last = x.shape[:-1], len(x) - len(clean)
+        if shape not in self._changed:
+            changed = (x.unflatten(0, (self.copies, -1)) != clean.to(x.device)).any(-1).flatten(0, 1)
+            is_whole = self.copies > 1 and bool(changed[:last].all())
+            if not is_whole and changed.float().mean() <= MOST_CHANGED:
+                output = clean_output.repeat(self.copies, *[1] * (clean_output.dim() - 1))
+                if changed.any():
+                    output[changed] = forward(x[changed])
+                return output
+            self._changed[shape] = is_whole
+        if self._changed[shape] and torch.equal(x[last:], clean.to(x.device)):
+            return torch.cat([forward(x[:last]), clean_output.to(x.device)])
+        return forward(x)
 
 
 def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -29,13 +29,17 @@ from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.whole_model.cache import CleanCache
 from captum_vz.errors import RefusedError
-from captum_vz.functional.interventions import Intervention, values_after
+from captum_vz.functional.interventions import Intervention, ZeroValue, values_after
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.numerics.attention import Weights
     from captum_vz._engine.structure.site import AttentionSite
     from captum_vz._engine.taps.projection import ValueProjection
+
+
+# So many copies share what one run of all modules costs, and the copy with no value zeroed, even outside of the cache.
+LEAST_COPIES = 9
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class RecordedRun:
     heads: Tensor  # the heads that lose their values, bool `(head,)`
     output: Tensor  # what the layer returned, `(batch, out, d)`
     real: Tensor  # which sources are no padding, `(batch, in)`
+    of_all_heads: bool  # whether all heads lose their values
 
 
 class ModelReplay:
@@ -92,7 +97,7 @@ class ModelReplay:
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
         zeroed = once_a_pass(zeroed_heads, site.shape.heads, heads, device)
-        run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
+        run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask, heads is None)
         self._runs.setdefault(run.index, []).append(run)
 
     @property
@@ -100,10 +105,16 @@ class ModelReplay:
         """All runs of layers in which values are zeroed."""
         return [run for runs in self._runs.values() for run in runs]
 
+    @property
+    def only_module(self) -> nn.Module | None:
+        """The module that ran, if it ran once, and no other module ran outside of it."""
+        return self._cache.outermost[0] if len(self._cache.outermost) == 1 else None
+
     def copies_that_fit(self) -> int:
-        """How many copies fit into memory at a time."""
+        """How many copies run at a time: as many as fit into memory, and at best into a cache."""
         device = torch.device("cpu") if self._output is None else self._output.device
-        return budget_of(device).copies_bytes // max(self._cache.largest, 1)
+        budget, bytes_of_copy = budget_of(device), max(self._cache.largest, 1)
+        return min(budget.copies_bytes // bytes_of_copy, max(LEAST_COPIES, budget.chunk_bytes // bytes_of_copy))
 
     def run(
         self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None = None, rows: Tensor | None = None
@@ -239,7 +250,13 @@ class RunHandler(Intervene):
         self.is_idle = is_idle
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        return call.compute(call.values) if self.is_idle else super().change_call(call)
+        if self.is_idle:
+            return call.compute(call.values)
+        plain = type(self.intervention) is ZeroValue and self.zeroed.dtype == torch.bool and self.rows is None
+        if not (plain and call.explained and self.of_run.of_all_heads):
+            return super().change_call(call)
+        # One product of the weights in the place of two. Numbers are the same: 0 times a weight, or a value times 0.
+        return call.compute(call.values.masked_fill(self.zeroed[:, :1, :, None], 0))
 
     def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         changed = super().new_context(context, weights, values)
@@ -267,6 +284,11 @@ class ModelGates(ModelReplay):
 
     # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
     seen: Tensor | None = None
+
+    @property
+    def outermost(self) -> Sequence[nn.Module]:
+        """The modules that the clean pass called, without the modules inside them."""
+        return self._cache.outermost
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Gate values in this run of this attention, in these heads (None: all)."""

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar
 
+import torch
 from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
+from captum_vz._private import modules_of, own_modules
 from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
 from captum_vz.errors import ArgumentError
 
@@ -31,8 +33,8 @@ def logged(attribute: _Attribute) -> _Attribute:
             # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
             raise ArgumentError(
                 f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
-                "activations of a layer. Leave layer_attr_method None. To see which tokens carry a concept, pass its "
-                "vector to ValueZeroing: distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+                "activations of a layer. Leave layer_attr_method None, or pass a concept's vector to ValueZeroing: "
+                "distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
             )
         check_call(attribute, self.get_name(), args, kwargs)
         found = attribute(self, *args, **kwargs)
@@ -52,56 +54,30 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-# Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
-_NO_BASELINE = ("its scores compare with no reference input", None)
-_NO_PATH = ("its scores are no mean over steps or samples", None)
-_NO_MODEL = ("it runs no model", None)
-CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
-    "baselines": _NO_BASELINE,
-    "layer_baselines": _NO_BASELINE,
-    "n_steps": _NO_PATH,
-    "method": _NO_PATH,
-    "n_samples": _NO_PATH,
-    "stdevs": _NO_PATH,
-    "nt_samples": ("it adds no noise", "Pass it to NoiseTunnel(method).attribute"),
-    "internal_batch_size": ("the number of copies has another name", "Pass perturbations_per_eval"),
-    "return_convergence_delta": ("its scores need not sum to a change of the output", None),
-    "layer_mask": ("tokens are grouped by feature_mask", "Pass feature_mask"),
-    "sliding_window_shapes": ("each token is one feature", "Leave it out, or pass feature_mask for spans of tokens"),
-    "grad_kwargs": ("it passes no options to torch.autograd.grad", None),
-    "attention_mask": (
-        "this is an argument of forward_func",
-        "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args=(attention_mask,)",
-    ),
-    "attribute_to_layer_input": _NO_MODEL,
-    "perturbations_per_eval": _NO_MODEL,
-    "show_progress": _NO_MODEL,
+# Keywords of Captum's other methods, and what to do. The others have no meaning here.
+CAPTUM_KEYWORDS = {
+    **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
+    **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
+    "nt_samples": "Pass it to NoiseTunnel(method).attribute",
+    "internal_batch_size": "Pass perturbations_per_eval",
+    "layer_mask": "Pass feature_mask",
+    "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
 }
 
 
 def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`.
-
-    Args:
-        attribute: The method `attribute` of a class.
-        name: The name of the class, in words.
-        args: The positional arguments, without `self`.
-        kwargs: The keyword arguments.
-    """
+    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`, in a call of `attribute`."""
     takes = inspect.signature(attribute).parameters
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
     for keyword in () if open_ended else kwargs.keys() - takes.keys():
         if keyword in CAPTUM_KEYWORDS:
-            reason, remedy = CAPTUM_KEYWORDS[keyword]
-            if keyword == "internal_batch_size" and "perturbations_per_eval" not in takes:
-                reason, remedy = _NO_MODEL
-            raise ArgumentError(f"{name} takes no {keyword}, because {reason}. {remedy or f'Leave {keyword} out'}.")
+            raise ArgumentError(f"{name} takes no {keyword}. {CAPTUM_KEYWORDS[keyword]}.")
     second = args[1] if len(args) > 1 else None
     second = second[0] if isinstance(second, tuple) and second else second
     if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
         raise ArgumentError(
             f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
-            "an attention mask as additional_forward_args=(mask,), and baselines by keyword, if the method has any."
+            "an attention mask as additional_forward_args=(mask,)."
         )
 
 
@@ -109,6 +85,15 @@ def check_one_of(name: str, value: Any, *allowed: Any) -> None:
     """Refuse a value of an option that is not allowed. Options may be reassigned, so each use checks them again."""
     if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
         raise ArgumentError(f"{name} is {value!r}: pass {' or '.join(map(repr, allowed))}.")
+
+
+def check_gradients(name: str, model: Any = None) -> None:
+    """Refuse inference mode, and a model in train mode, in methods that need gradients."""
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(f"{name} needs gradients, but torch.inference_mode() is active. Use torch.no_grad().")
+    parts = modules_of(model) if isinstance(model, nn.Module) else []
+    if any(one.training for one in parts if not own_modules(one)):  # a wrapper may be in train mode alone
+        raise ArgumentError("The model is in train mode. Call model.eval() first.")
 
 
 def warn(message: str) -> None:

@@ -25,17 +25,16 @@ from captum_vz._engine import (
     attention_site,
 )
 from captum_vz._private import NullProgress, TargetType, progress
-from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_gradients, check_one_of, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import (
     Arguments,
     Inputs,
-    begins_with_padding,
     bind_forward,
     check_numbers,
     end_of_inputs,
 )
-from captum_vz.attr._call.further_calls import LayerTokens, LeftPadding, check_target
+from captum_vz.attr._call.further_calls import LayerTokens, check_target
 from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
@@ -161,8 +160,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
         if attribute_to_layer_input:
-            reason = "attributes to source tokens through the attention of the layer"
-            raise ArgumentError(f"{self.get_name()} {reason}: attribute_to_layer_input=True has no meaning here.")
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
 
     def _selected(self, wanted: WantedTokens, found: MapRun, arguments: Arguments) -> Tensor | list[Tensor]:
         """The wanted rows of each layer's last run."""
@@ -258,15 +256,7 @@ class MapRun:
 
 
 class MapPass:
-    """One forward pass of a method. Each map is computed when its layer returns.
-
-    Args:
-        method: The method.
-        wanted: The wanted rows.
-        arguments: The user's call.
-        layers: The layers.
-        find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention.
-    """
+    """One forward pass of a method. Each map is computed when its layer returns."""
 
     bar: Any  # the progress bar, while the pass runs
 
@@ -292,7 +282,6 @@ class MapPass:
         self.mixing = OtherMixing(method.forward_func, layers) if find_other_mixing else None
         self.runs = Runs(bind_forward(method.forward_func, *arguments[:2]), layers, arguments.run)
         self.readings = Readings()
-        self.padding: list[LeftPadding] = []
         self.warnings: list[list[str]] = []  # of each run of a layer
         self.tokens: dict[int, LayerTokens] = {}
         self.there: list[Tensor] = []
@@ -308,8 +297,7 @@ class MapPass:
         self.runs.note(record)
         record.inputs = self.arguments[:2]
         site = attention_site(record, self.attentions[record.index], method.accepts_streams)
-        if not self.padding and begins_with_padding(site):
-            self.padding.append(LeftPadding(site))
+        self.runs.note_padding(site)
         asked, real = self.begin(site)
         scores = method.layer_scores(site, asked)
         self.there.append(real)
@@ -344,7 +332,6 @@ class MapPass:
             self.warnings.append(asked.site.layer.warnings)
         self.readings.read()
         notes.extend(itertools.chain.from_iterable(self.warnings))
-        notes.extend(said for one in self.padding for said in one.warnings(method.forward_func, *self.arguments[:2]))
         if notes:
             warn(f"{method.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return MapRun(maps, self.tokens, output, self.mixing, self.there[0] if self.there else None)
@@ -359,14 +346,8 @@ def with_graph(
 ) -> EmbeddingLeaf:
     """`forward_func`, with the output of `embeddings`, or the input vectors of the stack, as the leaf of a graph."""
     if run:
-        raise ArgumentError(
-            f"run is {run}, but the graph of {name} starts at the first input. Pass run=0, or a forward_func that runs "
-            "the layers on one input only."
-        )
-    if torch.is_inference_mode_enabled():
-        raise ArgumentError(
-            f"{name} needs gradients, but torch.inference_mode() is active: use torch.no_grad() instead."
-        )
+        raise ArgumentError(f"run is {run}, but the graph of {name} starts at the first input. Pass run=0.")
+    check_gradients(name)
     return EmbeddingLeaf(forward_func, layers, embeddings)
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from captum.attr import PerturbationAttribution
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_vz._private import TargetType, format_output, forward_pre_hooks
+from captum_vz._private import TargetType, forward_pre_hooks
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
@@ -38,21 +38,12 @@ def of_maps(name: str) -> Any:
 
 
 def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
-    """Refuse layers if something other than attention mixes tokens in them or between them, or may do so.
-
-    Args:
-        name: The name of the method, in words.
-        layer: The layers.
-        run: Their maps. If `run.mixing` is None, other mixing was not searched.
-
-    Raises:
-        UnsupportedLayerError: There is other mixing, or it is unknown whether there is.
-    """
+    """Refuse layers if something other than attention mixes tokens in them or between them, or may do so."""
     if run.mixing is None:
         return
     layers = as_layers(layer)
     names = [f"{index} ({type(one).__name__})" for index, one in enumerate(layers)]
-    advice = "other_mixing='ignore' to treat it as acting on each token alone"
+    advice = "Pass other_mixing='ignore' to treat this as acting on each token alone"
     # Maps of different shapes, as in an encoder and its decoder, are not multiplied.
     shape = {index: one.shape for index, one in run.maps}
     pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
@@ -60,19 +51,17 @@ def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
         between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
         hooks = [hook for _, after in pairs for hook in list(forward_pre_hooks(layers[after]).values())]
         found = _some([getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks])
-        cause = f"the forward_pre_hook {found}" if hooks else "a recurrent or convolutional module"
+        cause = f"the forward_pre_hook {found}" if hooks else "an omitted layer, or a recurrent or convolutional module"
         raise UnsupportedLayerError(
-            f"{name} joins layers that follow each other, but something else runs between the layers {between}: the "
-            f"input of the second is not the output of the first. No map shows the effect of {cause}, or of an omitted "
-            f"layer. Pass all layers, or {advice}."
+            f"{name} joins layers that follow each other, but {cause}, runs between the layers {between}. {advice}, or "
+            "pass all layers."
         )
-    mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
-    unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
+    mixing = "mix their tokens in another way as well (a recurrent or convolutional module)"
+    unknown = "do not run on changed inputs, so they may mix their tokens in another way as well"
     for indices, what in ((run.mixing.mixers, mixing), (run.mixing.untested, unknown)):
         if indices:
             raise UnsupportedLayerError(
-                f"{name} joins maps of attention, but the layers {_some([names[index] for index in indices])} {what}. "
-                f"Pass {advice}."
+                f"{name}: the layers {_some([names[one] for one in indices])} {what}. {advice}."
             )
 
 
@@ -149,25 +138,20 @@ class MapAggregation(ForwardPassAttribution):
         """How much each output *token* of the last layer depends on each input token.
 
         Args:
-            inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
-                is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
+            inputs: See :meth:`LayerMaps.attribute`, which describes the arguments that have one short line here.
             target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
                 index names an output token, whose row is returned. If the output has no axis of the last layer's
                 tokens, pass `token`. If `maps` explain an output, `target` is the explained number.
-            additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
+            additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
                 to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
                 feature have its row and its score.
             attribute_to_layer_input: Must be False, because a map belongs to the attention of the layers.
-            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
-                scores are the same for any value. Methods that zero no values ignore this argument.
-            show_progress: Whether to show a progress bar, with one step for each layer.
-            token: The positions of the output tokens whose rows are returned, negative from the end. None: all tokens.
-                An int: this position in every example. A list or 1-D tensor: one position for each example. A tensor
-                `(batch, k)`, a list of lists or a slice: several rows, `(batch, k, in)`.
+            perturbations_per_eval: The number of sources that are zeroed at a time.
+            show_progress: Whether to show a progress bar.
+            token: The positions of the output tokens whose rows are returned. None: all tokens.
             all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
-            run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs: 0 for
-                the first, -1 for the last. None: several such inputs are refused.
+            run: The number of the explained input.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple if `inputs` is a
@@ -183,10 +167,7 @@ class MapAggregation(ForwardPassAttribution):
                 unchanged after an error.
         """
         if attribute_to_layer_input:
-            raise ArgumentError(
-                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
-                "Leave attribute_to_layer_input False."
-            )
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
         wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
@@ -198,7 +179,7 @@ class MapAggregation(ForwardPassAttribution):
                 check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
         else:
             wanted.check_without_output(self.get_name())
-        results = self._by_input(maps, found, arguments)
+        results = by_input(maps, inputs, run, self._stacks(found))
         return results if all_layers else results[-1]
 
     def join_run(
@@ -218,17 +199,9 @@ class MapAggregation(ForwardPassAttribution):
         self._check_options()
         return self._joined(run, WantedTokens.parse(token, None), feature_mask, all_layers)
 
-    def _by_input(self, maps: list[Tensor], found: MapRun, arguments: Arguments) -> list[Any]:
-        """Results in the form of the inputs. Without a model, the first input has all tokens."""
-        inputs, further, *_ = arguments
-        if not found.tokens:
-            return [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
-        sources, first = self._sources(found), found.tokens[found.maps[0][0]].tokens_first
-        return by_input(maps, self.forward_func, inputs, further, sources, tokens_first=first, run=arguments.run)
-
-    def _sources(self, run: MapRun) -> list[tuple[nn.Module, int | None]]:
-        """The layers whose sources are the columns of the result, see :func:`by_input`."""
-        return [(as_layers(self.layer)[0], None)]
+    def _stacks(self, run: MapRun) -> list[int]:
+        """The numbers of sources of several stacks, if the columns of the result are those of several."""
+        return []
 
     @abstractmethod
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
@@ -251,14 +224,12 @@ class MapAggregation(ForwardPassAttribution):
         check_one_of("other_mixing", self.other_mixing, "refuse", "ignore")
         if getattr(self.maps, "reduce_heads", "") is None:
             raise ArgumentError(
-                f"{self.get_name()} joins one map for each layer, but reduce_heads is None, which gives one for each "
-                "head. Choose a reduction, or join the maps of a head by captum_vz.functional.rollout."
+                f"{self.get_name()} joins one map for each layer, but reduce_heads is None. Choose a reduction."
             )
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
-                f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "
-                "sequence to another. Pass attention='self'. For cross-attention, use ValueZeroing or LayerAttention "
-                "for single layers, or ALTIPlus for an encoder and its decoder."
+                f"{self.get_name()} multiplies maps of self-attention, and those of other attentions lead from one "
+                "sequence to another. Pass attention='self', or use ALTIPlus for an encoder and its decoder."
             )
 
     def _joined(self, run: MapRun, wanted: WantedTokens, feature_mask: Any, all_layers: bool) -> list[Tensor]:
@@ -277,10 +248,7 @@ class MapAggregation(ForwardPassAttribution):
         """Refuse layers that are not listed in the order in which they run."""
         order = list(dict.fromkeys(index for index, _ in run.maps))
         if order != sorted(order):
-            raise ArgumentError(
-                f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which "
-                "they run."
-            )
+            raise ArgumentError(f"layer lists the layers in another order than {order}, in which they run. Sort them.")
 
     def _check(self, maps: list[Tensor]) -> None:
         """Refuse maps that cannot be joined."""

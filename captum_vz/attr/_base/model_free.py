@@ -15,10 +15,9 @@ from captum_vz.attr._base import Described, logged
 from captum_vz.attr._base.layer_maps import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, token_input
 from captum_vz.attr._call.layers import as_layers
-from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
-from captum_vz.functional.groups import numbered
 
 
 class ModelFreeAttribution(Described, Attribution):
@@ -121,14 +120,11 @@ class ModelFreeAttribution(Described, Attribution):
                 f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
                 f"for tokens and 0 for padding, ({batch}, {tokens})."
             )
-        features: Any = torch.arange(tokens, device="cpu")[None] if feature_mask is None else feature_mask
-        features = numbered(features)
-        fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
-        if not fits or features.is_floating_point():
-            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        mask_of_features = FeatureGroups(feature_mask).mask
+        features = torch.arange(tokens, device="cpu")[None] if mask_of_features is None else mask_of_features
+        if features.shape not in ((1, tokens), (batch, tokens)):
             raise ArgumentError(
-                f"feature_mask is {shown}: pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for "
-                "tokens that belong together."
+                f"feature_mask is {tuple(features.shape)}: pass integers (1, {tokens}) or ({batch}, {tokens})."
             )
         rows, there = text.detach().cpu(), mask.detach().cpu().bool()
         features = features.detach().cpu().expand(batch, tokens)

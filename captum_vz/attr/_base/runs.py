@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -13,22 +13,21 @@ from torch import Tensor, nn
 
 from captum_vz._engine import (
     LAYER_ERRORS,
-    LayerPass,
+    AttentionSite,
     LayerRecord,
     ModelReplay,
     ReturnedTensor,
     attention_site,
     check_no_dropout,
-    find_layers,
-    first_module_holding,
     first_tensor,
     given_states,
     is_half,
     random_states,
 )
+from captum_vz._private import modules_of
 from captum_vz.attr._base import warn
 from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
-from captum_vz.attr._call.further_calls import LeftPadding, model_of
+from captum_vz.attr._call.further_calls import model_of, stack_of
 from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -45,7 +44,7 @@ class Runs:
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
         output: What the pass returned, if scores depend on it. None: they do not.
-        warnings: The warnings about random numbers, known after :meth:`checked`.
+        warnings: The warnings about random numbers and padding, known after :meth:`checked`.
     """
 
     output: Any = None
@@ -56,8 +55,10 @@ class Runs:
         self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
         self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
-        self._attention_modules: dict[int, nn.Module] = {}
-        self._last = _Last()
+        self._attention_module: nn.Module | None = None
+        self._padded = 0  # how many examples begin with padding that may count as positions
+        self._last: ReturnedTensor | None = None  # what the layer that ran last returned
+        self._led: set[int] = set()  # the layers that led to it
         self._random = random_states()
         self._draws = False  # whether random numbers were drawn before the last layer returned
         self.warnings: list[str] = []
@@ -70,14 +71,18 @@ class Runs:
         """
         if record.index == len(self._layers) - 1:  # to compare takes longer than most of what is done for a layer
             self._draws = self._draws or self._random != random_states()
-        if is_attention_module(record):
-            self._attention_modules[record.index] = self._layers[record.index]
-        last, output = self._last, first_tensor(record.output)
-        led = last.led if last.output is not None and record.is_given(last.output) else set()
+        if record.name.lower().endswith(("attention", "attn")):
+            self._attention_module = self._layers[record.index]
+        output = first_tensor(record.output)
+        led = self._led if self._last is not None and record.is_given(self._last) else set()
         if record.number and record.index not in led:
             self._unclear.add(record.index)
-        last.led = {record.index} | led
-        last.output = None if output is None else ReturnedTensor(output)
+        self._led = {record.index} | led
+        self._last = None if output is None else ReturnedTensor(output)
+
+    def note_padding(self, site: AttentionSite) -> None:
+        """Note examples that begin with padding."""
+        self._padded = self._padded or begins_with_padding(site)
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
@@ -93,18 +98,28 @@ class Runs:
             self._refuse_unrelated()
             raise
         finally:
-            self._last = _Last()  # which holds a layer's output
+            self._last = None
         self._refuse_unrelated()
         if self._draws or (self.output is not None and self._random != random_states()):
             self._note_random_numbers()
-        if whole_blocks and self._attention_modules:
-            refuse_attention_modules(self._forward, list(self._attention_modules.values()))
+        if self._padded and (table := table_of_positions(self._model())):
+            self.warnings.append(
+                f"{self._padded} example(s) begin with padding, which the model counts as positions if {table} counts "
+                "them from the first token. Pass position_ids=(attention_mask.cumsum(1) - 1).clamp(0), or pad on the "
+                "right; captum_vz.verify compares the two"
+            )
+        if whole_blocks and self._attention_module is not None:
+            refuse_attention_module(self._model(), self._attention_module)
+
+    def _model(self) -> nn.Module:
+        """The outermost module that contains the first layer, or this layer."""
+        with suppress(*LAYER_ERRORS):  # a function may run once only
+            return model_of(None, self._forward, self._layers[0])
+        return self._layers[0]
 
     def _note_random_numbers(self) -> None:
         """Refuse dropout in train mode, and warn of other random numbers."""
-        model = self._layers[0]
-        with suppress(*LAYER_ERRORS):  # a function may run once only
-            model = model_of(None, self._forward, model)
+        model = self._model()
         check_no_dropout(model)
         trained = next((name or type(model).__name__ for name, one in model.named_modules() if one.training), None)
         self.warnings.append(
@@ -122,8 +137,7 @@ class Runs:
             if len(next(self._chains(clean[index], index))) < count:
                 raise RefusedError(
                     f"forward_func ran {self._names[index]} {count} times, on inputs that are not related (the texts "
-                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
-                    "last, or a forward_func that runs the layer once."
+                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these, run=-1 for the last."
                 )
 
     def _choose(self, run: int) -> list[list[int]]:
@@ -132,7 +146,7 @@ class Runs:
         if len(counts) > 1 or not -counts[0] <= run < counts[0]:
             raise ArgumentError(
                 f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} input(s) that are "
-                "not related. Pass an index below this number, and layers that run equally often."
+                "not related. Pass an index below this number."
             )
         return [one[run] for one in chains]
 
@@ -146,22 +160,13 @@ class Runs:
             moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
             if moved and moved[0] <= first:
                 raise RefusedError(
-                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers. "
-                    "So it is unknown which runs are related. Pass a forward_func that computes the same in "
-                    "each call, or that runs the layer once."
+                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers, so "
+                    "it is unknown which runs are related. Pass a forward_func that computes the same in each call."
                 )
             # A run on another number of tokens is a chain of its own, as when a model generates token by token.
             chain = [first, *(run for run in later if run in moved and _size(clean[run]) == _size(clean[first]))]
             yield chain
             rest = [run for run in rest if run not in chain]
-
-
-class _Last(threading.local):
-    """The output of the layer that ran last in a thread, and the layers that led to it. Replicas run in threads."""
-
-    def __init__(self) -> None:
-        self.output: ReturnedTensor | None = None
-        self.led: set[int] = set()
 
 
 def _differ(one: Tensor | None, other: Tensor | None) -> bool:
@@ -174,63 +179,24 @@ def _size(states: Tensor | None) -> tuple[int, ...]:
     return () if states is None else tuple(states.shape)
 
 
-def is_attention_module(record: LayerRecord) -> bool:
-    """Whether a layer calls the attention function itself, or is named after attention."""
-    named = record.name.lower().endswith(("attention", "attn"))
-    return named or any(one.module is record.layer for one in record.attentions)
+def refuse_attention_module(model: nn.Module, layer: nn.Module) -> None:
+    """Refuse an attention module of a block, because its output is not yet the output of its block."""
+    block = next(one for one in stack_of(layer, model) if layer in modules_of(one))
+    if block is not layer:
+        raise UnsupportedLayerError(
+            f"The layer {type(layer).__name__} is the attention module of a {type(block).__name__}, so its map differs "
+            "from the map of the block. Pass the whole block, as captum_vz.find_layers(model) returns it."
+        )
 
 
-def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> None:
-    """Refuse attention modules of a block that can be explained. `forward` is called twice.
-
-    Blocks with three attentions (SAM) cannot be explained, so their attention modules are accepted as layers.
-
-    Raises:
-        UnsupportedLayerError: The output of a layer is not yet the output of its block.
-    """
-    roots: list[nn.Module] = []
-    with torch.no_grad(), first_module_holding(layers, roots.append):
-        forward()
-
-    @cache  # most layers are in one stack
-    def blocks_of(path: str, stack: str | None) -> list[nn.Module]:
-        with suppress(RefusedError):
-            return find_layers(roots[0].get_submodule(path), stack)
-        return []
-
-    for layer in layers:
-        block = _block_of(roots[0], layer, blocks_of) if roots else None
-        if block is not None and _is_explained(forward, block):
-            raise UnsupportedLayerError(
-                f"The layer {type(layer).__name__} is the attention module of a {type(block).__name__}. Its output "
-                "lacks the feed-forward module and often the residual connection, so its map differs from the map of "
-                "the block. Pass the whole block, as captum_vz.find_layers(model) returns it."
-            )
-
-
-def _block_of(root: nn.Module, layer: nn.Module, blocks_of: Callable[..., list[nn.Module]]) -> nn.Module | None:
-    """The block of a stack in `root` that contains `layer` as a part, or None."""
-    path = next((name for name, module in root.named_modules() if module is layer), "").split(".")
-    for depth in range(len(path)):
-        for stack in (None, "encoder", "decoder"):
-            blocks = blocks_of(".".join(path[:depth]), stack)
-            if any(block is layer for block in blocks):
-                return None
-            for block in blocks:
-                if any(part is layer for part in block.modules()):
-                    return block
+def table_of_positions(model: nn.Module) -> str | None:
+    """The name of an embedding of positions that may count them from the first token. None: there is none."""
+    for name, one in model.named_modules():
+        named = isinstance(one, nn.Embedding) and ("pos" in name.lower() or name.endswith("wpe"))
+        # With an index of padding, positions are counted from the ids. Others are counted from the mask.
+        if named and one.padding_idx is None and "attention_mask" not in signature(one.forward).parameters:
+            return name
     return None
-
-
-def _is_explained(forward: Callable[[], Any], block: nn.Module) -> bool:
-    def find(record: LayerRecord) -> Tensor:
-        attention_site(record, "self", streams=True)
-        return torch.empty(0)
-
-    with suppress(RefusedError):
-        LayerPass([block], find).run(forward)
-        return True
-    return False
 
 
 HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
@@ -244,14 +210,12 @@ class CleanPass(NamedTuple):
         members: The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers.
         end: Where padding begins that the model itself added. None: it added none.
         dtypes: The dtypes that numbers of the model are rounded to.
-        tokens_first: Whether the tensors of the first layer are `(tokens, batch, d)`.
     """
 
     output: Any
     members: Tensor
     end: int | None
     dtypes: list[torch.dtype]
-    tokens_first: bool
 
 
 def run_clean(
@@ -266,18 +230,13 @@ def run_clean(
     heads: Heads | Sequence[Heads],
     run: int | None,
 ) -> CleanPass:
-    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings.
-
-    Raises:
-        RefusedError: See :class:`~captum_vz.ValueZeroingEffect`.
-    """
+    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings."""
     check_no_cache(inputs, further)
     layers = model.layers
     attentions = attentions_of_layers(attention, layers)
     notes: list[str] = []
     dtypes: list[torch.dtype] = []
     ends: list[int | None] = []
-    orders: list[bool] = []
 
     def compute(record: LayerRecord) -> Tensor:
         runs.note(record)
@@ -286,14 +245,12 @@ def run_clean(
         if site.windows is not None or site.is_reordered():
             raise UnsupportedLayerError(
                 f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                f"{name} cannot zero values. Use ValueZeroing for the maps of such layers. If a part of the layer "
-                "projects its tokens in their order, name this part, such as values=layer.attn.to_v."
+                f"{name} cannot zero values. Name the part that projects values, such as values=layer.attn.to_v, or "
+                "use ValueZeroing."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
-        if not padding and begins_with_padding(site):
-            padding.append(LeftPadding(site))
+        runs.note_padding(site)
         ends.append(end_of_inputs(site, inputs))
-        orders.append(site.attention.tokens_first)
         half = is_half(record)
         notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
         dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
@@ -301,22 +258,18 @@ def run_clean(
         return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
     forward = bind_forward(forward_func, inputs, further)
-    runs, padding = Runs(forward, layers, run), list[LeftPadding]()
+    runs = Runs(forward, layers, run)
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
         runs.output = output
     notes.extend(runs.warnings)
-    notes.extend(said for one in padding for said in one.warnings(forward_func, inputs, further))
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")
-    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes, orders[0])
+    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes)
 
 
 def _members(groups: list[Tensor]) -> Tensor:
     shapes = {tuple(one.shape) for one in groups}
     if len(shapes) != 1:
-        raise ArgumentError(
-            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
-            "together only where their tokens are the same: pass layers of one stack."
-        )
+        raise ArgumentError(f"The layers' attentions have different sources: {sorted(shapes)}. Pass one stack.")
     return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)

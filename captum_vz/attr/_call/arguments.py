@@ -18,8 +18,8 @@ from captum_vz._engine import AttentionSite, caches_in, is_out_of_memory, with_o
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
-    own_buffers,
     run_forward,
+    tree_leaves,
     tree_map,
 )
 from captum_vz.errors import ArgumentError, RefusedError
@@ -56,18 +56,13 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
         forward_func = forward_func.module
     if isinstance(inputs, Mapping):
         if additional_forward_args is not None:
-            raise ArgumentError(
-                "inputs is a mapping, so its entries are passed by keyword: put further arguments into it, and leave "
-                "additional_forward_args None."
-            )
+            raise ArgumentError("inputs is a mapping, so put additional_forward_args into it, by their names.")
         tensors = {str(name): value for name, value in inputs.items()}
         check_inputs(inputs)
         _refuse_empty(tensors.values())
         return _explained(partial(forward_func, **tensors), inputs)
     if inputs is None:
-        raise ArgumentError(
-            "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
-        )
+        raise ArgumentError("inputs is None: pass what forward_func takes.")
     check_inputs(inputs)
     formatted = format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
@@ -130,7 +125,7 @@ def explain_error(error: Exception, tokens: Any) -> None:
     """
     if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
         return
-    if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):
+    if reason := _too_long(error, tokens) or _wrong_ids(error) or _no_batch(tokens):
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
@@ -143,90 +138,41 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
         traceback = traceback.tb_next
 
 
-def _wrong_ids(error: BaseException, tokens: Any) -> str | None:
+def _wrong_ids(error: BaseException) -> str | None:
     """The mistake in the ids that torch's embedding was given when the error was raised. None: no mistake."""
     for frame in _frames(error):
-        if frame.f_code is not embedding.__code__:
-            continue
-        ids, weight = frame.f_locals["input"], frame.f_locals["weight"]
-        if not (isinstance(ids, Tensor) and isinstance(weight, Tensor) and ids.numel() and ids.device.type == "cpu"):
-            continue
-        if ids.is_floating_point():
-            return f"An Embedding was given {ids.dtype}: pass token ids as integers, or embeddings as inputs_embeds"
-        low, high, size = int(ids.min()), int(ids.max()), len(weight)
-        if low < 0 or high >= size:
-            given = isinstance(tokens, Tensor) and tokens.shape == ids.shape and bool((tokens == ids).all())
-            if ids.shape[-1] == high - low + 1 and bool((ids.diff() == 1).all()) and low >= 0 and not given:
-                return _longer(high - low + 1, size - low, "the model")
-            return (
-                f"An Embedding of {size} entries was given ids from {low} to {high}: pass ids of the model's own "
-                "tokenizer, and no more tokens than the model has positions"
-            )
+        if frame.f_code is embedding.__code__:
+            ids, size = frame.f_locals["input"], len(frame.f_locals["weight"])
+            if ids.numel() and not ids.is_floating_point() and (ids.min() < 0 or ids.max() >= size):
+                return (
+                    f"An Embedding of {size} entries was given ids from {ids.min()} to {ids.max()}. Pass ids of the "
+                    "model's own tokenizer, and no more tokens than the model has positions"
+                )
     return None
 
 
 def _too_long(error: BaseException, tokens: Any) -> str | None:
-    """That a model has fewer positions than tokens, if its error names the size of its table of positions."""
-    if not isinstance(tokens, Tensor) or tokens.dim() not in ((3,) if tokens.is_floating_point() else (2, 3)):
+    """That there are more tokens than positions, if an error was raised in a model whose config names their number."""
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         return None
     count = tokens.shape[1 if tokens.is_floating_point() else -1]  # ids of choices are (batch, choices, tokens)
-    named = {int(number) for number in re.findall(r"\d+", str(error))}
-    for module in reversed(_modules(error)):
-        for size, allowed in _position_tables(module):
-            if size in named and allowed < count:
-                return _longer(count, allowed, type(module).__name__)
-    return None
-
-
-def _modules(error: BaseException) -> list[nn.Module]:
-    """The modules in which an error was raised, the outermost first."""
     modules = (frame.f_locals.get("self") for frame in _frames(error))
-    return [one for one in modules if isinstance(one, nn.Module)]
-
-
-def _position_tables(module: nn.Module) -> Iterator[tuple[int, int]]:
-    """The sizes of a module's tables of positions, and how many tokens each allows. The smallest number comes first."""
-    found = []
-    for name, one in (*module.named_children(), *own_buffers(module).items(), *vars(module).copy().items()):
-        if "pos" not in name.lower():
-            continue
-        if isinstance(one, nn.Embedding):  # positions of padding come first
-            before = 0 if one.padding_idx is None else one.padding_idx + 1
-            found.append((one.num_embeddings, one.num_embeddings - before))
-        elif isinstance(one, Tensor) and one.dim():
-            size = one.shape[0] if one.is_floating_point() else one.shape[-1]
-            found.append((size, size))
-    config = getattr(module, "config", None)
-    fields = {} if config is None else vars(config)
-    limits = (value for name, value in fields.items() if re.search("position|seq_len", name))
-    found += [(value, value) for value in limits if type(value) is int]
-    yield from sorted(found, key=lambda pair: pair[1])
-
-
-def _longer(count: int, allowed: int, kind: str) -> str:
+    configs = [getattr(one, "config", None) for one in modules if isinstance(one, nn.Module)]
+    fields = {name: value for one in configs if one is not None for name, value in vars(one).items()}
+    limits = [fields[name] for name in fields if re.fullmatch(r"max_(\w+_)?position\w+|n_positions|max_seq_len", name)]
+    below = [limit for limit in limits if type(limit) is int and limit < count]
+    if not below:
+        return None
     return (
-        f"The inputs have {count} tokens, but {kind} has {allowed} positions: pass at most {allowed} tokens, such as "
-        f"tokenizer(text, truncation=True, max_length={allowed}, return_tensors='pt')"
+        f"The inputs have {count} tokens, but the model has {max(below)} positions. Pass fewer tokens, such as "
+        "tokenizer(text, truncation=True, return_tensors='pt')"
     )
 
 
-def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
-    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
-    if not isinstance(tokens, Tensor):
+def _no_batch(tokens: Any) -> str | None:
+    if not isinstance(tokens, Tensor) or tokens.dim() > 1:
         return None
-    shape = tuple(tokens.shape)
-    if tokens.dim() <= 1:
-        return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
-    modules = _modules(error)
-    # Sound has the axes (batch, samples), and ids of choices (batch, choices, tokens).
-    of_text = {getattr(one, "main_input_name", "input_ids") for one in modules} <= {"input_ids", "inputs_embeds"}
-    if not modules or not of_text or "MultipleChoice" in type(modules[0]).__name__:
-        return None
-    if tokens.dim() == 2 and tokens.is_floating_point():
-        return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
-    if tokens.dim() > 2 and not tokens.is_floating_point():
-        return f"inputs is {shape}, but token ids have two axes: pass (batch, tokens)"
-    return None
+    return f"inputs is {tuple(tokens.shape)}, without an axis for the batch. Pass (batch, tokens), such as inputs[None]"
 
 
 def check_no_cache(inputs: Any, further: Any) -> None:
@@ -283,8 +229,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
     The layer's record is given a warning for padding that no mask hides, and for tokens that the inputs lack.
 
     Raises:
-        ArgumentError: The attention has other examples than the inputs, such as one part of a batch. Or `token` was
-            passed, and the model adds tokens (prompt tuning), so it is unknown whether `token` counts these.
+        ArgumentError: The attention has other examples than the inputs, such as one part of a batch.
     """
     text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
     if not isinstance(text, Tensor):
@@ -300,59 +245,47 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
     if site.layer.index == 0 and (not isinstance(inputs, tuple) or len(inputs) == 1):
         site.layer.warnings.extend(_seen_padding(site, inputs, text))
     if known and text.dim() < 4 and end is None:
-        site.layer.warnings.extend(_added_tokens(site, inputs, token))
+        site.layer.warnings.extend(_added_tokens(site, inputs, text, token))
     return end
 
 
-def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
-    """A warning if a layer has more tokens than the inputs, or than the text that comes with an image.
-
-    An error if `token` may count these or not.
-    """
+def _added_tokens(site: AttentionSite, inputs: Inputs, text: Tensor, token: Any) -> list[str]:
+    """A warning if rows, columns and `token` count tokens that the inputs, or the text beside an image, lack."""
     named: dict[Any, Any] = dict(inputs) if isinstance(inputs, Mapping) else {}
-    given = list(named.values()) if named else list(inputs) if isinstance(inputs, tuple) else [inputs]
-    tensors = [x for x in given if isinstance(x, Tensor) and x.dim() > 1]
-    text = token_input(inputs)
-    # Layers over images or over a decoder's tokens have other tokens.
+    tensors = [x for x in tree_leaves(named or inputs) if isinstance(x, Tensor) and x.dim() > 1]
+    lengths, count = {x.shape[1] for x in tensors}, site.shape.out
+    # Layers over a decoder's tokens have other tokens. Inputs in a tuple that have other lengths are other sequences.
     others = "decoder_input_ids" in named or len(site.layer.attentions) > 1 or site.attention.tokens_first
-    lengths = {x.shape[1] for x in tensors}
-    # Inputs in a tuple that have other lengths are other sequences.
-    others = others or (isinstance(inputs, tuple) and len(lengths) > 1)
-    count = site.shape.out
-    if others or any(x.is_floating_point() for x in tensors if x is not text):
-        beside = text is not None and not text.is_floating_point() and text.dim() == 2 and text.shape[1] < count
-        if others or token is None or not beside:
+    if others or (isinstance(inputs, tuple) and len(lengths) > 1):
+        return []
+    length, sources = max(lengths), site.shape.sources + site.dropped_sources
+    if any(x.is_floating_point() for x in tensors if x is not text):  # an image
+        if token is None or text.is_floating_point():
             return []
-        return [
-            f"token is {token!r} and counts the {count} tokens of {site.layer.name}, not the {text.shape[1]} of the "
-            "text: those of another input may come before or after them"
-        ]
-    length = max(lengths)
-    # Transformers 5.24 renamed the argument.
-    cached = any(named.get(name) is not None for name in ("cache", "past_key_values"))
-    sources = count if cached else site.shape.sources + site.dropped_sources
+        length, sources = text.shape[1], count
+    elif any(named.get(name) is not None for name in ("cache", "past_key_values")):  # renamed by transformers 5.24
+        sources = count
     if max(count, sources) <= length:
         return []
-    shown = f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens"
-    if token is not None and count > length:
-        raise ArgumentError(
-            f"token is {token!r}, but {shown}. The model adds tokens (prompt tuning, [CLS], another input), and it is "
-            "unknown where. Leave token None, and take the row from the map of all of the layer's tokens."
-        )
     return [
-        f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix, "
-        "another input)"
+        f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens. Rows, "
+        "columns and token count those that the model or its cache adds (prompt tuning, a prefix, an image)"
     ]
 
 
-def begins_with_padding(site: AttentionSite) -> bool:
-    """Whether padding stands on the left of an example of the first layer's tokens, which are those of the inputs."""
+def begins_with_padding(site: AttentionSite) -> int:
+    """How many examples of the first layer's tokens begin with padding, if the call names no positions."""
     record, mask = site.layer, site.target_mask
-    # Behind an encoder or a cache, the inputs hold other tokens as well.
+    inputs, further = record.inputs
+    # After an encoder or a cache, the inputs hold other tokens as well.
     others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
-    if record.index or others or not record.states:
-        return False
-    return bool((~mask[:, 0] & mask.any(1)).any()) and record.states[0].shape[:2] == mask.shape
+    count = 0 if record.index or others else int((~mask[:, 0] & mask.any(1)).sum())
+    if not count or has_cache(inputs, further):
+        return 0
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    known = (x for x in tree_leaves((inputs, further)) if isinstance(x, Tensor) and x.shape == mask.shape)
+    named = isinstance(inputs, Mapping) and inputs.get("position_ids") is not None
+    return 0 if named or any((x.to(mask.device) == positions)[mask].all() for x in known) else count
 
 
 def _seen_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:

@@ -1,9 +1,9 @@
-"""What a further call of the model shows: whether padding moves tokens, and whether an output has their axis."""
+"""What a further call of the model shows: which module it runs, and whether its output has the axis of tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +13,6 @@ from torch import Tensor, nn
 
 from captum_vz._engine import (
     AttentionHandler,
-    AttentionSite,
-    LayerPass,
-    LayerRecord,
-    attention_site,
     find_layers,
     first_module_holding,
     first_tensor,
@@ -30,7 +26,6 @@ from captum_vz._private import modules_of, tree_leaves, tree_map, uncompiled
 from captum_vz.attr._call.arguments import (
     MODEL_ERRORS,
     Arguments,
-    begins_with_padding,
     bind_forward,
     has_cache,
     token_input,
@@ -40,124 +35,8 @@ from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError
 
 
-def map_tensors(change: Callable[[Tensor, str], Tensor], value: Any, name: str = "") -> Any:
-    """Apply `change` to each tensor of the inputs, with its name in a mapping."""
-    if isinstance(value, Tensor):
-        return change(value, name)
-    if isinstance(value, tuple):
-        return tuple(map_tensors(change, one) for one in value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(change, one, str(key)) for key, one in value.items()}
-    return value
-
-
-def tokens_of_example(inputs: Any, mask: Tensor, index: int, places: Tensor) -> Any:
-    """One example of the inputs, with the tokens at `places` in this order. `mask` has the shape `(batch, tokens)`."""
-
-    def change(x: Tensor, _: str) -> Tensor:
-        if x.shape[:2] == mask.shape:
-            return x[index : index + 1, places.to(x.device)]
-        return x[index : index + 1] if x.dim() and len(x) == len(mask) else x
-
-    return map_tensors(change, inputs)
-
-
-class LeftPadding:
-    """Whether padding on the left changes the vectors that the first explained layer is given.
-
-    It is made while this layer runs, see :func:`begins_with_padding`. No model is known by its name: after the pass,
-    one example is run without its padding, up to the layer, and its vectors are compared.
-    """
-
-    def __init__(self, site: AttentionSite) -> None:
-        self._layer = site.layer.layer
-        self._mask = site.target_mask.clone()  # which tokens are no padding, (batch, tokens)
-        self._states = site.layer.states[0].clone()
-
-    def warnings(self, forward_func: Callable[..., Any], inputs: Any, further: Any) -> list[str]:
-        """A warning if the vectors of tokens change with the padding, and if another form of the inputs mends this."""
-        if has_cache(inputs, further):
-            return []
-        layer, mask, states = self._layer, self._mask, self._states
-        padding = (mask.cumsum(1) == 0).sum(1) * mask.any(1)
-        index = int(padding.argmax())
-        kept, order = mask[index].nonzero()[:, 0], (~mask[index]).int().argsort(stable=True)
-        padded, given = states[index, kept], (inputs, further)
-
-        def vectors(places: Tensor, **more: Tensor) -> Tensor | None:
-            """The vectors of the example's tokens, if its inputs stand at these places."""
-            some, others = tokens_of_example(given, mask, index, places)
-            some = {**some, **more} if more else some
-            found = _given_to(layer, forward_func, some, others)
-            fits = found is not None and found.shape[:2] == (1, len(places))
-            return found[0, torch.isin(places, kept)] if found is not None and fits else None
-
-        alone = vectors(kept)
-        if alone is None or not (change := _change(padded, alone)):
-            return []
-        remedies = []
-        if isinstance(inputs, Mapping):
-            positions = (mask[index : index + 1].cumsum(1) - 1).clamp_min(0)
-            if _agree(vectors(torch.arange(len(order), device=order.device), position_ids=positions), alone):
-                remedies.append("pass position_ids=(attention_mask.cumsum(1) - 1).clamp(0)")
-        if _agree(vectors(order), alone):
-            remedies.append("pad on the right")
-        if not remedies:  # something else than the positions
-            return []
-        reason = ", because it counts padding as positions" if "position_ids" in remedies[0] else ""
-        return [
-            f"{int((padding > 0).sum())} example(s) begin with padding, and the model gives {type(layer).__name__} "
-            f"other vectors of their tokens than without padding{reason}. They differ by {change:.2g} of the largest "
-            f"entry. The maps are those of this call. For the maps of the text alone, {', or '.join(remedies)}"
-        ]
-
-
-def left_padding(forward_func: Callable[..., Any], inputs: Any, further: Any, layer: nn.Module) -> list[str]:
-    """The warning of `LeftPadding` for a call and one layer."""
-    found: list[LeftPadding] = []
-
-    def note(record: LayerRecord) -> Tensor:
-        site = attention_site(record, "self")
-        if not found and begins_with_padding(site):
-            found.append(LeftPadding(site))
-        return torch.empty(0)
-
-    LayerPass([layer], note).run(bind_forward(forward_func, inputs, further))
-    return [said for one in found for said in one.warnings(forward_func, inputs, further)]
-
-
 class _Seen(Exception):  # noqa: N818 - no error: it ends a call of the user's function
     """What was looked for has been seen."""
-
-
-def _given_to(layer: nn.Module, forward_func: Callable[..., Any], inputs: Any, further: Any) -> Tensor | None:
-    """The vectors that a layer is given in its first run. None: the model does not run on such inputs."""
-    found: list[Tensor] = []
-
-    def stop(record: LayerRecord) -> Tensor:
-        found.extend(x.clone() for x in record.states[:1])
-        raise _Seen
-
-    try:
-        repeated(lambda: LayerPass([layer], stop).run(bind_forward(forward_func, inputs, further)))
-    except _Seen:
-        pass
-    except (*MODEL_ERRORS, AssertionError) as error:
-        if is_out_of_memory(error):
-            raise
-    return found[0] if found else None
-
-
-def _change(found: Tensor, expected: Tensor) -> float:
-    """The largest difference of vectors, as a share of their largest entry. 0: it is rounding."""
-    largest = expected.abs().amax().clamp_min(torch.finfo(found.dtype).tiny)
-    share = float((found - expected).abs().amax() / largest)
-    # Models of any precision may rotate queries and keys in float32.
-    return share if share > max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5 else 0.0
-
-
-def _agree(found: Tensor | None, expected: Tensor) -> bool:
-    return found is not None and not _change(found, expected)
 
 
 # The noise in a token, as a multiple of the mean absolute value of its entries.
@@ -195,14 +74,6 @@ def check_target(
 
     The axis may be as long by chance: an encoder and its decoder often have equally many tokens. The structure of many
     library models shows what the axis is. Any other `forward_func` is called once more, with noise in the wanted token.
-
-    Args:
-        wanted: The rows, and the target that they were read from.
-        output: What `forward_func` returned.
-        tokens: The output tokens of the explained layers.
-        forward_func: The user's function.
-        arguments: The arguments of `attribute`.
-        name: The name of the method.
     """
     for count in dict.fromkeys(one.count for one in tokens):
         wanted.check(output, count, name)
@@ -220,10 +91,8 @@ def check_target(
         if alone and not noise_after(next(n for n, one in enumerate(stack) if first.layer in modules_of(one))):
             raise ArgumentError(
                 f"target is {wanted.target!r}, but it is not shown that axis 1 of the output {tuple(clean.shape)} has "
-                f"the tokens of the layer {type(first.layer).__name__}: noise in this token after the layer's stack "
-                "does not change this entry of the axis alone. An encoder may have as many tokens as its decoder. Pass "
-                "token= for a row of this layer. For a token of the decoder, pass a layer of the decoder, with "
-                "attention='cross' to see the encoder's tokens. ValueZeroingEffect explains the output at target."
+                f"the tokens of the layer {type(first.layer).__name__}: noise in this token does not change this entry "
+                "alone. Pass token= for a row of this layer; an encoder may have as many tokens as its decoder."
             )
         # All layers of a stack have the same tokens.
         members = [first.layer] if alone else stack

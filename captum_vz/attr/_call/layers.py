@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import ValueProjection, find_layers
@@ -31,19 +30,8 @@ FORMS = (
 def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
     if hasattr(forward_func, "convert_tokens_to_ids"):
-        raise ArgumentError(
-            f"forward_func is a tokenizer ({type(forward_func).__name__}): pass the model, and the tokenizer's output "
-            "as inputs of attribute."
-        )
-    if isinstance(forward_func, torch.export.ExportedProgram):
-        raise ArgumentError("forward_func is an ExportedProgram of torch.export: pass the model before it was traced.")
-    if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
-        traced = isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule))
-        if traced and set(modules_of(forward_func)).isdisjoint(layers):
-            raise ArgumentError(
-                f"forward_func is a {type(forward_func).__name__} of torch.jit, torch.export or torch.fx, which runs "
-                "none of the layers: pass the model before it was traced."
-            )
+        found = f"a tokenizer ({type(forward_func).__name__})"
+    elif isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
         larger = next((one for one in layers if one is not forward_func and forward_func in modules_of(one)), None)
         if larger is None:
             return
@@ -92,57 +80,29 @@ def as_layers(layer: Any) -> list[nn.Module]:
         )
     walks = [modules_of(entry) for entry in layers]
     check_readable(walks)
-    check_no_embeddings(walks)
     if len({id(entry) for entry in layers}) != len(layers):
-        raise ArgumentError(
-            "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
-            "runs several times in a pass."
-        )
+        raise ArgumentError("layer lists a module more than once. List each once, also if it runs several times.")
     parts = {id(module) for walk in walks for module in walk[1:]}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
-        raise ArgumentError(
-            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either the modules or "
-            "their parts, in separate calls."
-        )
+        raise ArgumentError(f"layer lists parts of others in it: {', '.join(inside)}. Pass them in separate calls.")
     # A compiled layer wraps the module that runs.
     return [uncompiled(entry) for entry in layers]
 
 
+# Classes of layers that cannot be explained.
+_UNREADABLE = {
+    "ScriptModule": "was compiled by torch.jit, so its attention cannot be read. Pass the model before that",
+    "FSDPModule": "is sharded by FSDP, so it has no parameters when it runs again. Load the model without sharding",
+}
+
+
 def check_readable(walks: Sequence[list[nn.Module]]) -> None:
-    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2).
-
-    Each layer comes with its submodules, after it.
-    """
-    classes = {cls for walk in walks for kind in set(map(type, walk)) for cls in kind.__mro__}
-    if torch.jit.ScriptModule not in classes and all(cls.__name__ != "FSDPModule" for cls in classes):
-        return
-    for walk in walks:
-        for module in walk:
-            kind = type(walk[0]).__name__
-            if isinstance(module, torch.jit.ScriptModule):
-                raise UnsupportedLayerError(
-                    f"The layer {kind} was compiled by torch.jit (TorchScript), so its attention cannot be read: pass "
-                    "the model before torch.jit.script or torch.jit.trace."
-                )
-            if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
-                raise UnsupportedLayerError(
-                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again. "
-                    "Load the model without sharding, or spread its layers over devices by device_map='auto'."
-                )
-
-
-def check_no_embeddings(walks: Sequence[list[nn.Module]]) -> None:
-    """Refuse embeddings, which are the layers of Captum's gradient methods on text."""
-    for walk in walks:
-        layer, named = walk[0], "embed" in type(walk[0]).__name__.lower()
-        named = named and not any("att" in type(one).__name__.lower() for one in walk)
-        if isinstance(layer, nn.Embedding) or (named and any(isinstance(one, nn.Embedding) for one in walk)):
-            raise ArgumentError(
-                f"layer is an embedding ({type(layer).__name__}), which has no attention: pass Transformer layers, as "
-                "captum_vz.find_layers(model) returns them. Captum's own methods explain embeddings: "
-                "TokenAttribution(model, LayerIntegratedGradients, tokenizer, layer)."
-            )
+    """Refuse layers whose code is no longer Python's, or whose parameters are elsewhere. Each comes with its parts."""
+    for layer, *parts in walks:
+        names = {cls.__name__ for kind in {type(layer), *map(type, parts)} for cls in kind.__mro__}
+        for reason in [text for name, text in _UNREADABLE.items() if name in names]:
+            raise UnsupportedLayerError(f"The layer {type(layer).__name__} {reason}.")
 
 
 def attentions_of_layers(attention: Any, layers: Sequence[nn.Module]) -> list[str]:
@@ -211,14 +171,13 @@ def _checked(select: Select, name: str) -> Select:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if not isinstance(found, Tensor) or found.dim() not in axes:
             raise UnsupportedLayerError(
-                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}: expected values (batch, "
-                "tokens, d), or of each head. Pass (part, function): the function returns the values as a view (batch, "
-                "tokens, d) or (batch, tokens, heads, d_head)."
+                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}. Pass (part, function): "
+                "the function returns the values as a view (batch, tokens, d) or (batch, tokens, heads, d_head)."
             )
         if found.untyped_storage().data_ptr() != projected.untyped_storage().data_ptr():
             raise UnsupportedLayerError(
-                f"values selects a copy from what {name} returned: expected a view, into which zeros can be written. "
-                "Select by indexing, chunk, unflatten and transpose."
+                f"values selects a copy from what {name} returned, into which no zeros can be written. Select a view, "
+                "by indexing, chunk, unflatten and transpose."
             )
         return found
 
@@ -257,66 +216,39 @@ _MODEL = ("forward_func", "model")
 
 
 def check_class(method: Any) -> None:
-    """Refuse a class, or a partial of one, that a model and its layers do not make a method of.
-
-    Args:
-        method: The class. Classes of a user are called with the model, or with the model and its layers.
-
-    Raises:
-        ArgumentError: It has no `attribute`; it explains a layer or a neuron that must be named; or it is made of more.
-    """
+    """Refuse a class, or a partial of one, that is not made of a model, or of a model and its layers, alone."""
     kind = unwrapped(method)
-    name, attribute = kind.__name__, getattr(kind, "attribute", None)
-    if not callable(attribute):
+    name = kind.__name__
+    if not callable(getattr(kind, "attribute", None)):
         raise ArgumentError(
             f"method is the class {name}, which has no 'attribute': pass a class that has one, such as ValueZeroing."
         )
-    needed = required(method)
-    if not is_captums(kind):
-        ours = kind.__module__.startswith("captum_vz.")
-        missing = [one for one in needed if one not in (*_MODEL, "layer")] if ours else needed[2:]
-        if missing:
-            raise ArgumentError(
-                f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, or a "
-                "function of (model, layers) that makes one."
-            )
-        return
-    takes = inspect.signature(kind).parameters
-    if "layer" in takes and "target" not in inspect.signature(attribute).parameters:
-        raise ArgumentError(
-            f"method is {name} of Captum, which explains a layer and not the model's output: pass a class that takes a "
-            "target, such as IntegratedGradients."
-        )
-    if "layer" in takes:
-        raise ArgumentError(
-            f"method is {name} of Captum, which explains a layer that you name: pass an object, "
-            f"captum_vz.TokenAttribution(model, {name}, tokenizer, layer=...), or a class without a layer, such as "
-            "IntegratedGradients."
-        )
-    missing = [one for one in needed if one not in _MODEL]
+    of_captum, needed = is_captums(kind), required(method)
+    if of_captum and "layer" in inspect.signature(kind).parameters:
+        needed = [*dict.fromkeys([*needed, "layer"])]
+    if of_captum or kind.__module__.startswith("captum_vz."):
+        missing = [one for one in needed if one not in _MODEL and (of_captum or one != "layer")]
+    else:
+        missing = needed[2:]
     if missing:
         raise ArgumentError(
-            f"method is {name} of Captum, which is made of {', '.join(missing)}: pass an object, "
-            f"captum_vz.TokenAttribution(model, build, tokenizer), where build(model) returns the {name}, or a class "
-            "that needs a model only, such as IntegratedGradients."
+            f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, a "
+            f"function of (model, layers) that makes one, or TokenAttribution(model, {name}, tokenizer, layer)."
         )
 
 
 def check_function(method: Callable[..., Any], takes: str, count: int) -> None:
     """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
     try:
-        inspect.signature(method).bind_partial(*[None] * count)
-        fits = len(required(method)) <= count
+        inspect.signature(method).bind(*[None] * count)
     except ValueError:  # functions written in C have no signature
         return
-    except TypeError:
-        fits = False
-    if not fits:
+    except TypeError as error:
         name = getattr(unwrapped(method), "__name__", type(method).__name__)
         raise ArgumentError(
             f"method is the function {name}{inspect.signature(method)}: pass a function of {takes}, a name, or a "
             "class such as ValueZeroing."
-        )
+        ) from error
 
 
 def required(method: Callable[..., Any]) -> list[str]:

@@ -62,8 +62,7 @@ class Question:
             found = tensor_of(output)
             if found is None:
                 raise ArgumentError(
-                    f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
-                    "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
+                    f"forward_func gave a {type(output).__name__} without logits. Pass a target that takes it."
                 )
             numbers = pick(found, self.target)
             name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
@@ -72,8 +71,8 @@ class Question:
         shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
             raise ArgumentError(
-                f"{name} {shape} for {examples} examples: one number for each example is explained. For classes "
-                "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
+                f"{name} {shape} for {examples} examples. Pass a class, or (token, class), which picks one number for "
+                "each example."
             )
         if not numbers.isfinite().all():
             raise RefusedError(f"{name} {not_finite(numbers.dtype)}")
@@ -126,20 +125,20 @@ def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
     """Refuse indices that are out of range for an output of this shape, `(batch, ...)`."""
     if isinstance(indices, list) and len(indices) != shape[0]:
         raise ArgumentError(
-            f"{name} has {len(indices)} entries, one for each example, but the output {shape} has {shape[0]} examples. "
-            "Pass one entry for each example, or one index for all."
+            f"{name} has {len(indices)} entries, but the output {shape} has {shape[0]} examples. Pass an entry for "
+            "each, or one index for all."
         )
     for index in indices if isinstance(indices, list) else [indices or ()]:
         if len(index) >= len(shape):
             raise ArgumentError(
-                f"{name} is {index!r}, with {len(index)} indices, but the output {shape} has {len(shape) - 1} axes "
-                "after the batch. Pass one index for each of these axes at most."
+                f"{name} is {index!r}, but the output {shape} has {len(shape) - 1} axes after the batch. Pass at most "
+                "one index for each."
             )
         for axis, (entry, count) in enumerate(zip(index, shape[1:], strict=False), 1):
             if isinstance(entry, int) and not -count <= entry < count:
                 raise ArgumentError(
-                    f"{name} is {index!r}, which is out of range: axis {axis} of the output {shape} has {count} "
-                    f"entries. Pass an index from {-count} to {count - 1}."
+                    f"{name} is {index!r}, which is out of range in axis {axis} of the output {shape}. Pass an index "
+                    f"from {-count} to {count - 1}."
                 )
 
 

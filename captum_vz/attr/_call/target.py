@@ -59,16 +59,14 @@ class WantedTokens:
             return cls(_parse_token(token), token=token)
         if token is not None:
             raise ArgumentError(
-                f"Both token={token!r} and target={target!r} were passed: token names output tokens, and the first "
-                "index of target names an output token as well. Pass one of the two."
+                f"Both token={token!r} and target={target!r} were passed, which both name output tokens. Pass one."
             )
         indices = parse_indices(target)
         each = indices if isinstance(indices, list) else [indices or ()]
         first = [one[0] for one in each if one and isinstance(one[0], int)]
         if len(first) != len(each):
             raise ArgumentError(
-                f"target is {target!r}: its first index has to be the position of one output token. Pass several "
-                f"tokens as token=: {TOKEN_FORMS}."
+                f"target is {target!r}, whose first index is no output token. Pass several as token=: {TOKEN_FORMS}."
             )
         return cls(first if isinstance(indices, list) else first[0], indices, "target")
 
@@ -87,23 +85,19 @@ class WantedTokens:
         if isinstance(self.rows, slice):
             chosen = torch.arange(tokens, device=device)[self.rows]
             if not len(chosen):
-                raise ArgumentError(
-                    f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens. Select at least "
-                    "one token."
-                )
+                raise ArgumentError(f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens.")
             return chosen.expand(batch, -1)
         rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
         if len(rows) != batch:
             raise ArgumentError(
-                f"{self.name} has {len(rows)} entries, one for each example, but the batch has {batch} examples. Pass "
-                f"{batch} entries, or an int for all examples."
+                f"{self.name} has {len(rows)} entries, but the batch has {batch} examples. Pass one for each."
             )
         flat = [row for entry in rows for row in (entry if isinstance(entry, list) else [entry])]
         outside = [row for row in flat if not -tokens <= row < tokens]
         if outside and self.target is None:
             raise ArgumentError(
-                f"{self.name} {outside[0]} is out of range: there are {tokens} output tokens, positions {-tokens} to "
-                f"{tokens - 1}. Pass one of these positions."
+                f"{self.name} {outside[0]} is out of range. Pass a position of the {tokens} output tokens, from "
+                f"{-tokens} to {tokens - 1}."
             )
         flat = [0 if row in outside else row for row in flat]
         return torch.tensor(flat, device=device).reshape(batch, -1) % tokens
@@ -127,15 +121,14 @@ class WantedTokens:
         found = tensor_of(output)
         if found is None:
             raise ArgumentError(
-                f"forward_func returned an object of type {type(output).__name__}, in which target indexes no tensor: "
-                "expected a tensor, logits or last_hidden_state. Pass token=, or a forward_func that returns one "
-                "tensor, such as lambda ids: model(ids).start_logits."
+                f"forward_func returned a {type(output).__name__} without logits or last_hidden_state, which target "
+                "cannot index. Pass token=, or a forward_func that returns a tensor."
             )
         if found.ndim < 2 or found.shape[1] != tokens or (found.ndim == 2 and tokens == 1):
             raise ArgumentError(
                 f"forward_func returned shape {tuple(found.shape)}, which has no axis of the layer's {tokens} output "
-                f"tokens, (batch, {tokens}, ...). {name} explains tokens and no classes: pass token=0 for the [CLS] of "
-                "a BERT classifier, token=-1 for the last token of a decoder. ValueZeroingEffect explains the class."
+                f"tokens, and {name} explains tokens. Pass token=0 for the [CLS] of a BERT classifier, token=-1 for "
+                "the last token of a decoder, or take ValueZeroingEffect for the class."
             )
         check_indices(tuple(found.shape), self.target, "target")
 
@@ -146,8 +139,7 @@ class WantedTokens:
         each = self.target if isinstance(self.target, list) else [self.target]
         if any(len(one) < 2 for one in each):
             raise ArgumentError(
-                f"target is {self.target!r}, which may name a class, but {name} runs no model and explains tokens "
-                "only. Pass token=, or target=(token, entry)."
+                f"target is {self.target!r}, which may name a class, but {name} explains tokens. Pass token=."
             )
 
 
@@ -295,8 +287,8 @@ class FeatureGroups:
             or feature_mask.is_complex()
         ):
             raise ArgumentError(
-                f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
-                "the same number for tokens that belong together."
+                f"feature_mask is {_describe(feature_mask)}: pass integers (1 or batch, source tokens), the same "
+                "number for tokens that belong together."
             )
         self.mask = feature_mask.unique(return_inverse=True)[1]
 

@@ -142,7 +142,7 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1
 
 
-def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
+def read_jsonl(path: str | Path) -> list[Example]:
     """Reads examples from a file with one JSON object a line: the words, the target's position and the cue's.
 
     .. code-block:: json
@@ -152,10 +152,10 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
     Args:
         path: The file. The keys of a line are those of :meth:`Example.from_dict`, so BLiMP's records with ``masked``
             are read as well. Empty lines are skipped.
-        group: The group of lines without one. None: the file's name without its ending.
 
     Returns:
-        The examples in the order of the lines. One without an ``id`` gets its group and the number of its line.
+        The examples in the order of the lines. One without a ``group`` gets the file's name without its ending, and one
+        without an ``id`` its group and the number of its line.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -166,10 +166,10 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
         first = next((line for line in lines if line.strip()), b"{").removeprefix(b"\xef\xbb\xbf").lstrip()
     if not first.startswith((b"{", b"[")):
         raise ValueError(f"{path} does not hold JSON objects, one a line. A CSV? Pass --csv, or call read_csv.")
-    return _numbered(path, read_json_lines(path), Example.from_dict, group)
+    return _numbered(path, read_json_lines(path), Example.from_dict)
 
 
-def read_csv(path: str | Path, group: str | None = None) -> list[Example]:
+def read_csv(path: str | Path) -> list[Example]:
     """Reads examples from a table in which the target and the cue are written as words.
 
     .. code-block:: text
@@ -182,8 +182,7 @@ def read_csv(path: str | Path, group: str | None = None) -> list[Example]:
         path: The file, in UTF-8. Its first line names the columns; commas, semicolons or tabs are between them.
             ``text`` holds the sentence, with ``[MASK]`` or with the word of ``target``. The target is masked if there
             is a ``bad`` form, and ``good`` is then the target if it is empty. ``cue`` holds one word, or several with
-            spaces between them. ``id``, ``group`` and ``label`` may be there too.
-        group: The group of rows without one. None: the file's name without its ending.
+            spaces between them. ``id``, ``group`` (else the file's name) and ``label`` may be there too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -203,7 +202,7 @@ def read_csv(path: str | Path, group: str | None = None) -> list[Example]:
             f"{path} has the columns {', '.join(rows.fieldnames) or 'of an empty file'}: name them text, target, cue, "
             "good and bad in the first line."
         )
-    return _numbered(path, ((rows.line_num, row) for row in rows), _of_words, group)
+    return _numbered(path, ((rows.line_num, row) for row in rows), _of_words)
 
 
 def _file(path: str | Path, expected: str) -> Path:
@@ -214,9 +213,7 @@ def _file(path: str | Path, expected: str) -> Path:
     return path
 
 
-def _numbered(
-    path: Path, lines: Iterable[tuple[int, Any]], make: Callable[[Any], Example], group: str | None
-) -> list[Example]:
+def _numbered(path: Path, lines: Iterable[tuple[int, Any]], make: Callable[[Any], Example]) -> list[Example]:
     """The examples of lines, by their numbers, with an id and a group."""
     examples = []
     for number, line in lines:
@@ -224,7 +221,7 @@ def _numbered(
             example = make(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        of = example.group or (path.stem if group is None else group)
+        of = example.group or path.stem
         examples.append(replace(example, group=of, id=example.id or f"{of} {number}"))
     return examples
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from captum_vz.study.examples import Example
-from captum_vz.text import MASK, encode_record, form_ids, record_spans
-
-T = TypeVar("T")
+from captum_vz.text import MASK, encode_record, form_ids, padded, record_spans
 
 
 class BadExampleError(ValueError):
@@ -111,29 +108,7 @@ def encode(
 
 def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Examples as one batch, padded on the right: `input_ids` and `attention_mask`, each `(batch, tokens)`."""
-    # The attention mask hides padding, so any id may be used.
-    filler = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = [torch.tensor(example.ids, device=device) for example in examples]
-    mask = [torch.ones_like(one) for one in ids]
-    return {
-        "input_ids": pad_sequence(ids, batch_first=True, padding_value=filler),
-        "attention_mask": pad_sequence(mask, batch_first=True),
-    }
-
-
-def fill_batches(items: Iterable[T], length: Callable[[T], int], most: int, tokens: int) -> Iterator[list[T]]:
-    """Batches of items that are sorted by length: at most `most` items, and `tokens` tokens with padding.
-
-    A longer item is a batch of its own.
-    """
-    batch: list[T] = []
-    for item in items:
-        if batch and (len(batch) == most or (len(batch) + 1) * length(item) > tokens):
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
+    return padded(tokenizer, [{"input_ids": one.ids} for one in examples], device)
 
 
 def _until_target(tokenizer: Any, example: Example) -> Encoded:

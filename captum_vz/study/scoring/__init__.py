@@ -15,8 +15,9 @@ from captum_vz.errors import ArgumentError, RefusedError, needs_extra
 from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
 from captum_vz.metrics.prediction import Removal
 from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, fill_batches, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, pad
 from captum_vz.subjects.texts import content_specials
+from captum_vz.text import fill_batches
 
 with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa

@@ -16,11 +16,12 @@ from captum_vz.methods import Question, checked_shares, given_methods, joined_fi
 from captum_vz.methods.decision import DecidingMethod
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, fill_batches, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.scoring import COLUMNS, Row, measure, ran_out_of_memory, reason_of, row_of, skipped_row
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
+from captum_vz.text import fill_batches
 from captum_vz.visualization import readable_tokens
 
 with needs_extra("captum_vz.study", "study"):
@@ -112,15 +113,17 @@ class Scorer:
 
         An entry that is not an example is skipped with its reason, like any bad example.
         """
-        given: list[Example | Row] = []
-        for values in zip(*batch.values(), strict=True):
+        examples, rows, places = list[Example](), list[Row](), dict[str, int]()
+        for place, values in enumerate(zip(*batch.values(), strict=True)):
             fields = dict(zip(batch, values, strict=True))
             try:
-                given.append(Example.from_dict(fields))
+                example = Example.from_dict(fields)
+                examples.append(example)
             except ValueError as error:
-                given.append(skipped_row(str(error), Example(str(fields.get("id")), (), 0)))
-        scored = iter(self._scored([one for one in given if isinstance(one, Example)], None))
-        rows = [row for one in given for row in (next(scored) if isinstance(one, Example) else [one])]
+                example = Example(str(fields.get("id")), (), 0)
+                rows.append(skipped_row(str(error), example))
+            places[example.id] = place
+        rows = sorted([*rows, *self.score(examples)], key=lambda row: places[row["example"]])
         return {name: [row.get(name) for row in rows] for name in (*COLUMNS, *self.metrics)}
 
     def score(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
@@ -139,11 +142,37 @@ class Scorer:
             example or fails has one such row with its name in ``method``, and a metric one with its name in ``metric``.
             In other rows, ``skipped`` is None.
         """
-        return [row for rows in self._scored(list(examples), advance) for row in rows]
+        given = list(examples)
+        places = {example.id: place for place, example in enumerate(given)}
+        rows = self.scores(given, advance)
+        rows = sorted([*rows, *self.measure(given, rows)], key=lambda row: places[row["example"]])
+        return [dict.fromkeys(self.metrics) | row for row in rows]
 
     def scores(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
         """The rows of :meth:`score` without metrics, which :meth:`measure` adds."""
-        return [row for rows in self._by_example(list(examples), advance) for row in rows]
+        given = list(examples)
+        found: list[list[Row]] = [[] for _ in given]
+        encoded: dict[int, Encoded] = {}
+        for place, example in enumerate(given):
+            try:
+                encoded[place] = self.encode(example)
+            except BadExampleError as error:
+                found[place] = [skipped_row(str(error), example)]
+        if advance is not None:
+            advance(len(given) - len(encoded))
+
+        def length(place: int) -> int:
+            return len(encoded[place].ids)
+
+        for formless in (False, True):  # a batch has two forms for all of its examples, or for none
+            alike = sorted((place for place, one in encoded.items() if (one.forms is None) == formless), key=length)
+            for places in fill_batches(alike, length, self.batch_size, self.batch_tokens):
+                scored = self._evaluate([(given[place], encoded[place]) for place in places], list(self.methods))
+                for place, by_method in zip(places, scored, strict=True):
+                    found[place] = [row for method in self.methods for row in by_method[method]]
+                if advance is not None:
+                    advance(len(places))
+        return [row for rows in found for row in rows]
 
     def measure(self, examples: Iterable[Example], rows: Iterable[Row]) -> list[Row]:
         """Writes the metrics into rows of scores, and returns a row with the reason for each that was skipped."""
@@ -196,39 +225,6 @@ class Scorer:
             this.run(partial(self.model, **pad(self.tokenizer, batch, self.model.device)))
             found.append(torch.stack([states for _, states in this.results]))
         return torch.cat(found, dim=1)
-
-    def _scored(self, examples: Sequence[Example], advance: Callable[[int], object] | None) -> list[list[Row]]:
-        """For each example its rows with metrics."""
-        found = self._by_example(examples, advance)
-        of = {example.id: rows for example, rows in zip(examples, found, strict=True)}
-        for row in self.measure(examples, [row for rows in found for row in rows]):
-            of[row["example"]].append(row)
-        return [[dict.fromkeys(self.metrics) | row for row in rows] for rows in found]
-
-    def _by_example(self, examples: Sequence[Example], advance: Callable[[int], object] | None) -> list[list[Row]]:
-        """For each example its rows of scores."""
-        found: list[list[Row]] = [[] for _ in examples]
-        encoded: dict[int, Encoded] = {}
-        for place, example in enumerate(examples):
-            try:
-                encoded[place] = self.encode(example)
-            except BadExampleError as error:
-                found[place] = [skipped_row(str(error), example)]
-        if advance is not None:
-            advance(len(examples) - len(encoded))
-
-        def length(place: int) -> int:
-            return len(encoded[place].ids)
-
-        for formless in (False, True):  # a batch has two forms for all of its examples, or for none
-            alike = sorted((place for place, one in encoded.items() if (one.forms is None) == formless), key=length)
-            for places in fill_batches(alike, length, self.batch_size, self.batch_tokens):
-                scored = self._evaluate([(examples[place], encoded[place]) for place in places], list(self.methods))
-                for place, by_method in zip(places, scored, strict=True):
-                    found[place] = [row for method in self.methods for row in by_method[method]]
-                if advance is not None:
-                    advance(len(places))
-        return found
 
     def _evaluate(self, pairs: Sequence[tuple[Example, Encoded]], methods: Sequence[str]) -> list[dict[str, list[Row]]]:
         """For each example of one batch, for each method, its rows."""

@@ -217,7 +217,7 @@ def write_title(panel: Axes, title: str, font: float) -> None:
     set_label(panel.set_title(title, fontsize=font, pad=3))
 
 
-def given_axes(ax: Any, count: int = 1) -> list[Axes] | None:
+def given_axes(ax: Any, count: int) -> list[Axes] | None:
     """The axes of a user as a list of `count`. None: there are none."""
     if ax is None:
         return None

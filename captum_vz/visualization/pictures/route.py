@@ -17,7 +17,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, set_content
 from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted
@@ -40,7 +40,6 @@ def draw_route(
     words: Words = None,
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
-    ax: Axes | None = None,
 ) -> Figure:
     r"""Draws the routes by which a token draws on the input: a graph of tokens by layers.
 
@@ -62,10 +61,9 @@ def draw_route(
         words: Merges pieces to words, see :func:`draw_maps`.
         title: A title. None: "Where [MASK] draws from".
         size: The width and height of the page in inches.
-        ax: Axes to draw into.
 
     Returns:
-        A matplotlib figure: a new one, or the figure of `ax`. :func:`describe` lists its edges and paths.
+        A matplotlib figure. :func:`describe` lists its edges and paths.
 
     Raises:
         ArgumentError: Maps do not fit the tokens, or are no shares. An option is out of range.
@@ -76,7 +74,6 @@ def draw_route(
     >>> figure.axes[0].get_title()
     'Where [MASK] draws from'
     """
-    given = axes.given_axes(ax)
     if not 0 < threshold <= 1:
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     axis, count = make_axis(tokens, words), len(tokens)
@@ -86,24 +83,21 @@ def draw_route(
     edges, strongest = route_edges(steps, start, threshold), strongest_paths(steps, start, paths)
     route = Route(axis.labels, start, steps, edges, strongest, threshold)
     labels = axis.shown
-    if given is not None:
-        (panel,) = given
-        width, height = axes.size_of_axes(panel)
-    else:
-        left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
-        width = min(size[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
-        below = axes.labels_room(labels, marked=start) + 0.1
-        below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
-        room = size[1] - below - 0.35
-        height = min(room, _LEVEL * (len(steps) + 1))
-        total = left + width + 0.15, height + below + 0.35
-        panel = axes.add_axes(Picture(figsize=total, dpi=axes.DPI[0]), (left, 0.32, width, height), total)
+    left = axes.text_width(f"layer {len(steps)}", axes.FONT_SIZE) + 0.2
+    width = min(size[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
+    below = axes.labels_room(labels, marked=start) + 0.1
+    below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
+    room = size[1] - below - 0.35
+    height = min(room, _LEVEL * (len(steps) + 1))
+    total = left + width + 0.15, height + below + 0.35
+    figure = Picture(figsize=total, dpi=axes.DPI[0])
+    panel = axes.add_axes(figure, (left, 0.32, width, height), total)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
     axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
     panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, route.content())
-    return root_figure(panel.figure)
+    return figure
 
 
 @dataclass(frozen=True)

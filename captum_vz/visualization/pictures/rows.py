@@ -16,7 +16,7 @@ from torch import Tensor
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
@@ -102,7 +102,6 @@ def draw_row(
     vmax: float | None = None,
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
-    ax: Axes | None = None,
 ) -> Figure:
     """Draws what one token draws on, layer by layer: a strip of scores for each layer.
 
@@ -123,10 +122,9 @@ def draw_row(
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         title: A title. None: "What [MASK] draws on" if `token` is given.
         size: The largest width and height in inches, such as (3.3, 3) for a column of a paper.
-        ax: Axes to draw into.
 
     Returns:
-        A matplotlib figure: a new one, or the figure of `ax`.
+        A matplotlib figure.
 
     Raises:
         ArgumentError: Scores do not fit the tokens or are not finite, or an option is wrong.
@@ -141,7 +139,7 @@ def draw_row(
     kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
     groups = [name.startswith("layer ") for name in rows]
     strips = Strips("row", list(rows), kept, axis, groups, tokens, position, label)
-    return _drawn(strips, scale, vmax, title, size, ax)
+    return _drawn(strips, scale, vmax, title, size)
 
 
 def row_of(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
@@ -170,7 +168,6 @@ def draw_comparison(
     vmax: float | None = None,
     title: str | None = None,
     size: tuple[float, float] = axes.PAGE,
-    ax: Axes | None = None,
 ) -> Figure:
     r"""Draws the scores of several methods for one token: methods down, tokens across.
 
@@ -192,7 +189,7 @@ def draw_comparison(
         truth_name: The name of this row.
         scopes: From names of methods to the layers that their scores are about, written after the name.
         families: From names of methods to families. Methods of a family stand together, families apart.
-        words: See :func:`draw_row`, like `dim`, `drop`, `title`, `size` and `ax`.
+        words: See :func:`draw_row`, like `dim`, `drop`, `title` and `size`.
         dim: See there.
         drop: See there.
         scale: "root": colours by the square root, so that one large score does not leave the others white; "row", where
@@ -200,7 +197,6 @@ def draw_comparison(
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         title: See there.
         size: See there.
-        ax: See there.
 
     Returns:
         A matplotlib figure, as :func:`draw_row`. The results of :func:`captum_vz.study.compare` draw it by `plot()`.
@@ -238,7 +234,7 @@ def draw_comparison(
         notes = [one for one in notes if one[0] == "agrees" or any(one[1])]
         lines, names, groups = [right, *lines], [truth_name, *names], [None, *groups]
     strips = Strips("method", names, torch.stack(lines), axis, groups, tokens, position, label, notes)
-    return _drawn(strips, scale, vmax, title, size, ax)
+    return _drawn(strips, scale, vmax, title, size)
 
 
 def clear_tau(one: Tensor, truth: Tensor) -> float:
@@ -247,9 +243,8 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
     return float(kendall_tau(one, truth)) if int((sizes > sizes.max() / 100).sum()) >= 4 else float("nan")
 
 
-def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any, ax: Any) -> Figure:
-    """Draw the rows into a new figure or given axes. Returns the figure."""
-    given = axes.given_axes(ax)
+def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any) -> Figure:
+    """A figure of the rows."""
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
@@ -258,13 +253,6 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     name, rows = colors.label(strips.label, "row"), strips.tops[-1] + 1
     if title is None and strips.position is not None:
         title = f"What {quoted(strips.tokens[strips.position])} draws on"
-    if given:
-        panel, (wide, high) = given[0], axes.size_of_axes(given[0])
-        _draw(panel, strips, colors, wide / count, high / rows)
-        add_colorbar(panel.inset_axes((1.15 if strips.notes else 1.03, 0, 0.04, 1)), colors, name, high)
-        if title:
-            axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if strips.notes else 4))
-        return root_figure(panel.figure)
     left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
     right = 0.12 + sum(strips.widths)
     height = ROW * rows

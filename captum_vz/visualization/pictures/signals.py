@@ -17,7 +17,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
@@ -41,10 +41,8 @@ def draw_audio(
     spans: Sequence[tuple[float, float]] | None = None,
     names: Sequence[str] | None = None,
     token: int | None = None,
-    vmax: float | None = None,
     title: str | None = None,
     size: tuple[float, float] = (7.6, 2.4),
-    ax: Axes | None = None,
 ) -> Figure:
     """Draws a waveform and below it a bar for the score of each frame, or of each span of time.
 
@@ -59,13 +57,11 @@ def draw_audio(
             the sound.
         names: A name for each span or frame, such as words.
         token: The frame or span that the scores explain. It is marked.
-        vmax: The end of the scale. None: the largest score.
         title: A title.
         size: The width and height of the figure in inches, such as (3.3, 1.8) for a column of a paper.
-        ax: Axes to draw into.
 
     Returns:
-        A matplotlib figure: a new one, or the figure of `ax`.
+        A matplotlib figure.
 
     Raises:
         ArgumentError: Shapes do not fit, numbers are not finite, or an option is out of range.
@@ -87,12 +83,10 @@ def draw_audio(
     if wrong:
         raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
     place = position_of(token, [""] * len(values))
-    colors = make_scale([values], "shared", vmax)
-    (panel,) = axes.given_axes(ax) or (None,)
-    if panel is None:
-        top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
-        figure = Picture(figsize=size, dpi=axes.DPI[0])
-        panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
+    colors = make_scale([values], "shared", None)
+    top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
+    figure = Picture(figsize=size, dpi=axes.DPI[0])
+    panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
     _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
     axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     for (start, end), name in zip(times, names or (), strict=False):
@@ -105,7 +99,7 @@ def draw_audio(
     sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
     rows = [(i, *times[i], called[i], value) for i, value in enumerate(values.tolist())]
     set_content(panel, Content(sentence, ("place", "start", "end", "name", label), lambda: rows))
-    return root_figure(panel.figure)
+    return figure
 
 
 def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colors: Scale, place: int | None) -> None:
@@ -151,8 +145,6 @@ def draw_image(
     *,
     grid: tuple[int, int] | None = None,
     scale: str | None = None,
-    vmax: float | None = None,
-    columns: int | None = None,
     size: tuple[float, float] = axes.PAGE,
     title: str | None = None,
 ) -> Figure:
@@ -167,8 +159,6 @@ def draw_image(
         label: The label of the colour scale.
         grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
         scale: See :func:`draw_maps`.
-        vmax: The end of the scale, with "shared" or "root". None: the largest score of a patch.
-        columns: The number of panels in a row. None: nearly a square.
         size: The width and height of the page in inches. The figure is no larger.
         title: A title above the panels.
 
@@ -191,10 +181,9 @@ def draw_image(
     height, width = pixels.shape[:2]
     patches = {name: _patches(row_of(row, tokens, position).double(), pixels, grid) for name, row in rows.items()}
     down, across = next(iter(patches.values())).shape
-    colors = make_scale(list(patches.values()), scale, vmax, apart=rollouts(patches))
-    count = len(patches) + 1
-    wide = min(columns or axes.square(count), count)
-    high = math.ceil(count / wide)
+    colors = make_scale(list(patches.values()), scale, None, apart=rollouts(patches))
+    wide = axes.square(len(patches) + 1)
+    high = math.ceil((len(patches) + 1) / wide)
     side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
     full = side * wide + 0.8, min(size[1], side * high * (height / width + 0.15) + 0.4)
     fig = Picture(figsize=full, dpi=axes.DPI[0], layout="constrained")

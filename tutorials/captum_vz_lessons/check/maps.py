@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize, scaled_dot_product_attention
+from torch.nn.functional import normalize
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz.attr import LayerMaps
-from captum_vz.functional import cosine_distance, normalize_rows
+from captum_vz.functional import normalize_rows
 from captum_vz_lessons.check.verdict import LIKENESS, Verdict, exercise, judge, several, tensor_of
 
 #: A sentence for exercises with the embedded model. Its target is the mask.
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
-
-#: What goes wrong if a learner writes the steps of a post-norm `nn.TransformerEncoderLayer`: its output, from the
-#: layer, its input x, and the attention's output a.
-STEPS: Mapping[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "the residual connection is forgotten: h = norm1(x + attention(x)).": (
-        lambda layer, x, a: layer.norm2(layer.norm1(a) + _feed_forward(layer, layer.norm1(a)))
-    ),
-    "the residual connection is forgotten: y = norm2(h + ff(h)).": (
-        lambda layer, x, a: layer.norm2(_feed_forward(layer, layer.norm1(x + a)))
-    ),
-    "the residual connection is forgotten, twice: add x before norm1, and h before norm2.": (
-        lambda layer, x, a: layer.norm2(_feed_forward(layer, layer.norm1(a)))
-    ),
-    "the feed-forward is missing: y = norm2(h + ff(h)).": lambda layer, x, a: layer.norm1(x + a),
-    "the residual connection is forgotten. The distance is measured at the output of the attention. Take the output "
-    "of the whole layer.": lambda layer, x, a: a,
-}
 
 
 @exercise(
@@ -105,7 +86,6 @@ def value_zeroing(
             wrong["this is a map of the encoder. Take a layer of the decoder, with attention='cross'."] = encoder
         elif isinstance(asked, nn.TransformerEncoderLayer) and not asked.norm_first:
             wrong["the value is zeroed in one head only. Zero it in all."] = of(heads=0)
-            wrong |= {name: _Steps(model, asked, output).attribute(inputs)[0] for name, output in STEPS.items()}
         if token is None:
             return wrong
         other = {f"this is the row of output token {n}. Take the row of token {token}.": r for n, r in enumerate(right)}
@@ -113,34 +93,6 @@ def value_zeroing(
         return {"this is the whole map. Take the row of the output token.": right} | rows | other
 
     return judge(yours, right if token is None else right[token], mistakes)
-
-
-def _feed_forward(layer: Any, h: Tensor) -> Tensor:
-    output: Tensor = layer.linear2(layer.activation(layer.linear1(h)))
-    return output
-
-
-class _Steps(LayerMaps):
-    """The map of a post-norm `nn.TransformerEncoderLayer` that is written out, with another output."""
-
-    def __init__(self, forward_func: Any, layer: Any, output: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
-        super().__init__(forward_func, layer)
-        self.output = output
-
-    def layer_scores(self, site: Any, wanted: Any) -> Tensor:
-        layer: Any = deepcopy(site.layer.layer).double()
-        (x,) = (site.layer.args[0] if site.layer.args else site.layer.kwargs["src"]).double()  # (tokens, width)
-        attention = layer.self_attn
-        projected = linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
-        q, k, v = (one.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for one in projected)
-
-        def output(values: Tensor) -> Tensor:
-            context = scaled_dot_product_attention(q, k, values).transpose(0, 1).flatten(1)
-            return self.output(layer, x, attention.out_proj(context))
-
-        without = [v.index_fill(1, torch.tensor([j]), 0) for j in range(len(x))]
-        columns = [cosine_distance(output(values), output(v)) for values in without]
-        return wanted.pool(torch.stack(columns, dim=1)[None])
 
 
 @exercise("Take the row's largest entry: `map[row].argmax()`.")
