@@ -52,7 +52,8 @@ ROW = {room: row for row, rooms in enumerate(ROOMS) for room in rooms}
 ENGINE = "captum_vz._engine"
 LONGEST_CHAIN = 10
 # The files that may register hooks. Hooks that stay behind would change the user's model.
-HOOK_FILES = {"_engine.capture.forward_pass", "_engine.whole_model.cache", "_engine.whole_model.gradients"}
+HOOK_FILES = {"_engine.taps.changes", "_engine.capture.forward_pass"}
+HOOK_FILES |= {"_engine.whole_model.cache", "_engine.whole_model.gradients"}
 # The verification records layers by hooks of its own, because it shares no code with the engine.
 HOOK_FILES |= {"verification.recorded"}
 # Activation patching changes what a layer is given, for one forward pass.

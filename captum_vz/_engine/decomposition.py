@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,9 @@ from captum_vz.functional import contributions, head_vectors
 if TYPE_CHECKING:
     from captum_vz._engine.structure.attention_block import AttentionBlock, FrozenNorm
 
+# The vectors of a long text are read several times. So they are computed in blocks that stay in the cache: of so many
+# rows, and so many of them in one chunk.
+ROWS, BLOCKS = 64, 12
 # What the decomposition includes: the attention, the sum with the residual, the norm after it, the norm at the end.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
 
@@ -38,23 +42,51 @@ class Decomposition:
     # The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     residual: Tensor | None = None
 
-    def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The vectors `(batch, row, group, d)`, summed over each group, and their whole, a few rows at a time.
-
-        The `residual` comes last, as one more group.
-        """
+    def summed(self) -> Iterator[Tensor]:
+        """The vectors summed over each group, `(batch, row, group, d)`, a few rows at a time."""
+        assert self.groups is not None  # narrows the type
         batch, rows, sources, _ = self.weights.shape
         step = budget_of(self.vectors.device).items_in_chunk(self.vectors, batch * sources * self.vectors.shape[-1])
         for start in range(0, rows, step):
-            few = slice(start, start + step)
-            weights, whole = self.weights[:, few], self.whole[:, few]
-            vectors = contributions(weights, self.vectors)
-            if self.groups is not None:
-                pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
-                vectors = pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
-            if self.residual is not None:
-                vectors = torch.cat([vectors, self.residual[:, few, None]], dim=2)
-            yield vectors, whole
+            vectors = contributions(self.weights[:, start : start + step], self.vectors)
+            pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
+            yield pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
+
+    def lengths_without(self, length: Callable[[Tensor], Tensor]) -> Tensor:
+        """The `length` of `whole` without each vector, `(batch, row, group)`.
+
+        The `residual` comes last, as one more group.
+        """
+        whole = self.whole[:, :, None]
+        if self.groups is None:
+            found = [self._lengths_without_sources(length)]
+        else:
+            rows, each = 0, []
+            for vectors in self.summed():
+                each.append(length(whole[:, rows : rows + vectors.shape[1]] - vectors))
+                rows += vectors.shape[1]
+            found = [torch.cat(each, dim=1)]
+        if self.residual is not None:
+            found.append(length(whole - self.residual[:, :, None]))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=2)
+
+    def _lengths_without_sources(self, length: Callable[[Tensor], Tensor]) -> Tensor:
+        batch, rows, sources, _ = self.weights.shape
+        width, budget = self.vectors.shape[-1], budget_of(self.vectors.device)
+        if budget.items_in_chunk(self.vectors, batch * rows * width) >= sources:
+            return length(self.whole[:, :, None] - contributions(self.weights, self.vectors))
+        # Rows before the first that sees a source have no weight: half of all pairs in a causal model.
+        found = length(self.whole)[..., None].repeat(1, 1, sources)
+        first = (self.weights != 0).any(3).any(0).int().argmax(0).tolist()
+        step = max(1, budget.items_in_chunk(self.vectors, BLOCKS * ROWS * width))
+        for start, example in product(range(0, sources, step), range(batch)):
+            some = slice(start, start + step)
+            for row in range(min(first[some]), rows, ROWS):
+                block = slice(row, row + ROWS)
+                weights, vectors = self.weights[example, block, some].transpose(0, 1), self.vectors[example, some]
+                left = torch.baddbmm(self.whole[example, block], weights, vectors, alpha=-1)
+                found[example, block, some] = length(left).T
+        return found
 
 
 def decompositions(

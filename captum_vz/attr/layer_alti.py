@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from captum_vz.attr._base import check_one_of
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import alti_contributions
+from captum_vz.functional.contributions import length_of_vectors
 
 
 class LayerALTI(LayerMaps):
@@ -83,8 +84,7 @@ def alti_of_attention(
     block: AttentionBlock, wanted: Wanted, p: Literal[1, 2], include: Literal["encoder"] | None = None
 ) -> Tensor:
     """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
-    examples = []
-    for some in decompositions(block, include, wanted.rows, wanted.groups):
-        few = [alti_contributions(vectors, whole, p) for vectors, whole in some.written_out()]
-        examples.append(few[0] if len(few) == 1 else torch.cat(few, dim=1))
+    length = partial(length_of_vectors, p=p)
+    each = decompositions(block, include, wanted.rows, wanted.groups)
+    examples = [(length(some.whole)[..., None] - some.lengths_without(length)).clamp_min(0) for some in each]
     return examples[0] if len(examples) == 1 else torch.cat(examples)

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from captum_vz import ALTI, LayerALTI
+from captum_vz._engine import decomposition
 from captum_vz.functional import alti_contributions
+from tests.benchmarks.measure import operations
 from tests.budget import set_budget
 from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES, naive_rollout
@@ -108,7 +110,19 @@ def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch
     expected = method.attribute(case.inputs)
     # So many rows of seven sources, 32 numbers each.
     set_budget(monkeypatch, chunk_bytes=rows * 7 * 32 * 8)
+    monkeypatch.setattr(decomposition, "ROWS", rows)
     assert_same(method.attribute(case.inputs), expected)
+
+
+def test_hidden_pairs_of_long_texts_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, ids = FAMILIES["gpt2"].case, torch.randint(4, 60, (1, 24), generator=torch.Generator().manual_seed(0))
+    method = LayerALTI(case.model, case.layers[0])
+    plain = operations(lambda: case.model(ids))
+    whole = operations(lambda: method.attribute(ids)) - plain
+    set_budget(monkeypatch, chunk_bytes=24 * 32 * 8)
+    monkeypatch.setattr(decomposition, "ROWS", 4)
+    few = operations(lambda: method.attribute(ids)) - plain
+    assert few < 0.75 * whole, (few, whole)
 
 
 def test_row_without_contributions_is_zero() -> None:

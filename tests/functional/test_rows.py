@@ -5,6 +5,7 @@ import torch
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import head_vectors, logit_contributions, normalize_rows, widen
+from tests.benchmarks.measure import operations
 
 
 def test_normalize_rows_equals_naive_twin() -> None:
@@ -59,3 +60,8 @@ def test_parts_of_wrong_shape() -> None:
     update, layer_map = torch.rand(1, 2, 3), torch.rand(1, 3, 3)
     with pytest.raises(ArgumentError, match="2 updates and 1 maps"):
         logit_contributions([update, update], [layer_map])
+
+
+def test_logits_need_no_product_of_maps() -> None:
+    maps, updates = [torch.rand(1, 10, 10) for _ in range(3)], [torch.rand(1, 1, 10) for _ in range(3)]
+    assert operations(lambda: logit_contributions(updates, maps)) == 2 * 2 * 10 * 10
