@@ -85,6 +85,7 @@ def test_two_texts(lengths: tuple[int, int]) -> None:
         ((MASK, IDS, MASK), 5, [3, 5, 3]),  # with tokens of a prefix
         ((IMAGE, MASK.bool()), 4, [4, 3]),
         ((LONGER, IDS), 3, [4, 3]),
+        ((IDS, MASK, torch.tensor([2])), 3, [3, 3, 0]),  # a place of each example
         ((VECTORS, LONGER), 3, [3, 4]),
     ],
 )

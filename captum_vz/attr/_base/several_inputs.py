@@ -15,7 +15,8 @@ from captum_vz.errors import ArgumentError
 def by_input(scores: Sequence[Tensor], inputs: Inputs, run: int | None = None, stacks: Sequence[int] = ()) -> list[Any]:
     """Scores in the form of Captum's input methods: a tuple with one tensor for each input, if `inputs` is a tuple.
 
-    The input that is as long as the scores has all of them. The scores of other inputs are 0. Masks have no scores.
+    The input that is as long as the scores has all of them. The scores of other inputs are 0. Masks, and inputs with
+    one number for each example, own no scores.
 
     Args:
         scores: Results `(batch, ..., in)` of the same sources.
@@ -34,7 +35,7 @@ def by_input(scores: Sequence[Tensor], inputs: Inputs, run: int | None = None, s
     if len(inputs) == 1:
         return [(one,) for one in scores]
     counts = list(stacks) or [scores[0].shape[-1]]
-    texts = [k for k, x in enumerate(inputs) if not _is_mask(x)]
+    texts = [k for k, x in enumerate(inputs) if not _has_no_tokens(x)]
     owners = texts * len(counts) if len(texts) == 1 else [_owner(inputs, texts, count, run) for count in counts]
 
     def share(one: Tensor, k: int) -> Tensor:
@@ -62,5 +63,7 @@ def _tokens(x: Tensor) -> int | None:
     return x.shape[1] if x.dim() == (3 if x.is_floating_point() else 2) else None
 
 
-def _is_mask(x: Tensor) -> bool:
-    return (x.dim() == 2 or not x.is_floating_point()) and bool(((x == 0) | (x == 1)).all())
+def _has_no_tokens(x: Tensor) -> bool:
+    """Whether an input is a mask, or one number for each example."""
+    may_be_mask = x.dim() == 2 or not x.is_floating_point()
+    return x.dim() < 2 or (may_be_mask and bool(((x == 0) | (x == 1)).all()))
