@@ -9,7 +9,8 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import starmap, takewhile
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import torch
 from captum._utils.common import _format_additional_forward_args as format_additional_forward_args
@@ -49,7 +50,6 @@ __all__ = [
     "forward_pre_hooks",
     "function_mode_state",
     "function_modes",
-    "is_replica",
     "is_transformed",
     "modules_of",
     "node_number",
@@ -98,19 +98,14 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters that a module itself holds."""
-    return module._parameters
-
-
-def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers that a module itself holds."""
-    return module._buffers
-
-
-def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
-    """The submodules that a module itself holds."""
-    return module._modules
+# The parameters, the buffers and the submodules that a module itself holds.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter(BUFFERS)
+own_modules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
+# The hooks that are called before a module's forward, and after it, in their order.
+Hooks: TypeAlias = OrderedDict[int, Callable[..., Any]]
+forward_pre_hooks: Callable[[nn.Module], Hooks] = attrgetter("_forward_pre_hooks")
+forward_hooks: Callable[[nn.Module], Hooks] = attrgetter("_forward_hooks")
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
@@ -125,20 +120,10 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that are called after a module's forward, in their order."""
-    return module._forward_hooks  # type: ignore[return-value]  # torch has a dict of its own type there
-
-
 def forward_hooks_with_kwargs(module: nn.Module) -> list[Callable[..., Any]]:
     """Those of the hooks after a module's forward that are also called with keyword arguments."""
     hooks = list(module._forward_hooks.items())  # other threads may add hooks meanwhile
     return [hook for number, hook in hooks if number in module._forward_hooks_with_kwargs]
-
-
-def forward_pre_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """The hooks that are called before a module's forward, in their order."""
-    return module._forward_pre_hooks  # type: ignore[return-value]  # as above
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
@@ -150,11 +135,6 @@ def without_hooks(module: nn.Module) -> nn.Module:
     copied.__dict__["_forward_pre_hooks"] = OrderedDict()
     copied.__dict__.pop("forward", None)
     return copied
-
-
-def is_replica(module: nn.Module) -> bool:
-    """Whether DataParallel made a module, for one device and one call."""
-    return getattr(module, "_is_replica", False)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

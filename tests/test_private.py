@@ -71,7 +71,7 @@ def test_private_names_stand_in_one_module() -> None:
     assert set(found) == {"_private.py"}
     others = {path: private_attributes(path) for path in PACKAGE.rglob("*.py") if path.name != "_private.py"}
     known = private_attributes(PACKAGE / "_private.py")
-    assert {"_parameters", "_is_replica", "_attn_implementation_internal", "_C"} <= known
+    assert {"_parameters", "_attn_implementation_internal", "_C"} <= known
     assert not {path.name: both for path, names in others.items() if (both := names & known)}
 
 
@@ -203,12 +203,6 @@ def test_hooks() -> None:
     assert torch.equal(copied(x), module(x)) and called == ["pre", "post"]
     assert copied.weight is module.weight and _private.forward_hooks(module)
     assert not _private.forward_hooks(copied) and not _private.forward_pre_hooks(copied)
-
-
-def test_replicas() -> None:
-    module = nn.Linear(2, 2)
-    assert not _private.is_replica(module)
-    assert _private.is_replica(module._replicate_for_data_parallel())
 
 
 def test_compiled_modules() -> None:

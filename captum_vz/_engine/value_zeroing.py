@@ -38,7 +38,7 @@ REPLAYS: tuple[Replay, ...] = (
     DefinitionReplay(),
 )
 # In layers of unknown code, the definition is the fastest replay of so few groups of sources.
-FEW_GROUPS = 16
+FEW_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
     known = REPLAYS
     if problem.site.layer.hooks:  # a hook may count positions
         known = REPLAYS[-1:]
-    elif not problem.trust.library and problem.members.shape[1] <= FEW_GROUPS:
+    elif not problem.trust.library and problem.targets.members.shape[1] <= FEW_GROUPS:
         known = (*REPLAYS[-1:], *REPLAYS[:-1])
     return (replay for replay in known if _traces.only in (None, replay.name) and replay.fits(problem))
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz._start import is_terminal
-from captum_vz.app.inputs import Input, check_count, check_texts, owner, read_input_of
+from captum_vz.app.inputs import Input, check_count, owner, read_input_of
+from captum_vz.app.others import each_text, is_list_of_texts, written
 from captum_vz.app.tasks import targets_of
 from captum_vz.app.wish import EFFECT, EFFECT_OF_LAYER, Target, Wish
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import deciding_layer
-from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods import (
     DECIDING,
     DECISION,
@@ -37,7 +37,7 @@ from captum_vz.methods import (
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
-from captum_vz.result import Explanation, Maps, Part, Row
+from captum_vz.result import Explanation, Explanations, Maps, Part, Row
 from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import find_token
@@ -49,6 +49,10 @@ SMALL = 0.5
 OF_VECTORS = "attn-lrp"
 
 
+@overload
+def explain(model: Any, text: list[str], text_pair: Any = None, **options: Any) -> Explanations: ...
+@overload
+def explain(model: Any, text: Any, text_pair: Any = None, **options: Any) -> Explanation: ...
 def explain(
     model: Any,
     text: Any,
@@ -64,7 +68,7 @@ def explain(
     window: Any = None,
     stack: str | None = None,
     prompt_name: str | Sequence[str] | None = None,
-) -> Explanation:
+) -> Explanation | Explanations:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
     ============================ ======================================= ==================================
@@ -92,9 +96,10 @@ def explain(
         model: The name of a folder, or of an embedded model; a model of transformers; a pair of it and its tokenizer,
             as :func:`~captum_vz.testbed.load_model` returns it; a pipeline of transformers; or a SentenceTransformer.
         text: The text, or what the tokenizer returned for one. A question, for a model that answers. For models of
-            images and of sound an image of Pillow, an array, or the path of a file (sound: WAV).
+            images and of sound an image of Pillow, an array, a tensor, the processor's output, or the path of a file
+            (sound: WAV). Or a list of texts or files, each of which is explained.
         text_pair: A second text: the text of the answer, the other sentence of a pair. A list of answers for multiple
-            choice.
+            choice. For a list of texts, one for all, or a list with one for each.
         tokenizer: The tokenizer of a model that is passed as an object; the processor of its images or sound.
         method: A name of :data:`~captum_vz.study.METHODS`, or a class, an object or a function, see
             :func:`~captum_vz.study.as_method`. None: see the table.
@@ -124,7 +129,8 @@ def explain(
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
-        `to_pandas()`. Of an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`.
+        `to_pandas()`. Of an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`. Of a list an
+        :class:`~captum_vz.result.Explanations`.
 
     Raises:
         ArgumentError: An argument does not fit the model, or changes no score of the method; the text is empty or too
@@ -139,6 +145,21 @@ def explain(
     check_order("explain", text)
     wish = Wish(method, target, foil, token, layer, words, window)
     subject = subject_of(model, tokenizer, stack=stack)
+    if is_list_of_texts(text):
+        again = partial(
+            explain,
+            subject,
+            method=method,
+            target=target,
+            foil=foil,
+            token=token,
+            layer=layer,
+            words=words,
+            window=window,
+            stack=stack,
+            prompt_name=prompt_name,
+        )
+        return each_text(again, subject, text, text_pair)
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
     elif wish.asks_embedding(subject, text):
@@ -348,21 +369,6 @@ class _Run:
         owners = [owner(self.pieces, place) for place in range(count)]
         rows = [maps[number][self.pieces[number].local(place)] for place, number in enumerate(owners)]
         return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
-
-
-def written(subject: Subject, text: Any, pair: Any, wish: Wish, method: Any) -> GenerationAttribution:
-    """Each token that an encoder-decoder writes, by the tokens of the text."""
-    if pair is not None or wish.words or wish.window or (wish.target, wish.token) != (None, None):
-        raise ArgumentError(
-            "an encoder-decoder explains each token that it writes: leave text_pair=, target=, token=, words=, window= "
-            "out. Or use captum_vz.generation.attribute_generation, or stack='encoder'."
-        )
-    check_texts(text, pair)
-    asked: Any = {"layer": wish.layer, "foil": wish.foil}
-    found: GenerationAttribution = attribute_generation((subject.model, subject.tokenizer), text, method, **asked)
-    found.task, found.predictions = subject.task, [(found.text, 1.0)]
-    found.told.insert(0, f"the model writes: {found.text}")
-    return found
 
 
 def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:

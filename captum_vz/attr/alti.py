@@ -25,11 +25,8 @@ class ALTI(Rollout):
     Args:
         forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`. The layers are those of an encoder or
             of a decoder-only model.
-        residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
-        p: The order of the norm, 1 (the paper's) or 2.
-        include: See :class:`~captum_vz.LayerALTI`.
-        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
+        p, include: See :class:`~captum_vz.LayerALTI`.
+        residual, per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`. The paper's residual is None.
 
     >>> from captum_vz import ALTI
     >>> from captum_vz.testbed import load_model

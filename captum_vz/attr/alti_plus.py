@@ -45,7 +45,7 @@ class ALTIPlus(MapAggregation):
         layer: The layers of the encoder, followed by the layers of the decoder. With the layers of the decoder alone,
             the sources are the encoder's outputs. None: all layers of both.
         device_ids: Not used.
-        p: The order of the norm, 1 (the paper's) or 2.
+        p: See :class:`~captum_vz.LayerALTI`.
         other_mixing: See :class:`~captum_vz.Rollout`.
 
     >>> import torch

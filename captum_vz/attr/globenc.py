@@ -34,12 +34,10 @@ class GlobEnc(Rollout):
 
     Args:
         forward_func, layer, device_ids: See :class:`~captum_vz.attr.LayerMaps`.
-        residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         normalize: Whether to divide each row of each layer's map by its sum, so that rows of the rollout sum to 1.
             False is the paper's choice. The norms of each example in a layer are then divided by the largest norm, to
             prevent overflow. Compare such scores within one example only, because their scale has no meaning.
-        per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`.
+        residual, per_receptive_field, other_mixing: See :class:`~captum_vz.Rollout`. The paper's residual is None.
 
     >>> from captum_vz import GlobEnc
     >>> from captum_vz.testbed import load_model

@@ -32,10 +32,7 @@ class PositionAttribution(ModelFreeAttribution):
     the cues, and much attention goes to the ends of a sentence. A method should find more than these positions.
 
     Args:
-        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
-        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
-            :class:`~captum_vz.Rollout` can join.
-        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+        forward_func, layer, causal: See :class:`~captum_vz.attr.ModelFreeAttribution`.
         highest: The tokens with the highest score: the "nearest" to the output token, the "first" or the "last".
             "uniform": all tokens have the same score.
 
@@ -77,10 +74,7 @@ class RandomAttribution(ModelFreeAttribution):
     explained one by one would have the same scores, and their average would not be at chance level.
 
     Args:
-        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
-        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
-            :class:`~captum_vz.Rollout` can join.
-        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+        forward_func, layer, causal: See :class:`~captum_vz.attr.ModelFreeAttribution`.
         seed: The seed. Different seeds give different scores.
 
     >>> from captum_vz import RandomAttribution

@@ -59,11 +59,8 @@ class ValueGates(Described):
         layer: The layer (a whole Transformer block) whose values are gated, or a list of layers that share the gates.
             None: all layers that `captum_vz.find_layers(forward_func)` finds.
         device_ids: Not used.
-        attention: "self", "cross" or attention modules, see :class:`~captum_vz.ValueZeroingEffect`.
-        heads: The query heads whose values are gated, see :class:`~captum_vz.ValueZeroing`.
-        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
-        intervention: What a gate of 0 does to a source: "zero", "mean", "knockout" or your own, see
-            :class:`~captum_vz.ValueZeroing`.
+        attention, heads, values: See :class:`~captum_vz.ValueZeroingEffect`.
+        intervention: What a gate of 0 does to a source, see :class:`~captum_vz.ValueZeroing`.
         run: The input whose values are gated, of several, see :meth:`LayerMaps.attribute`.
 
     >>> from captum.attr import IntegratedGradients

@@ -57,10 +57,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids: Not used.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
             Or the attention module of the layer; for several layers, a list of such modules.
-        heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
-        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
-        intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
-            :class:`~captum_vz.ValueZeroing`.
+        heads, values, intervention: See :class:`~captum_vz.ValueZeroing`.
         rows: "all": no token is given the value of the source. "target": one token is not given it, and all others are.
             This is the token that `target` or `token` names. Its effects are those of *edges*, from the source to it.
         by_layer: Whether values are zeroed in one layer at a time. The result has an axis of layers. With

@@ -1,10 +1,51 @@
-"""A generated text as inseq shows it."""
+"""A generated text as inseq shows it, over the image or the sound of its prompt, and read from a file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.methods import Method
+from captum_vz.visualization import draw_audio, draw_image
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMethod(Method):
+    """The method of a result that was read from a file."""
+
+    takes_features = True
+    is_signed: bool = field(default=False, kw_only=True)
+
+    def rows(self, subject: Any, question: Any, features: Any) -> Sequence[Tensor]:
+        """Refused."""
+        raise ArgumentError(f"{self.title} was read from a file, without its model: explain the text again.")
+
+
+def over_signal(found: Any, given: Any, index: int, step: int | None, options: dict[str, Any]) -> Figure:
+    """The scores of the prompt's patches over an image, or of its frames over a sound."""
+    ids = found.prompt.ids
+    runs = [list(group) for _, group in groupby(range(len(ids)), ids.__getitem__)]
+    places = max(runs, key=len)  # the placeholders of an image have one id, the states of an encoder -1
+    if len(places) < 2:
+        raise ArgumentError("the prompt has no tokens of an image or a sound: leave over= out.", "over")
+    steps = range(len(found.rows)) if step is None else [range(len(found.rows))[step]]
+    rows = {found.rows[one].name: found.all_scores[one, places, index] for one in steps}
+    look = {"label": "score" if found.is_signed else "share of the row"}
+    if getattr(given, "ndim", 3) > 2 or not hasattr(given, "shape"):  # images of Pillow have no axes
+        return draw_image(rows, given, **(look | {"title": f"{found.method}, {found.layers[index]}"} | options))
+    if step is None:
+        raise ArgumentError("a sound is drawn for one new token: pass step=, such as 0.", "step")
+    name, row = next(iter(rows.items()))
+    return draw_audio(
+        given, row, **({"sampling_rate": 16000, "title": f"{name}, {found.layers[index]}"} | look | options)
+    )
 
 
 def inseq_form(found: Any, index: int) -> Any:

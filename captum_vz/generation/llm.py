@@ -128,8 +128,8 @@ class LLMTokenMaps(Attribution):
             raise ArgumentError("_inspect_forward is called for changed inputs, but no input is changed. Pass None.")
         if unused := [name for name in ("baselines", "n_samples", "n_steps") if name in kwargs]:
             raise ArgumentError(
-                f"{unused[0]} was passed, but no input is changed and no sample is drawn: leave it out, or use Captum's "
-                "LLMAttribution with gated_input."
+                f"{unused[0]} was passed, but no input is changed and no sample is drawn: leave it out, or use "
+                "Captum's LLMAttribution with gated_input."
             )
         options: dict[str, Any] = dict(GREEDY if gen_args is None else gen_args)
         if target is not None:

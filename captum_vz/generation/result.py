@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from os import PathLike
@@ -19,7 +19,7 @@ from torch import Tensor
 from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
-from captum_vz.generation.forms import inseq_form
+from captum_vz.generation.forms import StoredMethod, inseq_form, over_signal
 from captum_vz.methods import Method, check_layer
 from captum_vz.result import Explanation, Part, Row, TokenText
 from captum_vz.tables import text_table
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
 FORMAT = "captum_vz generation 1"
 STRONGEST = 3  # tokens in a line
-
-
-@dataclass(frozen=True, eq=False)
-class StoredMethod(Method):
-    """The method of a result that was read from a file."""
-
-    takes_features = True
-    is_signed: bool = field(default=False, kw_only=True)
-
-    def rows(self, subject: Any, question: Any, features: Any) -> Sequence[Tensor]:
-        """Refused."""
-        raise ArgumentError(f"{self.title} was read from a file, without its model: explain the text again.")
 
 
 @dataclass(repr=False)
@@ -132,16 +120,16 @@ class GenerationAttribution(Explanation):
         return self.prompt.mask(kinds)
 
     def grouped(self, by: Any, *, joint: bool = True) -> GenerationAttribution:
-        """The scores of words, sentences, sections or spans of the prompt.
+        """The scores of words, clauses, sentences, sections or spans of the prompt.
 
         The method runs again, and zeroes the values of all tokens of a group together. A rollout joins the rows of a
         group by their mean. The last prompt token, whose row belongs to the first generated token, is kept apart until
         the layers are joined. If the method has no joint form (ALTILogit, ALTIPlus, gradients), scores are added up.
 
         Args:
-            by: "words", "sentences", "sections" (the messages of a chat), or spans: a list of (start, stop), or a dict
-                of names to (start, stop). Tokens outside all spans are groups of their own. Or a list with the number
-                of each token's group, as in Captum's `feature_mask`.
+            by: "words", "clauses" (to the next comma, semicolon or colon), "sentences", "sections" (the messages of a
+                chat), or spans: a list of (start, stop), or a dict of names to (start, stop). Tokens outside all spans
+                are groups of their own. Or a list with the number of each token's group, as in Captum's `feature_mask`.
             joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
         """
         member, names = self.prompt.groups(by)
@@ -270,15 +258,31 @@ class GenerationAttribution(Explanation):
         both = torch.cat([scores, prefix], dim=1)
         return cls.of(about["method"], method, both, tuple(about["layers"]), prompt, generated, about["text"])
 
-    def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False, **options: Any) -> Figure:
+    def plot(
+        self,
+        layer: int = -1,
+        *,
+        mask: Tensor | None = None,
+        prefix: bool = False,
+        over: Any = None,
+        step: int | None = None,
+        **options: Any,
+    ) -> Figure:
         """Draw the scores of a layer: generated tokens, each with the share of the prompt, by prompt tokens.
 
         Args:
             layer: The layer; negative counts from the end.
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
-            options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale` and `size`.
+            over: The image or the sound `(samples,)` of the prompt. The scores of its patches are then drawn over it,
+                with a panel for each new token; those of its frames below it.
+            step: With `over`, the new token that is drawn; None: all, for an image.
+            options: Options of :func:`captum_vz.visualization.draw_comparison`, such as `scale` and `size`; with `over`
+                those of :func:`~captum_vz.visualization.draw_image` or :func:`~captum_vz.visualization.draw_audio`,
+                such as `sampling_rate`.
         """
+        if over is not None:
+            return over_signal(self, over, self.layer_index(layer), step, options)
         index, shown = self.layer_index(layer), self._kept(mask)
         if not shown:
             raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")

@@ -2,6 +2,7 @@
 
 from captum_vz.result.explanation import Explanation
 from captum_vz.result.part import Maps, Part, Row
+from captum_vz.result.several import Explanations
 from captum_vz.result.words import TokenText
 
-__all__ = ["Explanation", "Maps", "Part", "Row", "TokenText"]
+__all__ = ["Explanation", "Explanations", "Maps", "Part", "Row", "TokenText"]

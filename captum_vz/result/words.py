@@ -22,6 +22,7 @@ Section = tuple[str, int, int]
 KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 8  # tokens that are decoded before each token
+_CLAUSE_ENDS = frozenset(",;:")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+")
 
 
@@ -107,13 +108,18 @@ class TokenText:
         """The group of each token, numbered from 0 in the order of the text, and the names of given groups.
 
         Args:
-            by: "words", "sentences", "sections", or spans: a list of (start, stop), or a dict of names to such pairs.
-                Tokens outside all spans are groups of their own. Or a list with the number of each token's group.
+            by: "words", "clauses" (to the next comma, semicolon or colon), "sentences", "sections", or spans: a list of
+                (start, stop), or a dict of names to such pairs. Tokens outside all spans are groups of their own. Or a
+                list with the number of each token's group.
         """
         if by == "words":
             return list(self.words), None
         if by == "sentences":
             return list(self.sentences), None
+        if by == "clauses":
+            ends = [self.word_texts[word] in _CLAUSE_ENDS for word in self.words]
+            before = [sum(ends[:place]) for place in range(len(ends))]
+            return _numbered(list(zip(self.sentences, before, strict=True))), None
         if by == "sections":
             if not self.sections:
                 raise ArgumentError(
@@ -130,7 +136,8 @@ class TokenText:
             sections = tuple((str(name), operator.index(start), operator.index(stop)) for name, (start, stop) in pairs)
         except (TypeError, ValueError) as error:
             raise ArgumentError(
-                f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans: pairs of positions (start, stop)."
+                f"by is {by!r}: pass 'words', 'clauses', 'sentences', 'sections', or spans: pairs of positions (start, "
+                "stop)."
             ) from error
         return self._of_spans(sections), sections if isinstance(by, dict) else None
 

@@ -627,9 +627,7 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
     blocks = nn.Sequential(Block(), Block(after=odd if place == "inside" else None))
     model = nn.Sequential(blocks[0], *([odd] if place == "between" else []), blocks[1], *([odd] * (place == "behind")))
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
-    message = "examples of a batch affect each other"
-    if isinstance(odd, Chance):
-        message = "draws random numbers" if place == "inside" else "uses no random numbers"
+    message = "uses no random numbers" if isinstance(odd, Chance) else "examples of a batch affect each other"
     with pytest.raises(AssertionError, match=message):
         ValueZeroingEffect(model, list(blocks)).attribute(x, target=(2, 3))
     if place == "between" and isinstance(odd, Neighbours):  # what it gave is what the last layer gets

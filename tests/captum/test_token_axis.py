@@ -181,7 +181,7 @@ def test_start_logits_have_the_tokens_axis() -> None:
     layer = find_layers(model)[0]
     method = ValueZeroing(lambda x: model(x).start_logits, layer)
     assert torch.equal(method.attribute(ids(2), target=3), method.attribute(ids(2), token=3))
-    with pytest.raises(ArgumentError, match="of type QuestionAnsweringModelOutput"):
+    with pytest.raises(ArgumentError, match="a QuestionAnsweringModelOutput without logits"):
         ValueZeroing(model, layer).attribute(ids(2), target=3)
 
 

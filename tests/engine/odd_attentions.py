@@ -135,9 +135,8 @@ def used_twice(name: str, grouped: bool, copied: bool, mode: Any = None) -> Odd:
         given = value.contiguous().clone() if copied else value
         return (USES | WITHOUT_GRADIENTS)[name](own, merged(attend(query, key, given)), merged(value))
 
-    refused = r"enters torch\.inference_mode" if mode is torch.inference_mode else USED
     by = "zeroing effect" if name in USES and mode is None else "zeroing"
-    return odd(compute, refused, inner=Convolution(), by=by, **({} if mode is None else {"wrap": mode()}))
+    return odd(compute, USED, inner=Convolution(), by=by, **({} if mode is None else {"wrap": mode()}))
 
 
 def loudest_before(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -265,7 +264,7 @@ ATTENTIONS: Table = {
     ),
     **rows("second attention", second_attention, (*UNREAD, "linear by last axes"), SWITCH),
     **rows("used twice", used_twice, USES | WITHOUT_GRADIENTS, SWITCH, SWITCH),
-    **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad, torch.inference_mode)),
+    **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad,)),
     **rows("checkpoint", lambda again: odd(lambda own, x, *p: checkpoint(attend, *p, use_reentrant=again)), SWITCH),
     **rows("checkpoint around projections", lambda again: odd(plain, wrap=partial(checkpointed, again)), SWITCH),
     **rows("once", once, ("one projection", "convolution added", "in place"), ("on", "off", "inference")),

@@ -8,17 +8,14 @@ from functools import partial, wraps
 from itertools import cycle
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
-from captum_vz.errors import RefusedError
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
     Block,
     Conditioned,
-    Convolution,
     Reader,
     SelfAttention,
     as_added,
@@ -288,20 +285,7 @@ def after(*modules: nn.Module, size: tuple[int, int] = (2, 6), **fields: Any) ->
     return Odd(Block(after=nn.Sequential(*modules)), sequences(*size), **fields)
 
 
-def drawing(draw: str, convolved: bool) -> Odd:
-    """Drops now and then. The runs that check the layer mostly agree, so only the generators show it."""
-    modules = *([Convolution()] if convolved else []), Does(lambda x: x if DRAWS[draw]() < 0.999 else 0 * x)
-    return after(*modules, refused="draws random numbers also in eval mode", error=RefusedError, by="zeroing effect")
-
-
-def others_draw() -> Odd:
-    """Random numbers that the model draws before its layer say nothing of the layer."""
-    block = Block(after=Does(lambda x: x))
-    return Odd(block, sequences(2), model=lambda x: block(x + 0 * torch.rand(())))
-
-
 SWITCH = (False, True)
-DRAWS = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy": numpy.random.rand}
 BLOCKS: Table = {
     **rows("finish", finished, FINISHES, [(2, 6)], SWITCH),
     **rows("value that is nearly all", nearly_all, ("module", "neighbours", "norm", "alone"), (1,), (6,)),
@@ -330,11 +314,9 @@ BLOCKS: Table = {
         of_kind, Undecided, refused=r"Undecided names eager_\w+ and sharp_\w+, so .* name one function"
     ),
     "keywords and further outputs": wordy,
-    **rows("draws", drawing, DRAWS, SWITCH),
     "draws for gradients only": lambda: after(
         Does(lambda x: x + 0 * (random.random() if torch.is_grad_enabled() else 0.0))
     ),
-    "others draw": others_draw,
     **rows("places beyond", some_places, (5, 6, 8), (16,)),
     **rows("places beyond", some_places, (40,), (640,)),
 }

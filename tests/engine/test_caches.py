@@ -126,9 +126,7 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
     for _ in range(2):  # a refused call leaves the cache empty
-        with pytest.raises(
-            AssertionError, match="has 12 sources for 7 tokens"
-        ):
+        with pytest.raises(AssertionError, match="has 12 sources for 7 tokens"):
             method(case.model, case.layers).attribute(inputs)
 
 

@@ -88,9 +88,7 @@ def test_named_heads_are_zeroed_together(by_hand: bool, by: str, heads: slice) -
 def test_one_head_says_that_it_is_one(by_hand: bool, by: str) -> None:
     block = Block(by_hand)
     one = {by: next(iter(named(block, by).values()))[0]}
-    with pytest.warns(
-        UserWarning, match="alone, without"
-    ):
+    with pytest.warns(UserWarning, match="alone, without"):
         found = ValueZeroing(block, block, **one).attribute(X)
     torch.testing.assert_close(found, expected_map(block, [block.heads[0]]), rtol=0, atol=1e-7)
 

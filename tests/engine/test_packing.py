@@ -17,6 +17,7 @@ from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import noise_like
 from captum_vz._engine.structure.modules import is_library_code
+from captum_vz._engine.taps.changes import ModuleState
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
@@ -268,12 +269,14 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("code", CODE)
 def test_library_code_is_recognised(code: str) -> None:
     module, expected = CODE[code]
-    assert is_library_code(LayerRecord(module(), (), {})) is expected
+    layer = module()
+    assert is_library_code(LayerRecord(layer, (), {}, state=ModuleState(layer))) is expected
 
 
 def test_changed_class_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not is_library_code(LayerRecord(nn.Linear(2, 2), (), {}))
+    layer = nn.Linear(2, 2)
+    assert not is_library_code(LayerRecord(layer, (), {}, state=ModuleState(layer)))
 
 
 def test_noise_where_there_are_no_numbers() -> None:

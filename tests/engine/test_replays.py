@@ -265,7 +265,7 @@ def test_no_tensor_outlives_the_replay(name: str, example: Example, monkeypatch:
     class Kept(Passing):
         def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
             one = problem.site.attention
-            tensors = (one.values, one.context, one.weights, problem.output, problem.members, problem.active)
+            tensors = (one.values, one.context, one.weights, problem.output, problem.targets.members, problem.active)
             kept.extend(weakref.ref(x) for x in (problem, problem.site.layer, one, *tensors) if x is not None)
             for chunk in self.replay(problem):
                 kept.extend((weakref.ref(chunk.output), weakref.ref(chunk.clean)))

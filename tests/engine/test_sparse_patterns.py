@@ -273,9 +273,7 @@ def test_targets_after_the_inputs() -> None:
     wide, _ = wide_and_full()
     with pytest.raises(AssertionError, match="token 8 is out of range"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, token=TOKENS)
-    with pytest.raises(
-        AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2"
-    ):
+    with pytest.raises(AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, feature_mask=torch.arange(9)[None])
 
 

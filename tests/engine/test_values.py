@@ -153,7 +153,7 @@ NO_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "the attention": (lambda block: block.attention, "they change no other token"),
     "the feed-forward": (lambda block: block.feed_forward[0], "they change no other token"),
     "the norm after": (lambda block: block.norm, "they change no other token"),
-    "the weights": (lambda block: block.attention.attn_dropout, r"values selects \(2, 4, 6, 6\)"),
+    "the weights": (lambda block: block.attention.attn_dropout, r"returned \(2, 4, 6, 6\), and it is unknown"),
     "heads before tokens": (
         lambda block: (block.attention.c_attn, lambda x: by_head(x).transpose(1, 2)),
         "they have 4 rows in 2 examples, and no hidden states have this shape",
@@ -175,6 +175,31 @@ def test_what_is_no_value(values: Any, message: str, dtype: torch.dtype) -> None
     block.spare = nn.Linear(2, 2)
     with pytest.raises((ArgumentError, UnsupportedLayerError), match=message):
         ValueZeroing(block.to(dtype), block, values=values).attribute(sequences(2).to(dtype))
+
+
+class Hooked(Einsum):
+    """TransformerLens: a module that changes nothing returns the values, with tokens or with heads second."""
+
+    def __init__(self, heads_second: bool) -> None:
+        super().__init__()
+        self.hook_v, self.heads_second = nn.Identity(), heads_second
+
+    def cut(self, value: Tensor) -> Tensor:
+        axes = (1, 2) if self.heads_second else (0, 0)
+        return super().cut(self.hook_v(value.transpose(*axes)).transpose(*axes))
+
+
+@pytest.mark.parametrize("heads_second", [False, True])
+@pytest.mark.parametrize("count", [3, HEADS, 6])
+def test_hook_of_four_axes(heads_second: bool, count: int) -> None:
+    """With as many tokens as heads, nothing else says which come second."""
+    block, x = block_of(Hooked(heads_second)), sequences(2, count)
+    part = block.attention.hook_v
+    with pytest.raises(UnsupportedLayerError, match=r"unknown whether tokens or heads come second.*lambda v: v\)"):
+        ValueZeroing(block, block, values=part).attribute(x)
+    select = (lambda v: v.transpose(1, 2)) if heads_second else (lambda v: v)
+    found = ValueZeroing(block, block, values=(part, select), normalize=False).attribute(x)
+    assert_same(found, twin(block, x))
 
 
 def test_a_part_that_runs_twice() -> None:

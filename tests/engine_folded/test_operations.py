@@ -99,7 +99,7 @@ def test_definition(build: Build, firsts: int, causal: bool) -> None:
     zeroed = 2 * T * T * d  # the context of one run
     runs = 2 + (T - 1).bit_length()  # unchanged, all positions perturbed, once a digit: to test the order of values
     expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # projections only
-    expected += (1 + T) * (forward(T, firsts) + zeroed)  # unchanged, and with each source zeroed
+    expected += (1 + T) * (forward(T, firsts) - zeroed)  # unchanged, and with each source zeroed, on known weights
     assert operations(build, "definition") == expected
 
 

@@ -108,6 +108,31 @@ def test_words_and_sentences() -> None:
     assert sentences.scores.shape == (3, 2, 3)
 
 
+def test_clauses() -> None:
+    clauses = found_by().grouped("clauses")
+    expected = ("<bos> the woman 's theater ,", "that anna likes .", "has upset the doctor")
+    assert clauses.prompt.labels == expected
+    assert clauses.scores.shape == (3, 3, 3)
+    torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("the hat, the pictures; some hat: new. the hat", [3, 3, 3, 2, 2]),
+        ("the hat is new", [4]),
+        (", the hat , .", [1, 3, 1]),
+    ],
+)
+def test_clauses_end_at_marks(text: str, sizes: list[int]) -> None:
+    """Tokens of clauses: a mark belongs to the clause before it, and a sentence ends a clause."""
+    _, tokenizer = load_model("causal")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    member, names = TokenText.of(tokenizer, ids).groups("clauses")
+    assert names is None
+    assert [member.count(number) for number in range(max(member) + 1)] == sizes
+
+
 def test_joint_groups_of_a_layer_method() -> None:
     """The columns of a group are those of values zeroed together, which the naive twin zeroes by hand."""
     found = found_by(prompt=PROMPT).grouped([(1, 3), (3, 5)])

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import (
     BertConfig,
     CLIPVisionConfig,
@@ -129,3 +131,36 @@ def test_placeholder_that_the_model_writes() -> None:
 def test_strings_that_stop() -> None:
     found = attribute_generation("causal", "the pictures of some hat", ValueZeroing, 4, stop_strings=["not"])
     assert found.text == "were not"
+
+
+@pytest.mark.parametrize(("make", "extra"), [(llava, 0), (qwen, 0), (captions, 1)])
+def test_patches_are_drawn_over_the_image(make: Any, extra: int) -> None:
+    """A panel for each new token after that of the image, with the scores of the patches in their places."""
+    model, given = make()
+    options = {"suppress_tokens": [IMAGE], "eos_token_id": None}
+    found = attribute_generation((model.eval(), None), given, ValueZeroing, 2, **options)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
+    start = found.prompt.ids.index(IMAGE) if IMAGE in found.prompt.ids else extra
+    for picture, layer in ((image, -1), (np.asarray(image), 0), (torch.rand(3, 16, 16), 1)):
+        panels = found.plot(layer, over=picture).axes
+        assert [panel.get_title() for panel in panels[:3]] == ["image", *(row.name for row in found.rows)]
+        for row, panel in zip(found.scores[..., layer], panels[1:3], strict=True):
+            drawn = torch.tensor(np.asarray(panel.images[1].get_array()))
+            torch.testing.assert_close(drawn, row[start : start + 4].view(2, 2).double())
+    assert [panel.get_title() for panel in found.plot(over=image, step=-1).axes[:2]][1] == found.rows[1].name
+
+
+def test_frames_are_drawn_below_the_sound() -> None:
+    model, given = whisper()
+    found = attribute_generation((model.eval(), None), given, ValueZeroing, 2, eos_token_id=None)
+    panel = found.plot(over=torch.randn(3200), step=1, sampling_rate=16000, vmax=1.0).axes[0]
+    bars = torch.tensor([one.get_height() for one in panel.patches][:10]).float()
+    torch.testing.assert_close(bars, found.scores[1, :10, -1].clamp(max=1), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError, match="pass step="):
+        found.plot(over=torch.randn(3200))
+
+
+def test_prompt_without_an_image_is_named() -> None:
+    found = attribute_generation("causal", "the pictures of some hat", max_new_tokens=1)
+    with pytest.raises(ArgumentError, match="the prompt has no tokens of an image or a sound"):
+        found.plot(over=torch.rand(3, 8, 8))

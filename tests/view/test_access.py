@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from captum_vz.visualization import save_html, text_record, view
 from tests.view.pages import TOKENS, Open, layer, numbers, part, release, shares, shown_layer, token, violations
@@ -46,6 +47,15 @@ def test_axe_finds_nothing(theme: str, opened: Open) -> None:
     assert not violations(page)
     part(page, "predict")
     token(page, "pic").click()
+    assert not violations(page)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_checks_all_heads(theme: str, opened: Open) -> None:
+    heads = [torch.stack(maps)[None] for maps in TWO.values()]
+    page = opened(view(heads, TOKENS, token=5, theme=theme).html())
+    part(page, "heads")
+    at_rest(page)
     assert not violations(page)
 
 

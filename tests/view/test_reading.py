@@ -136,6 +136,30 @@ def test_heads_have_rows_of_their_own(opened: Open) -> None:
     assert_shows(page, heads[0][0, 1], 5)
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1000])
+def test_all_heads_on_one_screen(opened: Open, theme: str, width: int) -> None:
+    """A small map for each head. A click shows this head, and a tab that has no use is hidden."""
+    heads = [torch.stack([shares(COUNT, 10 * layer + head) for head in range(3)])[None] for layer in range(2)]
+    page = opened(view(heads, TOKENS, token=5, theme=theme).html(), viewport={"width": width, "height": 800})
+    page.locator("#heads").click()
+    cells = page.locator("#every button")
+    assert cells.evaluate_all("all => all.map((one) => one.title)") == [
+        f"layer {layer}, head {head}" for layer in range(2) for head in range(3)
+    ]
+    assert page.locator("#every span").all_inner_texts() == ["layer 0", "layer 1"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = "one => [...one.getContext('2d').getImageData(0, 0, one.width, one.height).data]"
+    pixels = torch.tensor(page.locator("#every canvas").nth(1).evaluate(drawn)).view(COUNT, COUNT, 4)[..., 0]
+    away = (pixels - pixels.max() if theme == "light" else pixels - pixels.min()).abs()
+    assert away.argmax(1).tolist() == heads[0][0, 1].argmax(1).tolist()
+    assert not page.locator("#depths").is_visible()
+    cells.nth(1).click()
+    assert shown_layer(page) == "layer 0, head 1"
+    assert page.locator("#depths").is_visible()
+    assert not opened(view(TWO, TOKENS).html()).locator("#heads").is_visible()
+
+
 def test_address_keeps_token_and_layer(opened: Open) -> None:
     page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5).html())
     token(page, "of").click()

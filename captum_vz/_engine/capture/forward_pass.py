@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,6 @@ from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
-    is_replica,
     modules_of,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -66,9 +66,7 @@ def layer_hooks(
     """
     this_pass = current_pass.get()
 
-    def is_ours(module: nn.Module) -> bool:
-        if is_replica(module):  # in a thread of its own, which inherits no context
-            raise RefusedError("forward_func runs replicas of the model. Pass the module that DataParallel wraps.")
+    def is_ours() -> bool:
         return current_pass.get() is this_pass  # all threads that use the model share its hooks
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
@@ -77,7 +75,7 @@ def layer_hooks(
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
         # the hook is being added or removed. Only runs of this pass are handled.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-            if is_ours(module):
+            if is_ours():
                 # The user may have added hooks since. Ours are the first and the last that see the output.
                 hooks: Any = forward_hooks(module)
                 for number, hook in list(hooks.items()):
@@ -88,11 +86,11 @@ def layer_hooks(
                 thread_handler.set(handler)
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if id(module) in running and is_ours(module) and output_hooks(module) and not running[id(module)][-1]:
+            if id(module) in running and is_ours() and output_hooks(module) and not running[id(module)][-1]:
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in tensors_in(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
-            if not is_ours(module):
+            if not is_ours():
                 return None
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
@@ -113,16 +111,13 @@ def layer_hooks(
         return before, returned, after
 
     walks = [modules_of(layer) for layer in layers]
-    modules = list({id(module): module for walk in walks for module in walk}.values())
-    submodules = {id(module): module for walk in walks for module in walk[1:]}
+    modules = list(dict.fromkeys(itertools.chain(*walks)))
+    submodules = list(dict.fromkeys(itertools.chain(*(walk[1:] for walk in walks))))
     with Changes() as changes:
-        changes.keep_hooks(modules)
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
             tap.attach(modules, changes)
-        for module in submodules.values():
-            add_before, add_after = module.register_forward_pre_hook, module.register_forward_hook
-            changes.hook(partial(add_before, on_submodule_enter), partial(add_after, on_submodule_exit))
+        changes.hook_each(submodules, on_submodule_enter, on_submodule_exit)
         for index, layer in enumerate(layers):
             before, returned, after = hooks_of(index)
             first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
@@ -134,7 +129,8 @@ def layer_hooks(
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:
     """A layer's arguments on the device that it runs on."""
     # A wrapper of the layer's forward moves them if accelerate spreads a model over devices. Replays run without it.
-    hook = accelerate_hook(layer)
+    if (hook := accelerate_hook(layer)) is None:
+        return arguments
     devices = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
     device = next((one for one in reversed(devices) if one is not None), None)
     if device is None:
@@ -159,9 +155,7 @@ class LayerPass:
     given: Sequence[ValueProjection] = ()  # where the user says that the values of each layer are
     chosen: Sequence[Sequence[int]] | None = None  # the numbers of the runs of each layer to record. None: all
     results: LayerResults = field(default_factory=list, init=False)  # after `run`
-
-    def __post_init__(self) -> None:
-        self._count: Counter[int] = Counter()
+    _count: Counter[int] = field(default_factory=Counter, init=False)  # how often each layer has begun, by id
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """What `forward` returns. A pass runs once. UnsupportedLayerError: a layer was not run."""
@@ -173,8 +167,9 @@ class LayerPass:
             changes.set(results_of_pass, ResultsOfPass())
             with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
                 output = forward()
+        ran = {index for index, _ in self.results}
         for index, layer in enumerate(self.layers):
-            if not any(index == run for run, _ in self.results):
+            if index not in ran:
                 parts = (
                     "No model runs a ModuleList. If it holds the parts of a block (vit-pytorch, x-transformers), pass "
                     "the attention module in it: its map leaves out the rest of the block."
@@ -201,11 +196,11 @@ class LayerPass:
                 "explain the model of that library."
             )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
-        if (shared := results_of_pass.get()) and (state.own_parts or is_hooked(layer)):
+        if (shared := results_of_pass.get()) and (state.own_code or is_hooked(layer)):
             shared.forget()
         record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None
-        if any(type(x).__name__ == "DTensor" for x in record.parameters):
+        if "DTensor" in {type(x).__name__ for x in record.parameters}:
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "
                 "them knows only a part of it: load the model without a plan, or over devices by device_map='auto'."
@@ -318,7 +313,8 @@ def given_states(
 
 def check_no_dropout(layer: nn.Module) -> None:
     """Refuse active dropout: each run of the layer would differ, and distances would be noise."""
-    for name, module in layer.named_modules():
+    named = layer.named_modules() if any(one.training for one in modules_of(layer)) else ()
+    for name, module in named:
         if not module.training:
             continue
         rates = {"p": module.p} if isinstance(module, DropoutModule) else vars(module).copy()

@@ -46,10 +46,10 @@ class SiteHandler(AttentionHandler):
         return self.change_call(call)
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        inline, projected = self.attention.inline, first_tensor(output)
-        if inline is None or projected is None:
+        inline = self.attention.inline
+        if inline is None or not any(module is x for x in (inline.projection, inline.other_projection, *inline.places)):
             return None
-        if not any(module is one for one in (inline.projection, inline.other_projection, *inline.places)):
+        if (projected := first_tensor(output)) is None:
             return None
         self._site_calls += 1
         row, own = inline.places.get(module, (inline.row, slice(None)))
@@ -94,6 +94,14 @@ class Intervene(ContextHandler):
     zeroed: Tensor
     intervention: Intervention
     real: Tensor | None = None  # the sources that are no padding, (copies, in). None: all
+    on_clean_input: bool = False  # whether the layer runs on its clean input, so that its weights are known
+
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        weights, context = self.attention.weights, self.attention.context
+        known = self.on_clean_input and call.explained and self.attention.calls == 1
+        if not known or weights is None or context is None:
+            return super().change_call(call)
+        return torch.empty_like(context).copy_(self.new_context(context, weights, call.values)), weights
 
     def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         # Summed over the other sources. The context minus the zeroed values would be rounding if little is left.

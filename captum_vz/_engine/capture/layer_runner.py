@@ -28,7 +28,7 @@ from captum_vz._engine.numerics.tensors import (
     map_each,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
-from captum_vz._engine.taps.changes import without_autocast
+from captum_vz._engine.taps.changes import ModuleState, without_autocast
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
 from captum_vz._private import accelerate_hook, own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -157,12 +157,12 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
     """A copy of a module in which other modules stand for some of its submodules. The module is not touched."""
     if module in replacements:
         return replacements[module]
-    children = {name: child for name, child in own_modules(module).items() if child is not None}
-    copies = {name: with_submodules_replaced(child, replacements) for name, child in children.items()}
-    if all(copies[name] is child for name, child in children.items()):
-        return module
-    copied = without_hooks(module)
-    own_modules(copied).update(copies)
+    copied = module
+    for name, child in own_modules(module).items():
+        other = None if child is None else with_submodules_replaced(child, replacements)
+        if other is not child:
+            copied = without_hooks(module) if copied is module else copied
+            own_modules(copied)[name] = other
     return copied
 
 
@@ -257,7 +257,7 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
         again = replace(record, layer=layer, args=args, kwargs=kwargs, attentions=[], modules_run=[], module_rows={})
-        again.module_io, again.steps = {}, None if record.steps is None else []
+        again.module_io, again.steps, again.state = {}, None if record.steps is None else [], ModuleState(layer)
         recorder = Recorder(again)
         with without_autocast(record.first_output.device):
             recorder.finish(run_again(again, recorder))

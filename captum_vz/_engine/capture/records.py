@@ -34,7 +34,7 @@ from captum_vz._engine.taps.projection import (
     is_value_projection,
     visible_by_argument,
 )
-from captum_vz._private import modules_of, own_modules, own_parameters
+from captum_vz._private import own_modules, own_parameters
 from captum_vz.errors import UnsupportedLayerError
 
 
@@ -122,16 +122,17 @@ class LayerRecord:
     given: ValueProjection | None = None  # where the user says that the values are
     layout: str = "tokens"  # how the attention sees them: "tokens", "streams" (several vectors each) or "windows"
     inputs: tuple[Any, ...] = ()  # what the user's call was given, if it is known
+    kind: tuple[Any] | None = None  # by `once_a_kind`, when it is first asked
     projects_more: nn.Module | None = None  # an attention module that projects more than values by the same weights
 
     @property
     def name(self) -> str:
         return type(self.layer).__name__
 
-    @cached_property
+    @property
     def modules(self) -> list[nn.Module]:
         """The layer and all its submodules."""
-        return modules_of(self.layer)
+        return self.state.modules
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:

@@ -220,11 +220,6 @@ class ReplayProblem:
         each = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
         return each if self.asked.groups is None else self.asked.groups
 
-    @property
-    def members(self) -> Tensor:
-        """The sources of each group, `(batch, group, member)`, -1 where a group has fewer members."""
-        return self.targets.members
-
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
         """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
         site = self.site
@@ -259,7 +254,7 @@ class ReplayProblem:
     def place(self, chunk: ReplayChunk) -> Tensor:
         """Where the pairs of a chunk stand in the map, counted through it, `(n,)`."""
         count = self.site.shape.out if self.asked.rows is None else self.asked.rows.shape[1]
-        given = self.targets, count, self.members.shape[1], chunk.target, chunk.group
+        given = self.targets, count, self.targets.members.shape[1], chunk.target, chunk.group
         return once_a_pass(_places, *given) if chunk.shared else _places(*given)
 
     def empty_map(self) -> Tensor:
@@ -268,7 +263,7 @@ class ReplayProblem:
         values = self.site.attention.values
         dtype = torch.promote_types(values.dtype, torch.float32)
         count = shape.out if rows is None else rows.shape[1]
-        return torch.zeros(shape.batch, count, self.members.shape[1], dtype=dtype, device=values.device)
+        return torch.zeros(shape.batch, count, self.targets.members.shape[1], dtype=dtype, device=values.device)
 
 
 class ReplayChunk(NamedTuple):

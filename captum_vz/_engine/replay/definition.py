@@ -6,7 +6,7 @@ run of the layer for each group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -26,6 +26,7 @@ from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
+    from captum_vz._engine.capture.layer_runner import LayerRunner
     from captum_vz._engine.structure.site import AttentionSite
 
 # From this number of runs of one layer on, a warning names their cost.
@@ -71,11 +72,12 @@ class DefinitionReplay:
             cause = "its quantised activations share one scale" if _is_quantised(site) else cause
             raise CannotReplayError(f"{cause}: pass one sentence at a time")
         windows, batch, out = site.windows, problem.targets.batch, problem.targets.out
-        plain = partial(_run, problem) if windows is None else windows.again
+        run = partial(_run, problem, site.runner())
+        plain = run if windows is None else windows.again
         whole = plain() if windows is None else windows.clean[0]
         clean = whole[batch, out]
         check_reproduced(clean, problem.clean)
-        count, runs = _group_runs(problem, whole) if windows is None else _window_runs(problem, windows)
+        count, runs = _group_runs(problem, whole, run) if windows is None else _window_runs(problem, windows)
         if count > MANY_RUNS:
             site.layer.warnings.append(
                 f"layer {site.layer.index} ({site.layer.name}) runs {count} times, once for each group of sources,"
@@ -92,9 +94,9 @@ class DefinitionReplay:
             check_reproduced(plain()[batch, out], problem.clean)
 
 
-def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
+def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], Tensor]) -> Runs:
     """One run for each group. Examples that depend on each other lose their values in runs of their own."""
-    site, groups = problem.site, torch.arange(problem.members.shape[1], device=problem.members.device)
+    site, groups = problem.site, torch.arange(problem.targets.members.shape[1], device=problem.targets.members.device)
     (batch, _, out, _), device = site.shape, groups.device
     in_group = (problem.group_of[:, None] == groups[:, None]) & site.source_mask[:, None]  # (batch, group, in)
     active = torch.zeros(in_group.shape[:2], dtype=torch.bool, device=device)
@@ -117,7 +119,12 @@ def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
             zeroed = in_group[:, group] & chosen[:, None]
             number = torch.where(active[:, group] & chosen, group, NO_POSITION)
             steps.append((zeroed, number[None, :, None].expand(1, batch, out)))
-    return len(steps), ((clean, _run(problem, zeroed)[None], number) for zeroed, number in steps)
+    at_once = max(1, min(problem.chunk_rows // (batch * out), problem.asked.max_groups or len(steps)))
+    some = (steps[start : start + at_once] for start in range(0, len(steps), at_once))
+    return len(steps), (
+        (clean, torch.stack([run(zeroed) for zeroed, _ in few]), torch.cat([number for _, number in few]))
+        for few in some
+    )
 
 
 def _is_quantised(site: AttentionSite) -> bool:
@@ -130,7 +137,7 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
     A layer of unknown code may do something for all its positions as long as one of them needs it. Packed pairs show
     this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`.
     """
-    site, groups = problem.site, problem.members.shape[1]
+    site, groups, runner = problem.site, problem.targets.members.shape[1], problem.site.runner()
     totals = scores.sum(1).flatten()
     order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
     for number in dict.fromkeys([*order[:SAMPLE], *order[-1:]]):
@@ -139,22 +146,23 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
         zeroed[example] = (problem.group_of[example] == group) & site.source_mask[example]
         target = ((problem.targets.batch == example) & problem.active[:, group]).nonzero().flatten()
         try:
-            output = _run(problem, zeroed)
+            output = _run(problem, runner, zeroed)
         except CannotReplayError:  # it needs a cache, for example: no run shows anything
             return
         yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
 
 
-def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
+def _run(problem: ReplayProblem, runner: LayerRunner, zeroed: Tensor | None = None) -> Tensor:
     """The layer's output `(batch, out, d)` with values zeroed where `zeroed (batch, in)` is True."""
     site = problem.site
     zeroed = torch.zeros_like(site.source_mask) if zeroed is None else zeroed
     zeroed = zeroed[:, None] & problem.heads[:, None]
-    return _run_handled(site, Intervene(site.attention, zeroed, problem.intervention, site.source_mask))
+    handler = Intervene(site.attention, zeroed, problem.intervention, site.source_mask, on_clean_input=True)
+    return _run_handled(site, runner, handler)
 
 
-def _run_handled(site: AttentionSite, handler: ContextHandler) -> Tensor:
-    output = site.runner().run(handler)
+def _run_handled(site: AttentionSite, runner: LayerRunner, handler: ContextHandler) -> Tensor:
+    output = runner.run(handler)
     handler.check_called()
     output = site.attention.batch_first(output)
     if output.shape[:2] != (site.shape.batch, site.shape.out):
@@ -164,11 +172,11 @@ def _run_handled(site: AttentionSite, handler: ContextHandler) -> Tensor:
 
 def _examples_are_independent(problem: ReplayProblem) -> bool:
     """Whether no example depends on others of the batch: noise in every second example moves no other one."""
-    site, output = problem.site, problem.output
+    site, output, runner = problem.site, problem.output, problem.site.runner()
     for strength, odd in product(PROBE_STRENGTHS, (0, 1) if len(output) > 1 else ()):
         clean = torch.arange(len(output), device=output.device) % 2 == odd
         handler = ScaleNoise(site.attention, torch.where(clean, 0, strength))
-        answer = run_with_noise(partial(_run_handled, site, handler), strength)
+        answer = run_with_noise(partial(_run_handled, site, runner, handler), strength)
         if answer is not None and not is_reproduced(answer[clean], output[clean]):
             return False
     return True
@@ -186,7 +194,7 @@ def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
         source[place, windows.window] = (position % sources).where(held, NO_POSITION)
         group = source[:, window_of_output].where(window_of_output != NO_POSITION, NO_POSITION)
     else:
-        number = torch.arange(problem.members.shape[1], device=position.device)[:, None]
+        number = torch.arange(problem.targets.members.shape[1], device=position.device)[:, None]
         zeroed = (problem.group_of.flatten()[position] == number) & held
         group = number[..., None].expand(-1, batch, out)
     at_once = min(windows.at_once, problem.asked.max_groups or len(zeroed))

@@ -39,6 +39,7 @@ from captum_vz._engine.replay.base import (
     ReplayProblem,
 )
 from captum_vz._engine.replay.unknown_code import is_independent
+from captum_vz._engine.structure.modules import once_a_kind
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
@@ -277,7 +278,10 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     pairs = PackedPairs(site, first_tensor_only)
     if not problem.trust.library and not site.follows_token_order():
         raise CannotReplayError("its values stand in another order than its tokens")
-    if not problem.trust.independent:
+    if not problem.trust.library:
+        run = len(problem.targets), problem.targets.count, problem.chunk_rows, first_tensor_only
+        once_a_kind(site.layer, run, _check_independent, pairs, problem)
+    elif not problem.trust.independent:  # by their numbers, experts of a library may make tokens compete
         _check_independent(pairs, problem)
     return pairs
 
@@ -331,10 +335,10 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    known, values, groups = problem.site.attention.weights, problem.site.attention.values, problem.members.shape[1]
+    known, values = problem.site.attention.weights, problem.site.attention.values
+    heads, groups = problem.site.shape.heads, problem.targets.members.shape[1]
     assert known is not None  # as above
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    heads = problem.site.shape.heads
     contexts = values.new_empty(len(target), heads, values.shape[-1])
     number = batch * groups + group
     for one in number.unique().tolist():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ from captum_vz._engine.numerics.tensors import (
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code, once_a_kind
-from captum_vz._engine.taps.changes import random_states
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (
     SET_GRADIENTS,
@@ -94,33 +92,15 @@ ONE_CALL = "so some heads cannot be read. Compute all by one call of scaled_dot_
 
 
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
-    """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
+    """Check that a layer mixes its tokens only in the attention that is read. Library code does.
 
-    Library code does neither. With `values_once`, nothing else may use the values of the attention.
+    With `values_once`, nothing else may use the values of the attention.
     """
-    if not is_library_code(site.layer):
-        once_a_kind(site.layer, (site.attention.calls_before, values_once), _check, site, values_once)
-
-
-def _check(site: AttentionSite, values_once: bool) -> None:
-    before = random_states()
-    problem = _problem(site, values_once)
-    # Another thread may draw numbers too, but hardly also in one more run. Gradients may be why the layer drew.
-    if before != random_states() and _draws(site):
-        raise RefusedError(
-            f"The layer {site.layer.name} draws random numbers also in eval mode, so no two runs of it agree. Switch "
-            "off what is random in it (stochastic depth, dropout by hand), or pass another layer."
-        )
+    if is_library_code(site.layer):
+        return
+    problem = once_a_kind(site.layer, (site.attention.calls_before, values_once), _problem, site, values_once)
     if problem is not None:
         raise UnsupportedLayerError(f"The layer {site.layer.name} {problem}, or pass another layer.")
-
-
-def _draws(site: AttentionSite) -> bool:
-    """Whether random numbers are drawn while the layer runs."""
-    before = random_states()
-    with suppress(CannotReplayError):
-        site.runner().run(SiteHandler(site.attention))
-    return before != random_states()
 
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:
@@ -135,9 +115,7 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
     try:
         with inference_mode(False), torch.enable_grad():
             graph = _Graph(site)
-            if graph.in_inference_mode:
-                problem = f"enters torch.inference_mode, {UNTESTED}. Use torch.no_grad there"
-            elif is_reproduced(graph.output.detach(), clean):
+            if is_reproduced(graph.output.detach(), clean):
                 problem = _other_use(site, graph, values_once)
             else:
                 problem = f"returns other numbers under torch.enable_grad, {UNTESTED}. {INDEPENDENT}"
@@ -163,7 +141,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
-        self.in_inference_mode = False  # whether the layer switches gradients off in a way that cannot be undone
         # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
         self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
@@ -185,7 +162,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is SET_GRADIENTS:
             return None
-        self.in_inference_mode |= torch.is_inference_mode_enabled()
         args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
@@ -195,9 +171,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         return result
 
     def _in_graph(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or self.in_inference_mode or not value.is_inference():
-            return value
-        return self.clones.setdefault(id(value), (value, value.clone()))[1]
+        inference = isinstance(value, Tensor) and value.is_inference()
+        return self.clones.setdefault(id(value), (value, value.clone()))[1] if inference else value
 
     def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
         """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""

@@ -124,7 +124,7 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
         single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model), and not a stack."
         advice = f"{advice} If the layer is a stack of blocks, pass one of them." if advice else single
         raise UnsupportedLayerError(f"The layer {name} called attention {len(found)} times in one run.{advice}")
-    if is_cross and len(found) != 2:
+    if is_cross and len(found) != 2 and _unreadable_before(layer, found[0]) is None:
         raise UnsupportedLayerError(
             f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
             "attention='self', or the layers of a decoder that reads an encoder."
@@ -139,13 +139,14 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
             f"second one is no cross-attention.{_advice(layer)}"
         )
-    unreadable = _unreadable_before(layer, found[is_cross])
+    chosen = found[-1 if is_cross else 0]
+    unreadable = _unreadable_before(layer, chosen)
     if unreadable is not None:
         raise UnsupportedLayerError(
             f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
             f"unknown which of them attention={attention!r} means.{_advice(layer)}"
         )
-    return found[is_cross]
+    return chosen
 
 
 def _advice(layer: LayerRecord) -> str:

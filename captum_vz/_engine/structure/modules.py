@@ -56,7 +56,8 @@ def once_a_kind(layer: LayerRecord, also: tuple[Any, ...], compute: Callable[...
 
     For what the code of a layer decides and its numbers do not. An error is not kept.
     """
-    results, kind = results_of_pass.get(), _kind(layer)
+    results, layer.kind = results_of_pass.get(), layer.kind or (_kind(layer),)
+    (kind,) = layer.kind
     if results is None or kind is None:
         return compute(*given)
     key = compute, *also, *kind
@@ -163,8 +164,9 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 
 def _holds_library_code(module: nn.Module) -> bool:
     """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
-    held = filter(callable, vars(module).copy().values())
-    functions = [x for x in held if not isinstance(x, (nn.Module, Tensor, type))]
+    own = vars(module).copy()
+    held = [own[name] for name in own.keys() - NOT_SETTINGS]
+    functions = [x for x in held if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = accelerate_hook(module)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
     return (

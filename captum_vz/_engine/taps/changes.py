@@ -49,7 +49,7 @@ from captum_vz._private import (
 T = TypeVar("T")
 Action = Callable[[], Any]
 # Changes that passes of several threads may need: who needs each, and what takes it back.
-_shared: dict[Hashable, tuple[list[Changes], Action]] = {}
+_shared: dict[Hashable, tuple[list[Changes], Action | None]] = {}
 _lock = threading.RLock()
 # Where a module, or torch for all modules, keeps hooks and what it knows of each.
 _of_module, _of_all = (
@@ -111,29 +111,50 @@ class Changes(ExitStack):
 
     def hook(self, *registers: partial[Any]) -> None:
         """Register hooks of one module, or of all modules. Each argument is a register function with its hook."""
-        owner, hooks = getattr(registers[0].func, "__self__", module_of_torch), [one.args[0] for one in registers]
+        owner = getattr(registers[0].func, "__self__", module_of_torch)
         tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
-        made = lambda: [register() for register in registers], partial(_remove_hooks, tables, hooks)
-        self.share((id(owner), *hooks), lambda: made)
+        self.callback(_remove_hooks, tables, [one.args[0] for one in registers])
+        for register in registers:
+            register()
 
-    def keep_hooks(self, modules: Sequence[nn.Module]) -> None:
-        """Remove hooks that the model's own code adds to modules and leaves there when it fails (PEFT's adapters)."""
+    def hook_each(self, modules: Sequence[nn.Module], enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
+        """Register a hook before and a hook after the forward of each module, unless another pass has.
+
+        If the block fails, hooks go that the model's own code added to modules and left there (PEFT's adapters).
+        """
         before = {id(hook) for table in _hook_tables(modules) for hook in list(table.values())}
 
         def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
-            if error is None:
-                return
-            for table in _hook_tables(modules):
-                for number, hook in list(table.items()):
-                    own = str(getattr(hook, "__module__", "")).startswith("captum_vz.")  # another thread's pass
-                    if id(hook) not in before and not own:
-                        table.pop(number, None)
+            with _lock:
+                for one in modules:
+                    users = _shared.get(("hooks", id(one)), ([], None))[0]
+                    if self in users:
+                        users.remove(self)
+                    if not users:
+                        _shared.pop(("hooks", id(one)), None)
+                    for table in _hook_tables([one]):
+                        for number, hook in list(table.items()):
+                            left = error is not None and id(hook) not in before and not _is_ours(hook)
+                            if left or (not users and (hook is enter or hook is leave)):
+                                table.pop(number, None)
 
         self.push(remove)
+        with _lock:
+            for one in modules:
+                users = _shared.setdefault(("hooks", id(one)), ([], None))[0]
+                users.append(self)
+                if len(users) == 1:
+                    one.register_forward_pre_hook(enter)
+                    one.register_forward_hook(leave)
 
 
 def _hook_tables(modules: Sequence[nn.Module]) -> list[dict[int, Any]]:
     return [table for one in modules for table in (forward_pre_hooks(one), forward_hooks(one)) if table]
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a pass registered a hook: this one or that of another thread."""
+    return str(getattr(hook, "__module__", "")).startswith("captum_vz.")
 
 
 def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
@@ -204,14 +225,13 @@ class ModuleState:
     """The state of a layer and its arguments before its run in the clean pass, at any depth.
 
     Replays are given copies. What closures, classes, files, iterators and torch's generators hold is not copied.
+    Modules of the libraries write into buffers only, and set attributes. They leave their arguments alone.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
         self.modules = [] if layer is None else modules_of(layer)
-        # The libraries' layers leave their arguments alone.
-        self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
         packages = {type(one).__module__.partition(".")[0] for one in self.modules}
-        self.own_parts = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
+        self.own_code = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
         given = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)] if self.own_code else []
         held = self._tensors()
         self.held = set(map(id, held))
@@ -228,12 +248,10 @@ class ModuleState:
 
     def copied(self, arguments: T, changes: Changes) -> T:
         """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
-        own = (vars(one).copy().items() for one in self.modules)  # copied: other threads may set attributes meanwhile
-        held = [{name: value for name, value in each if _may_change(name, value)} for each in own]
-        shared: list[Any] = []
-        given = arguments if self.own_code else None
-        if given is not None or any(held):
-            given, held, shared = _copied(given, held, type(self.modules[0]).__name__)
+        given, held, shared = arguments, [], list[Any]()
+        if self.own_code:
+            held = [{name: x for name, x in _attributes(one).items() if _may_change(x)} for one in self.modules]
+            given, held, shared = _copied(arguments, held, type(self.modules[0]).__name__)
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
@@ -244,11 +262,11 @@ class ModuleState:
             tensors, known = [*tensors, *inside], known | set(map(id, inside))
         each = {id(x): x for x in tensors if id(x) in known and not x.is_meta}.values()
         written = [(x, x.clone()) for x in each]
-        holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
+        holders = [*map(vars, self.modules), *filter(None, map(own_buffers, self.modules))]
         before = [holder.copy() for holder in holders]
 
         def give() -> None:
-            for one, copies in zip(self.modules, held, strict=True):
+            for one, copies in zip(self.modules, held, strict=False):
                 vars(one).update(copies)
 
         def restore() -> None:
@@ -264,11 +282,11 @@ class ModuleState:
                         x.detach().copy_(clean)
 
         changes.share(("state", id(self.modules[0])), lambda: (give, restore))
-        return arguments if given is None else given
+        return given
 
     def _tensors(self) -> list[Tensor]:
-        """The buffers of the modules, and tensors among their attributes."""
-        holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
+        """The buffers of the modules, and tensors among the attributes of own code."""
+        holders = [*map(own_buffers, self.modules), *(map(_attributes, self.modules) if self.own_code else ())]
         return [x for holder in holders for x in list(holder.values()) if issubclass(type(x), Tensor)]
 
     def _is_written(self, x: Tensor) -> bool:
@@ -279,9 +297,15 @@ class ModuleState:
         return self.versions.get(id(x)) != now
 
 
-def _may_change(name: str, value: Any) -> bool:
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that may be state."""
+    own = vars(module).copy()  # other threads may set attributes meanwhile
+    return {name: own[name] for name in own.keys() - _NOT_READ}
+
+
+def _may_change(value: Any) -> bool:
     kind = type(value)  # configs make isinstance slow
-    return not (name in _NOT_READ or kind in _PLAIN or issubclass(kind, _SHARED) or _is_of_libraries(kind))
+    return not (kind in _PLAIN or issubclass(kind, _SHARED) or _is_of_libraries(kind))
 
 
 def _is_of_libraries(kind: type) -> bool:
@@ -350,8 +374,7 @@ def random_states() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and numpy's random numbers."""
     of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     of_torch = [x.numpy().tobytes() for x in (torch.get_rng_state(), *of_devices)]
-    of_numpy = tree_leaves(np.random.get_state(legacy=False))
-    return *of_torch, random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in of_numpy)
+    return *of_torch, random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def repeated(call: Callable[[], Any]) -> Any:

@@ -60,7 +60,7 @@ class Runs:
         self._last: ReturnedTensor | None = None  # what the layer that ran last returned
         self._led: set[int] = set()  # the layers that led to it
         self._random = random_states()
-        self._draws = False  # whether random numbers were drawn before a layer returned
+        self._draws = False  # whether random numbers were drawn before the last layer returned
         self.warnings: list[str] = []
         self.chosen = None if run is None else self._choose(run)
 
@@ -69,7 +69,8 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
-        self._draws = self._draws or self._random != random_states()
+        if record.index == len(self._layers) - 1:  # to compare takes longer than most of what is done for a layer
+            self._draws = self._draws or self._random != random_states()
         if record.name.lower().endswith(("attention", "attn")):
             self._attention_module = self._layers[record.index]
         output = first_tensor(record.output)

@@ -169,6 +169,12 @@ def _checked(select: Select, name: str) -> Select:
     def selected(projected: Tensor) -> Tensor:
         found = select(projected)
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if isinstance(found, Tensor) and found.dim() == 4 not in axes:
+            raise UnsupportedLayerError(
+                f"{name} returned {shape}, and it is unknown whether tokens or heads come second. For (batch, tokens, "
+                "heads, d_head), pass values=(part, lambda v: v). For (batch, heads, tokens, d_head), pass "
+                "(part, lambda v: v.transpose(1, 2))."
+            )
         if not isinstance(found, Tensor) or found.dim() not in axes:
             raise UnsupportedLayerError(
                 f"values selects {shape} from what {name} returned, {tuple(projected.shape)}. Pass (part, function): "

@@ -289,12 +289,13 @@ function paint() {
     view.answer.replaceChildren(...(asking ? [] : answerOf(view.map, item).map(isolated)));
     paintTokens(view, item);
   }
-  const open = { ask: quiz, second: tab === 'two', table: tab === 'numbers', settings: tab === 'options', read: !asking, depths: !asking && tab !== 'numbers' && (item || !quiz) };
+  const open = { ask: quiz, second: tab === 'two', table: tab === 'numbers', settings: tab === 'options', read: !asking, every: tab === 'heads', depths: !asking && !['numbers', 'heads'].includes(tab) && (item || !quiz) };
   for (const [id, one] of Object.entries(open)) $(id).hidden = !one;
   if (open.depths) for (const view of shown) {
     for (const strip of view.strips) paintStrip(view, strip, item);
     if (view.whole) paintWhole(view, item);
   }
+  if (open.every) paintEvery(shown[0]);
   $('read').replaceChildren(...(asking ? [] : sentences(item).map((parts) => element('p', parts.map(isolated)))));
   $('svg').parentNode.hidden = asking;
   paintLegend();
@@ -466,6 +467,22 @@ function paintWhole({ map, whole, leftwards }, item) {
   Object.assign(whole.frame.style, { left: `${whole.x - 1}px`, top: `${whole.above + rows.indexOf(item) * cell - 1}px`, width: `${all + 1}px`, height: `${Math.max(5, cell + 1)}px` });
   whole.heading.textContent = /^(map|scores)$/.test(map.label) ? 'The whole map' : `The whole map, ${map.label}`;
   canvas.ariaLabel = `${whole.heading.textContent}: ${rows.length} rows, ${columnCount} columns. The table has its numbers.`;
+}
+
+// All heads of all layers: a line for each layer, a small map for each head.
+function paintEvery({ map, method, leftwards }) {
+  const key = [map.start, state.raw, state.byRow, [...state.out], columnCount, root.dataset.theme].join();
+  if ($('every').dataset.key === key) return;
+  $('every').dataset.key = key;
+  const rows = items.filter((one) => one.row >= 0).sort((a, b) => a.row - b.row);
+  const lines = [...new Set(method.maps.map(layerOf))].map((layer) => method.maps.filter((one) => layerOf(one) === layer));
+  $('every').style.setProperty('--heads', Math.max(...lines.map((line) => line.length)));
+  $('every').replaceChildren(...lines.map((line) => element('div', [
+    element('span', layerOf(line[0])),
+    ...line.map((one) => element('button', tiles(rows.map((unit) => [one, rowOf(one, unit.row), unit.row]), leftwards), {
+      title: one.label, ariaLabel: `Show ${one.label}`, ariaPressed: one === map, onclick: () => { setMap(one); setTab('look'); $('look').focus(); },
+    })),
+  ])));
 }
 
 // ---------------------------------------------------------------- words about the numbers
@@ -933,6 +950,7 @@ function fillSettings() {
   $('method').append(...methods.map((method, i) => new Option(method.name || 'scores', i)));
   hide($('method'), methods.length < 2);
   $('two').hidden = methods.length < 2;
+  $('heads').hidden = !methods.some((method) => method.maps.some(headOf));
   hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
   hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
   const kinds = [...data.columns.kinds, ...data.columns.word_kinds].map(String);

@@ -29,7 +29,7 @@ def active_pairs(problem: ReplayProblem) -> Tensor:
     active, count = problem.active, budget_of(problem.output.device).neighbours
     if count > 1:
         blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
-        held = (problem.members[problem.targets.batch] >= 0).any(-1)
+        held = (problem.targets.members[problem.targets.batch] >= 0).any(-1)
         active = blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & held
     return active
 
@@ -43,7 +43,7 @@ def products_saved(problem: ReplayProblem, active: Tensor) -> tuple[float, bool]
     head. A vector then costs `depth / width` of a row. Targets are projected twice more, and some run, to check them.
     """
     width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
-    heads, members, targets = int(problem.heads.sum()), problem.members, len(problem.targets)
+    heads, members, targets = int(problem.heads.sum()), problem.targets.members, len(problem.targets)
     last, count = feed_forward(problem)
     firsts = last * count
     counts = torch.zeros(members.shape[:2], dtype=torch.float64, device=members.device)  # pairs of each group
@@ -147,8 +147,8 @@ class _ChunkPlanner:
     def __init__(self, problem: ReplayProblem, active: Tensor, direct: bool) -> None:
         # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
         # hold is cut from a few tensors on the device.
-        device, width, self.heads = active.device, problem.members.shape[1], int(problem.heads.sum())
-        active, examples, members = (x.cpu() for x in (active, problem.targets.batch, problem.members))
+        device, width, self.heads = active.device, problem.targets.members.shape[1], int(problem.heads.sum())
+        active, examples, members = (x.cpu() for x in (active, problem.targets.batch, problem.targets.members))
         target, group = active.nonzero(as_tuple=True)
         number, total = examples[target] * width + group, members.shape[:2].numel()  # number: of each pair's group
         counts = number.bincount(minlength=total)

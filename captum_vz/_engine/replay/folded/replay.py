@@ -117,7 +117,7 @@ class FoldedLayer:
         """The layer's output for the rows of a chunk, `(row, d)`."""
         problem = self._problem
         batch, out = (x.index_select(0, chunk.target) for x in (problem.targets.batch, problem.targets.out))
-        members = gather_rows(problem.members, batch, chunk.group).clamp_min(0)
+        members = gather_rows(problem.targets.members, batch, chunk.group).clamp_min(0)
         shares = gather_rows(self._weights, chunk.target[:, None], members).flatten(1).neg_()
         shares[chunk.pairs : -1], shares[-1] = 0, self.share
         changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
@@ -276,8 +276,8 @@ class FoldedReplay:
         as_a_whole = attention.replaceable and attention.weights is not None and attention.module is not layer.layer
         if not (isinstance(problem.intervention, ZeroValue) and as_a_whole and attention is layer.attentions[-1]):
             return False
-        enough = budget_of(problem.output.device).folding_calls / 2
-        most = len(problem.targets) * (problem.members.shape[1] + 1)  # rows, counted without waiting for a device
+        enough, targets = budget_of(problem.output.device).folding_calls / 2, problem.targets
+        most = len(targets) * (targets.members.shape[1] + 1)  # rows, counted without waiting for a device
         if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
             return False
         enough *= feed_forward(problem)[1] * (NORMED_CALLS if output_goes_into_vectors(problem) else 1)
