@@ -42,41 +42,34 @@ class Decomposition:
     # The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     residual: Tensor | None = None
 
-    def summed(self) -> Iterator[Tensor]:
-        """The vectors summed over each group, `(batch, row, group, d)`, a few rows at a time."""
-        assert self.groups is not None  # narrows the type
-        batch, rows, sources, _ = self.weights.shape
-        step = budget_of(self.vectors.device).items_in_chunk(self.vectors, batch * sources * self.vectors.shape[-1])
-        for start in range(0, rows, step):
-            vectors = contributions(self.weights[:, start : start + step], self.vectors)
-            pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
-            yield pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
-
-    def lengths_without(self, length: Callable[[Tensor], Tensor]) -> Tensor:
-        """The `length` of `whole` without each vector, `(batch, row, group)`.
+    def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The vectors `(batch, row, group, d)`, summed over each group, and their whole, a few rows at a time.
 
         The `residual` comes last, as one more group.
         """
-        whole = self.whole[:, :, None]
-        if self.groups is None:
-            found = [self._lengths_without_sources(length)]
-        else:
-            rows, each = 0, []
-            for vectors in self.summed():
-                each.append(length(whole[:, rows : rows + vectors.shape[1]] - vectors))
-                rows += vectors.shape[1]
-            found = [torch.cat(each, dim=1)]
-        if self.residual is not None:
-            found.append(length(whole - self.residual[:, :, None]))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=2)
+        batch, rows, sources, _ = self.weights.shape
+        step = budget_of(self.vectors.device).items_in_chunk(self.vectors, batch * sources * self.vectors.shape[-1])
+        for start in range(0, rows, step):
+            few = slice(start, start + step)
+            weights, whole = (self.weights, self.whole) if step >= rows else (self.weights[:, few], self.whole[:, few])
+            vectors = contributions(weights, self.vectors)
+            if self.groups is not None:
+                pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
+                vectors = pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
+            if self.residual is not None:
+                vectors = torch.cat([vectors, self.residual[:, few, None]], dim=2)
+            yield vectors, whole
 
-    def _lengths_without_sources(self, length: Callable[[Tensor], Tensor]) -> Tensor:
+    def lengths_without(self, length: Callable[[Tensor], Tensor]) -> Tensor:
+        """The `length` of `whole` without each vector, `(batch, row, group)`."""
         batch, rows, sources, _ = self.weights.shape
         width, budget = self.vectors.shape[-1], budget_of(self.vectors.device)
-        if budget.items_in_chunk(self.vectors, batch * rows * width) >= sources:
-            return length(self.whole[:, :, None] - contributions(self.weights, self.vectors))
+        is_short = budget.items_in_chunk(self.vectors, batch * sources * width) >= rows
+        if is_short or self.groups is not None or self.residual is not None:
+            each = [length(whole.unsqueeze(2) - vectors) for vectors, whole in self.written_out()]
+            return each[0] if len(each) == 1 else torch.cat(each, dim=1)
         # Rows before the first that sees a source have no weight: half of all pairs in a causal model.
-        found = length(self.whole)[..., None].repeat(1, 1, sources)
+        found = length(self.whole.unsqueeze(2)).repeat(1, 1, sources)
         first = (self.weights != 0).any(3).any(0).int().argmax(0).tolist()
         step = max(1, budget.items_in_chunk(self.vectors, BLOCKS * ROWS * width))
         for start, example in product(range(0, sources, step), range(batch)):

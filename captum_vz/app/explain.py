@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from captum_vz.methods import (
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
-from captum_vz.result import Explanation, Explanations, Maps, Part, Row
+from captum_vz.result import Explanation, Maps, Part, Row
 from captum_vz.subjects import Subject, check_order, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import find_token
@@ -49,10 +49,6 @@ SMALL = 0.5
 OF_VECTORS = "attn-lrp"
 
 
-@overload
-def explain(model: Any, text: list[str], text_pair: Any = None, **options: Any) -> Explanations: ...
-@overload
-def explain(model: Any, text: Any, text_pair: Any = None, **options: Any) -> Explanation: ...
 def explain(
     model: Any,
     text: Any,
@@ -68,7 +64,7 @@ def explain(
     window: Any = None,
     stack: str | None = None,
     prompt_name: str | Sequence[str] | None = None,
-) -> Explanation | Explanations:
+) -> Explanation:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
     ============================ ======================================= ==================================
@@ -159,7 +155,8 @@ def explain(
             stack=stack,
             prompt_name=prompt_name,
         )
-        return each_text(again, subject, text, text_pair)
+        several: Any = each_text(again, subject, text, text_pair)  # the type of a list is not known to the signature
+        return several
     if isinstance(text_pair, str):
         subject = subject.sentences or subject
     elif wish.asks_embedding(subject, text):

@@ -86,5 +86,5 @@ def alti_of_attention(
     """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
     length = partial(length_of_vectors, p=p)
     each = decompositions(block, include, wanted.rows, wanted.groups)
-    examples = [(length(some.whole)[..., None] - some.lengths_without(length)).clamp_min(0) for some in each]
+    examples = [(length(some.whole.unsqueeze(2)) - some.lengths_without(length)).clamp_min(0) for some in each]
     return examples[0] if len(examples) == 1 else torch.cat(examples)

@@ -145,7 +145,7 @@ class LayerAttentionNorm(LayerMaps):
     def _scores(self, some: Decomposition) -> Tensor:
         if some.groups is None:
             return contribution_norms(some.weights, some.vectors)
-        return torch.cat([torch.linalg.vector_norm(vectors, dim=-1) for vectors in some.summed()], dim=1)
+        return torch.cat([torch.linalg.vector_norm(vectors, dim=-1) for vectors, _ in some.written_out()], dim=1)
 
 
 class _Mixing(LayerAttentionNorm):

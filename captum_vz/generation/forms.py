@@ -37,15 +37,14 @@ def over_signal(found: Any, given: Any, index: int, step: int | None, options: d
         raise ArgumentError("the prompt has no tokens of an image or a sound: leave over= out.", "over")
     steps = range(len(found.rows)) if step is None else [range(len(found.rows))[step]]
     rows = {found.rows[one].name: found.all_scores[one, places, index] for one in steps}
-    look = {"label": "score" if found.is_signed else "share of the row"}
+    look: dict[str, Any] = {"label": "score" if found.is_signed else "share of the row"}
     if getattr(given, "ndim", 3) > 2 or not hasattr(given, "shape"):  # images of Pillow have no axes
         return draw_image(rows, given, **(look | {"title": f"{found.method}, {found.layers[index]}"} | options))
     if step is None:
         raise ArgumentError("a sound is drawn for one new token: pass step=, such as 0.", "step")
     name, row = next(iter(rows.items()))
-    return draw_audio(
-        given, row, **({"sampling_rate": 16000, "title": f"{name}, {found.layers[index]}"} | look | options)
-    )
+    look |= {"sampling_rate": 16000, "title": f"{name}, {found.layers[index]}"}
+    return draw_audio(given, row, **(look | options))
 
 
 def inseq_form(found: Any, index: int) -> Any:
