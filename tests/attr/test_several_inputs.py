@@ -87,6 +87,7 @@ def test_two_texts(lengths: tuple[int, int]) -> None:
         ((LONGER, IDS), 3, [4, 3]),
         ((IDS, MASK, torch.tensor([2])), 3, [3, 3, 0]),  # a place of each example
         ((VECTORS, LONGER), 3, [3, 4]),
+        ((VECTORS, torch.zeros(1, 1, 3, 3)), 3, [3, 0]),  # a mask that is added
     ],
 )
 def test_shapes(inputs: tuple[Tensor, ...], count: int, shapes: list[int]) -> None:

@@ -118,7 +118,7 @@ def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> N
         (SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
         ({"array": SAMPLES, "sampling_rate": 8000}, "the sound has 8000 samples a second, but the model takes 16000"),
         ({"path": "a"}, r"has the shape \(\): pass one channel"),
-        (["a"], "the sound is of type list: pass an array"),
+        ([["a"]], "the sound is of type list: pass an array"),
     ],
 )
 def test_what_is_no_sound_is_named(given: Any, told: str) -> None:

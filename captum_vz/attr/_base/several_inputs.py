@@ -35,7 +35,7 @@ def by_input(scores: Sequence[Tensor], inputs: Inputs, run: int | None = None, s
     if len(inputs) == 1:
         return [(one,) for one in scores]
     counts = list(stacks) or [scores[0].shape[-1]]
-    texts = [k for k, x in enumerate(inputs) if not _has_no_tokens(x)]
+    texts = [k for k, x in enumerate(inputs) if not _has_no_tokens(x, counts)]
     owners = texts * len(counts) if len(texts) == 1 else [_owner(inputs, texts, count, run) for count in counts]
 
     def share(one: Tensor, k: int) -> Tensor:
@@ -63,7 +63,9 @@ def _tokens(x: Tensor) -> int | None:
     return x.shape[1] if x.dim() == (3 if x.is_floating_point() else 2) else None
 
 
-def _has_no_tokens(x: Tensor) -> bool:
-    """Whether an input is a mask, or one number for each example."""
+def _has_no_tokens(x: Tensor, counts: Sequence[int]) -> bool:
+    """Whether an input is a mask, or one number for each example. A mask `(batch, 1, out, in)` is added to scores."""
+    if x.dim() == 4 and x.is_floating_point():
+        return x.shape[1] == 1 and x.shape[-1] in counts
     may_be_mask = x.dim() == 2 or not x.is_floating_point()
     return x.dim() < 2 or (may_be_mask and bool(((x == 0) | (x == 1)).all()))
