@@ -65,10 +65,8 @@ class Explanations(Sequence[Explanation]):
             most: The number of words, those with the largest mean size of their scores.
             title: A title. None: the method and the number of texts.
         """
-        words, label = (
-            dict(list(self.words().items())[:most]),
-            "score" if self.each[0].is_signed else "share of the row",
-        )
+        words = dict(list(self.words().items())[:most])
+        label = "score" if self.each[0].is_signed else "share of the row"
         size = 6.4, 0.9 + 0.22 * len(words)
         figure = Picture(figsize=size, dpi=axes.DPI[0], layout="constrained")
         panel, means = figure.subplots(), torch.stack([scores.mean() for scores in words.values()])
