@@ -109,7 +109,11 @@ def test_every_way_to_call() -> None:
     assert len(told(ValueZeroingRollout(model, layers), inputs)[1]) == 1
     assert len(told(ValueZeroingEffect(function, layers), inputs, target=(-1, 5))[1]) == 1
     ids, mask = inputs.values()
-    by_place = lambda ids, mask, positions=None: model(ids, None, mask, None, positions)[0]  # noqa: E731
+
+    def by_place(ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        logits: torch.Tensor = model(ids, None, mask, None, positions)[0]
+        return logits
+
     method, positions = LayerAttention(by_place, layers), (mask.cumsum(1) - 1).clamp(0)
     assert len(told(method, ids, additional_forward_args=mask)[1]) == len(told(method, (ids, mask))[1]) == 1
     assert told(method, (ids, mask, positions))[1] == []

@@ -250,7 +250,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
 
 
 def _added_tokens(site: AttentionSite, inputs: Inputs, text: Tensor, token: Any) -> list[str]:
-    """A warning if rows, columns and `token` count tokens that the inputs, or the text beside an image, lack."""
+    """A warning if `token`, rows and columns also count tokens that the model adds to the inputs, such as a prefix."""
     named: dict[Any, Any] = dict(inputs) if isinstance(inputs, Mapping) else {}
     tensors = [x for x in tree_leaves(named or inputs) if isinstance(x, Tensor) and x.dim() > 1]
     lengths, count = {x.shape[1] for x in tensors}, site.shape.out
