@@ -208,7 +208,7 @@ def attribute_texts(
 ) -> list[Any]:
     """Attributions of many texts, which run in batches of texts of similar length.
 
-    This takes a third to a ninth of the time of one text after another. Batches change numbers by rounding only.
+    This takes a third to a twelfth of the time of one text after another. Batches change numbers by rounding only.
 
     Args:
         method: A method of this package, such as :class:`~captum_vz.ValueZeroing`.

@@ -15,13 +15,15 @@ from captum_vz.subjects import Subject, heads
 
 def is_list_of_texts(text: Any) -> TypeGuard[Sequence[str]]:
     """Whether several texts were passed, or the files of several images or sounds."""
-    return isinstance(text, (list, tuple)) and len(text) > 0 and all(isinstance(one, str) for one in text)
+    return isinstance(text, (list, tuple)) and all(isinstance(one, str) for one in text)
 
 
 def each_text(
     explained: Callable[[str, Any], Explanation], subject: Subject, texts: Sequence[str], pair: Any
 ) -> Explanations:
     """The explanation of each text, with its own second text or the same for all."""
+    if not texts:
+        raise ArgumentError("the list of texts is empty: pass at least one text.", "text")
     if subject.task == heads.SEQ2SEQ:
         raise ArgumentError("an encoder-decoder explains what it writes for one text: pass one at a time.", "text")
     own = isinstance(pair, (list, tuple)) and subject.task != heads.CHOICE

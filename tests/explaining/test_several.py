@@ -75,5 +75,5 @@ def test_files_of_several_images(tmp_path: Path) -> None:
 def test_pairs_of_several_texts() -> None:
     with pytest.raises(ArgumentError, match="there are 3 texts and 1 second ones"):
         captum_vz.explain("agreement", TEXTS, ["one"])
-    with pytest.raises(ArgumentError, match="the text is of type list"):
+    with pytest.raises(ArgumentError, match="the list of texts is empty"):
         captum_vz.explain("agreement", [])

@@ -148,6 +148,8 @@ def test_patches_are_drawn_over_the_image(make: Any, extra: int) -> None:
             drawn = torch.tensor(np.asarray(panel.images[1].get_array()))
             torch.testing.assert_close(drawn, row[start : start + 4].view(2, 2).double())
     assert [panel.get_title() for panel in found.plot(over=image, step=-1).axes[:2]][1] == found.rows[1].name
+    with pytest.raises(ArgumentError, match="the name of a file"):
+        found.plot(over="cat.png")
 
 
 def test_frames_are_drawn_below_the_sound() -> None:

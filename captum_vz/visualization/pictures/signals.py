@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from os import PathLike
 from typing import Any, Final
 
 import numpy as np
@@ -273,6 +274,8 @@ def _patches(row: Tensor, pixels: Array, grid: tuple[int, int] | None) -> Tensor
 
 
 def _pixels(image: Any) -> Array:
+    if isinstance(image, (str, PathLike)):
+        raise ArgumentError(f"image is the name of a file: pass the image itself, such as PIL.Image.open({image!r}).")
     given = torch.as_tensor(np.asarray(image)) if not isinstance(image, Tensor) else image.detach().cpu()
     one = given[0] if given.dim() == 4 and len(given) == 1 else given
     if one.dim() != 3 or (one.shape[0] not in (1, 3) and one.shape[2] not in (1, 3)):
