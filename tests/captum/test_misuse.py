@@ -11,6 +11,7 @@ from captum.attr import IntegratedGradients, LayerIntegratedGradients, NoiseTunn
 
 from captum_vz import (
     ALTILogit,
+    AttnLRP,
     LayerAttention,
     RandomAttribution,
     TokenAttribution,
@@ -41,6 +42,9 @@ class Tokenizer:
 INPUTS: list[tuple[str, Callable[[torch.Tensor], Any], str]] = [
     ("no batch axis", lambda ids: ids[0], "without an axis for the batch"),
     ("no batch axis by keyword", lambda ids: {"input_ids": ids[0]}, "without an axis for the batch"),
+    ("three axes", lambda ids: ids[None], "token ids have two axes"),
+    ("four axes", lambda ids: ids[None, None], "token ids have two axes"),
+    ("ids that are floats", lambda ids: ids.float(), "was given torch.float32"),
     ("a list", lambda ids: ids.tolist(), r"inputs is of type list: pass a tensor.*return_tensors='pt'"),
     ("a list of tensors", lambda ids: [ids], "inputs is of type list: pass"),
     ("a tuple of lists", lambda ids: (ids.tolist(),), "inputs is a tuple with an entry of type list: pass"),
@@ -135,6 +139,18 @@ def test_blocks_that_hold_an_embedding() -> None:
 def test_keywords_of_captum(method: Any, keyword: str, remedy: str) -> None:
     with pytest.raises(ArgumentError, match=f"takes no {keyword}.* {remedy}"):
         method(case().model, case().layers).attribute(case().inputs, **{keyword: 1})
+
+
+def test_embeddings_without_a_batch_axis() -> None:
+    with pytest.raises(ArgumentError, match=r"Pass \(batch, tokens, d\)"):
+        ValueZeroing(lambda x: case().model(inputs_embeds=x), case().layers).attribute(torch.randn(6, 16).double())
+
+
+@pytest.mark.parametrize("keyword", ["internal_batch_size", "perturbations_per_eval", "show_progress"])
+@pytest.mark.parametrize("method", [RandomAttribution(), AttnLRP(case().model)], ids=["random", "attn-lrp"])
+def test_keywords_that_a_method_lacks(method: Any, keyword: str) -> None:
+    with pytest.raises(ArgumentError, match=f"takes no {keyword}. Leave it out"):
+        method.attribute(case().inputs, **{keyword: 1})
 
 
 def test_three_axes_without_a_model() -> None:

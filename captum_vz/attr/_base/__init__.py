@@ -58,11 +58,13 @@ def _caller() -> str:
 CAPTUM_KEYWORDS = {
     **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
     **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
+    **dict.fromkeys(("attribute_to_layer_input", "perturbations_per_eval", "show_progress"), "Leave it out"),
     "nt_samples": "Pass it to NoiseTunnel(method).attribute",
-    "internal_batch_size": "Pass perturbations_per_eval",
-    "layer_mask": "Pass feature_mask",
+    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),
     "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
 }
+# What some of these are called here. Not every method has them.
+OTHER_NAMES = {"internal_batch_size": "perturbations_per_eval", "layer_mask": "feature_mask"}
 
 
 def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -71,7 +73,9 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
     for keyword in () if open_ended else kwargs.keys() - takes.keys():
         if keyword in CAPTUM_KEYWORDS:
-            raise ArgumentError(f"{name} takes no {keyword}. {CAPTUM_KEYWORDS[keyword]}.")
+            other = OTHER_NAMES.get(keyword)
+            remedy = f"Pass {other}" if other in takes else CAPTUM_KEYWORDS[keyword]
+            raise ArgumentError(f"{name} takes no {keyword}. {remedy}.")
     second = args[1] if len(args) > 1 else None
     second = second[0] if isinstance(second, tuple) and second else second
     if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:

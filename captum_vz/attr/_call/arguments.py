@@ -125,7 +125,7 @@ def explain_error(error: Exception, tokens: Any) -> None:
     """
     if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
         return
-    if reason := _too_long(error, tokens) or _wrong_ids(error) or _no_batch(tokens):
+    if reason := _too_long(error, tokens) or _wrong_ids(error) or _wrong_axes(error, tokens):
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
@@ -143,7 +143,9 @@ def _wrong_ids(error: BaseException) -> str | None:
     for frame in _frames(error):
         if frame.f_code is embedding.__code__:
             ids, size = frame.f_locals["input"], len(frame.f_locals["weight"])
-            if ids.numel() and not ids.is_floating_point() and (ids.min() < 0 or ids.max() >= size):
+            if ids.is_floating_point():
+                return f"An Embedding was given {ids.dtype}. Pass token ids as integers, or embeddings as inputs_embeds"
+            if ids.numel() and (ids.min() < 0 or ids.max() >= size):
                 return (
                     f"An Embedding of {size} entries was given ids from {ids.min()} to {ids.max()}. Pass ids of the "
                     "model's own tokenizer, and no more tokens than the model has positions"
@@ -156,8 +158,7 @@ def _too_long(error: BaseException, tokens: Any) -> str | None:
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         return None
     count = tokens.shape[1 if tokens.is_floating_point() else -1]  # ids of choices are (batch, choices, tokens)
-    modules = (frame.f_locals.get("self") for frame in _frames(error))
-    configs = [getattr(one, "config", None) for one in modules if isinstance(one, nn.Module)]
+    configs = [getattr(one, "config", None) for one in _modules(error)]
     fields = {name: value for one in configs if one is not None for name, value in vars(one).items()}
     limits = [fields[name] for name in fields if re.fullmatch(r"max_(\w+_)?position\w+|n_positions|max_seq_len", name)]
     below = [limit for limit in limits if type(limit) is int and limit < count]
@@ -169,10 +170,27 @@ def _too_long(error: BaseException, tokens: Any) -> str | None:
     )
 
 
-def _no_batch(tokens: Any) -> str | None:
-    if not isinstance(tokens, Tensor) or tokens.dim() > 1:
+def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
+    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
+    if not isinstance(tokens, Tensor):
         return None
-    return f"inputs is {tuple(tokens.shape)}, without an axis for the batch. Pass (batch, tokens), such as inputs[None]"
+    # Sound has the axes (batch, samples), and ids of choices (batch, choices, tokens).
+    modules = _modules(error)
+    is_text = all(getattr(one, "main_input_name", "input_ids") in ("input_ids", "inputs_embeds") for one in modules)
+    of_text = is_text and bool(modules) and "MultipleChoice" not in type(modules[0]).__name__
+    axes = 3 if tokens.is_floating_point() else 2
+    if tokens.dim() <= 1 or (of_text and tokens.dim() < axes):
+        names = "(batch, tokens, d)" if tokens.dim() == 2 else "(batch, tokens)"
+        return f"inputs is {tuple(tokens.shape)}, without an axis for the batch. Pass {names}, such as inputs[None]"
+    if of_text and tokens.dim() > axes == 2:
+        return f"inputs is {tuple(tokens.shape)}, but token ids have two axes. Pass (batch, tokens)"
+    return None
+
+
+def _modules(error: BaseException) -> list[nn.Module]:
+    """The modules in which an error was raised, the outermost first."""
+    modules = (frame.f_locals.get("self") for frame in _frames(error))
+    return [one for one in modules if isinstance(one, nn.Module)]
 
 
 def check_no_cache(inputs: Any, further: Any) -> None:
