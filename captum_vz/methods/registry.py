@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from captum.attr import InputXGradient, IntegratedGradients, Occlusion, Saliency, ShapleyValueSampling
+from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyValueSampling
 
 import captum_vz as vz
 from captum_vz._names import chosen_names
@@ -35,7 +35,7 @@ _encoder_norm: Final = partial(vz.LayerAttentionNorm, include="encoder")
 _hidden: Final = partial(vz.HiddenTokenAttribution, probes=64)
 _effect: Final = EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect)
 _relevance: Final = RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True)
-_blank: Final = GradientMethod("blanking out", Occlusion, options={"baselines": "mean", "perturbations_per_eval": 16})
+_constant: Final = RelevanceMethod("CP-LRP", partial(vz.AttnLRP, cp_lrp=True), extra=True)
 _integrated: Final[dict[str, Any]] = {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256}
 
 #: All methods by their names. To add a method, add one row.
@@ -92,7 +92,7 @@ METHODS: Final[dict[str, Method]] = {
     ),
     "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
     "attn-lrp": _relevance,
-    "decision": DecisionMethod("decision", _effect, _blank, _relevance, extra=True),
+    "decision": DecisionMethod("decision", _effect, _constant, _relevance, extra=True),
     "alti-logit": LogitMethod("ALTI-Logit", vz.ALTILogit, extra=True),
     "random": BaselineMethod("random", vz.RandomAttribution),
     "position": BaselineMethod("position", vz.PositionAttribution),

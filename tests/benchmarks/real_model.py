@@ -43,7 +43,7 @@ SENTENCES = 100  # of each paradigm of BLiMP
 TIMED = 2  # texts in which each method is timed alone, in forward passes
 MAPS = ("value-zeroing", "attention", "attention-norm", "alti-layer")
 ROLLOUTS = ("value-zeroing-rollout", "attention-rollout", "attention-norm-rollout", "alti", "attention-flow")
-EFFECT, LRP = "value-zeroing-effect", "attn-lrp"
+EFFECT, LRP, CONSTANT = "value-zeroing-effect", "attn-lrp", "CP-LRP"
 #: How far the rows of a token in each layer agree with what a decision rests on: rules that can choose the layer.
 RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "product": torch.mv,
@@ -174,7 +174,9 @@ def rows_of(subject: Subject, asked: Asked) -> Iterator[tuple[str, Callable[[], 
     """The rows of the table: a name, and the function that computes the scores `(tokens,)` of one prompt."""
     question, logit = asked.question, asked.logit
     kept: dict[str, Any] = {name: Kept("", METHODS[name]) for name in (EFFECT, LRP, *MAPS)}
-    kept["decision"] = replace(METHODS["decision"], effect=kept[EFFECT], relevance=kept[LRP])
+    decision: Any = METHODS["decision"]
+    kept[CONSTANT] = Kept("", decision.relevance)
+    kept["decision"] = replace(decision, effect=kept[EFFECT], relevance=kept[CONSTANT], without_foil=kept[LRP])
 
     def scores(name: str, about: Question = question) -> Tensor:
         return kept.get(name, METHODS[name]).scores(subject, about)
@@ -202,6 +204,7 @@ def rows_of(subject: Subject, asked: Asked) -> Iterator[tuple[str, Callable[[], 
     yield "AttnLRP | foil", partial(last, LRP)
     yield "AttnLRP, logit | none", partial(last, LRP, logit)
     yield "AttnLRP, log-probability | none", partial(last, LRP, asked.log_probability)
+    yield "CP-LRP | foil", partial(last, CONSTANT)
     yield "ALTI-Logit | foil", partial(last, "alti-logit")
     yield "ALTI-Logit, logit | none", partial(last, "alti-logit", logit)
     yield "input × gradient | foil", partial(last, "input-x-gradient")

@@ -1,7 +1,6 @@
 """Small models with heads, and a naive twin of the effect: hooks on the value projections."""
 
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -58,31 +57,20 @@ def deep(layers: int = 24, spread: float = 0.2) -> tuple[Any, Any]:
 
 
 def joint(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
-    """The shares of the medians of some views, which are shares of their positive amounts."""
+    """The means of some views, which are shares of their positive amounts."""
     views = []
     for row in amounts:
         support = [0.0 if i in idle else max(one, 0.0) for i, one in enumerate(row)]
         views.append([one / (sum(support) or 1) for one in support])
-    middle = [median(each) for each in zip(*views, strict=True)]
-    return [one / (sum(middle) or 1) for one in middle]
+    total = [sum(each) for each in zip(*views, strict=True)]
+    return [one / (sum(total) or 1) for one in total]
 
 
-def views(model: Any, tokenizer: Any, inputs: Any, target: tuple[int, int], foil: Any) -> list[list[float]]:
-    """By the classes and by a loop: the effect, blanking out by the mean of all word vectors, AttnLRP's relevance."""
+def views(model: Any, inputs: Any, target: tuple[int, int], foil: Any) -> list[list[float]]:
+    """By the classes: the effect, and the relevance with constant attention weights."""
     effect = ValueZeroingEffect(model).attribute(inputs, target=target, foil=foil)[0]
-    relevance = AttnLRP(model).attribute(inputs, target=target, foil=foil)[0].sum(-1)
-    special = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
-    words = model.get_input_embeddings()
-
-    def lead(place: int | None, number: int = 0) -> float:
-        vectors = words(inputs["input_ids"]).detach().clone()
-        if place is not None and number not in special:
-            vectors[0, place] = words.weight.mean(0)
-        logits = model(inputs_embeds=vectors).logits[0].detach()
-        return float(logits[target] - (logits[foil] if foil else 0))
-
-    blanked = [lead(None) - lead(place, number) for place, number in enumerate(inputs["input_ids"][0].tolist())]
-    return [effect.tolist(), blanked, relevance.tolist()]
+    relevance = AttnLRP(model, cp_lrp=True).attribute(inputs, target=target, foil=foil)[0].sum(-1)
+    return [effect.tolist(), relevance.tolist()]
 
 
 def classifier(**options: Any) -> Any:

@@ -35,7 +35,7 @@ def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: s
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", foil])
     rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    products = by_hand(rows, views(model, tokenizer, inputs, (place, are), (place, other)), place)
+    products = by_hand(rows, views(model, inputs, (place, are), (place, other)), place)
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -59,7 +59,7 @@ def test_words_are_one_source_each() -> None:
     rows, at = [row[0][firsts].tolist() for row in maps], list(dict.fromkeys(words)).index(words[place])
     by_word = [
         [sum(view[i] for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
-        for view in views(model, tokenizer, inputs, index["target"], index["foil"])[1:]
+        for view in views(model, inputs, index["target"], index["foil"])[1:]
     ]
     products = by_hand(rows, [effects[firsts].tolist(), *by_word], at)
     assert found.layer == products.index(max(products))

@@ -26,7 +26,7 @@ PREFIX = "the pictures of some hat"
 
 
 @pytest.mark.parametrize(("name", "foil"), [("causal", "is"), ("agreement", "is"), ("agreement", None)])
-def test_decision_is_the_median(name: str, foil: str | None) -> None:
+def test_decision_is_the_mean_of_two_views(name: str, foil: str | None) -> None:
     """Of a next word against a foil, and of a word at a mask also without one."""
     text = PREFIX if name == "causal" else f"{PREFIX} [MASK] scaring marcus."
     found = captum_vz.explain(name, text, method="decision", target="are", foil=foil)
@@ -34,9 +34,9 @@ def test_decision_is_the_median(name: str, foil: str | None) -> None:
     inputs, place = tokenizer(text, return_tensors="pt"), found.token
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
-    expected = joint(views(model, tokenizer, inputs, (place, are), foil and (place, other)), (0, place))
+    expected = joint(views(model, inputs, (place, are), foil and (place, other)), (0, place))
     torch.testing.assert_close(found.scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
-    assert found.told == ["decision: by Value Zeroing's effect, blanking out and AttnLRP"]
+    assert found.told == ["decision: by Value Zeroing's effect and CP-LRP"]
 
 
 def test_next_word_without_a_foil_is_explained_by_its_log_probability() -> None:
@@ -97,7 +97,8 @@ def test_long_texts_are_explained_by_relevance_alone(monkeypatch: pytest.MonkeyP
     text = " ".join(["the pictures"] * LONGEST)
     found = captum_vz.explain(deep(12), text, target="are", foil="is")
     assert not calls
-    assert found.told[0] == "decision: by AttnLRP"
+    assert found.told[0] == "decision: by CP-LRP"
+    assert captum_vz.explain(deep(12), text).told[0] == "decision: by AttnLRP"
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
