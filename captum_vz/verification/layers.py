@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,23 +103,25 @@ class LayerVerification:
         try:
             if run is None:
                 raise NoDefinitionError("the plain run of the model did not run the layer")
-            own, exact = self._defined(run, found)
+            dtype = run.hidden.dtype
+            own = self._defined(run, found, torch.float32 if dtype in HALF else None)
         except Exception as error:  # the layer's own code may raise anything in a copy
             kind = "" if isinstance(error, NoDefinitionError) else f"{type(error).__name__}: "
             yield Check("definition", FAILED, self.index, note=f"the definition cannot be applied: {kind}{error}")
             return
-        dtype = run.hidden.dtype
         limit = RERUN.get(dtype, 0.1)
         if not own.reproduced <= limit:
             note = "a copy of the layer, run again on its recorded input, returns another output"
             yield Check("rerun", FAILED, self.index, own.reproduced, limit, note)
             return
         yield Check("rerun", PASSED, self.index, own.reproduced, limit)
+        exact = own if dtype == torch.float64 else self._attempted(run, found, torch.float64)
         definition = own if exact is None else exact
-        expected = self._without_padding(definition, found)
+        padding = definition.padding & (found == 0).all(-1)
+        expected = definition.scores.masked_fill(padding[..., None], 0)
         largest = torch.maximum(found.double().amax(-1), expected.amax(-1))
         floor = self._error(own, definition, expected)
-        half = self._in_half(run, found) if dtype in HALF else None
+        half = self._attempted(run, found, None, False) if dtype in HALF else None
         allowed = max(torch.finfo(found.dtype).eps ** 0.4, LEAST) + 10 * floor
         if dtype in HALF:
             # The layers before this one round. The pass of a map and the plain run do not round in the same way.
@@ -143,21 +146,15 @@ class LayerVerification:
             name = f"naive in {str(dtype).removeprefix('torch.')}"
             yield Check(name, TOLD, self.index, float(floor_in_half.max()), None, note)
 
-    def _defined(self, run: LayerRun, found: Tensor) -> tuple[DefinedMap, DefinedMap | None]:
-        """The definition in the dtype in which maps are computed, and in float64 (None: the layer cannot run so)."""
-        dtype = torch.float32 if run.hidden.dtype in HALF else None
-        own = defined_map(run, self.attention, found.shape, dtype, self.mask, self.most)
-        if run.hidden.dtype == torch.float64:
-            return own, own
-        try:
-            return own, defined_map(run, self.attention, found.shape, torch.float64, self.mask, self.most)
-        except Exception:  # a dtype that is fixed in the layer's code
-            return own, None
+    def _defined(self, run: LayerRun, found: Tensor, dtype: torch.dtype | None, projected: bool = True) -> DefinedMap:
+        return defined_map(run, self.attention, found.shape, dtype, self.mask, self.most, projected)
 
-    def _without_padding(self, definition: DefinedMap, found: Tensor) -> Tensor:
-        """The scores of the definition, with 0 in the rows of padding."""
-        padding = definition.padding & (found == 0).all(-1)
-        return definition.scores.masked_fill(padding[..., None], 0)
+    def _attempted(self, *asked: Any) -> DefinedMap | None:
+        """The definition in another dtype. None: the layer's code, or an operator of the device, does not run so."""
+        try:
+            return self._defined(*asked)
+        except Exception:
+            return None
 
     def _by_replay(self, name: str, against: Callable[[str, Tensor], Check]) -> Check:
         title = f"replay: {name}"
@@ -185,13 +182,6 @@ class LayerVerification:
         name = str(found.dtype).removeprefix("torch.")
         note = f"the definition in {name} is far from that in float64 in {rows} rows" if rows else f"in {name}"
         return Check("rounding", FAILED if rows else PASSED, self.index, float(floor.max()), MOST_ROUNDING, note)
-
-    def _in_half(self, run: LayerRun, found: Tensor) -> DefinedMap | None:
-        """The definition in half precision. None: the layer does not run so."""
-        try:
-            return defined_map(run, self.attention, found.shape, None, self.mask, self.most, False)
-        except Exception:  # an operator that the device does not have in half precision
-            return None
 
     @staticmethod
     def _error(one: DefinedMap, exact: DefinedMap, expected: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from captum_vz.tables import text_table
+
 PASSED, FAILED, REFUSED, SKIPPED, TOLD = "passed", "failed", "refused", "skipped", "told"
 
 # The checks that not all models and inputs allow. The verdict names them if they were skipped.
@@ -115,16 +117,9 @@ class VerificationReport:
 
     def __str__(self) -> str:
         """The verdict, and a table with one line for each kind of check, of the layer that is worst."""
-        lines = self.lines()
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        notes = [f"{name}: {note}" for name, note in self.notes()]
-        return "\n".join([self.verdict, *(line.rstrip() for line in table), *notes])
-
-    def lines(self) -> list[tuple[str, ...]]:
-        """The table: its heads, and the cells of one line for each kind of check."""
         heads = ("check", "layers", "worst", "difference", "allowed", "outcome")
-        return [heads, *(self._line(name) for name in dict.fromkeys(check.name for check in self.checks))]
+        table = text_table(heads, [self._line(name) for name in dict.fromkeys(check.name for check in self.checks)])
+        return "\n".join([self.verdict, table, *(f"{name}: {note}" for name, note in self.notes())])
 
     def _line(self, name: str) -> tuple[str, ...]:
         same = [check for check in self.checks if check.name == name]

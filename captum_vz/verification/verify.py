@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_vz._engine import find_layers
+from captum_vz._private import tree_leaves, tree_map
 from captum_vz.attr import ValueZeroing
 from captum_vz.attr._call.arguments import Inputs, bind_forward
 from captum_vz.attr._call.layers import as_layers
@@ -90,6 +91,7 @@ def verify(
         model, layers = named.forward, named.layers if layers is None else layers
         if isinstance(inputs, str):
             inputs = prepare_text(named.model, named.tokenizer, inputs).inputs
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
     if layers is None:
         if not isinstance(model, nn.Module):
             raise ArgumentError("model is a function, in which no layers can be found: pass layers=.", "model")
@@ -161,14 +163,14 @@ def _model_checks(subject: _Subject, verified: dict[int, tuple[Any, LayerVerific
     for chunk in {1 if count <= 32 else count // 8, count // 2 + 1}:
         yield from compared("chunk sizes", None, lambda x: x, perturbations_per_eval=chunk)
     given = (subject.inputs, subject.more)
-    sizes = sizes_of(subject.inputs)
+    sizes = [len(x) for x in tree_leaves(subject.inputs) if isinstance(x, Tensor) and x.dim()]
     if batch not in sizes[:1]:
         note = f"dimension 0 of the inputs is not the batch: it is {sizes[:1]}, and maps have {batch} examples"
         yield Check("batch", SKIPPED, note=note)
     elif batch == 1:
         yield from compared("batch", paired(given), lambda x: x)
     for index in range(min(batch, 4) if sizes[:1] == [batch] != [1] else 0):
-        yield from compared("batch", alone(given, index, batch), partial(_example, index))
+        yield from compared("batch", alone(given, index, batch), partial(_tokens_of, index, slice(None)))
     mask = mask_of(subject.inputs)
     if mask is None or mask.shape != (batch, count) or subject.more is not None:
         yield Check("padding", SKIPPED, note="the inputs are no mapping with an attention_mask (batch, tokens)")
@@ -209,11 +211,7 @@ def _positions(subject: _Subject, mask: Tensor, layer: nn.Module) -> Iterator[Ch
             )
 
 
-def _example(index: int, x: Tensor) -> Tensor:
-    return x[index : index + 1]
-
-
-def _tokens_of(index: int, kept: Tensor, x: Tensor) -> Tensor:
+def _tokens_of(index: int, kept: Tensor | slice, x: Tensor) -> Tensor:
     """The rows and columns of some tokens of one example, of a map or of one number for each row."""
     return x[index : index + 1, kept] if x.dim() == 2 else x[index : index + 1, kept][:, :, kept]
 
@@ -228,40 +226,19 @@ def _row_sums(maps: list[Tensor], indices: list[int]) -> Iterator[Check]:
         yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)
 
 
-PADDED = 2
-
-
-def map_tensors(change: Callable[[Tensor, str], Tensor], value: Any, name: str = "") -> Any:
-    """Apply `change` to each tensor of the inputs, with its name in a mapping."""
-    if isinstance(value, Tensor):
-        return change(value, name)
-    if isinstance(value, tuple):
-        return tuple(map_tensors(change, one) for one in value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(change, one, str(key)) for key, one in value.items()}
-    return value
-
-
-def sizes_of(inputs: Any) -> list[int]:
-    """The size of dimension 0 of each tensor of the inputs."""
-    sizes: list[int] = []
-
-    def note(x: Tensor, _: str) -> Tensor:
-        sizes.extend(x.shape[:1])
-        return x
-
-    map_tensors(note, inputs)
-    return sizes
+def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The inputs with a change of each tensor."""
+    return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
 
 
 def alone(value: Any, index: int, batch: int) -> Any:
     """One example of a batch. Tensors that have no entry for each example are kept."""
-    return map_tensors(lambda x, _: x[index : index + 1] if x.dim() and len(x) == batch else x, value)
+    return _changed(lambda x: x[index : index + 1] if x.dim() and len(x) == batch else x, value)
 
 
 def paired(value: Any) -> Any:
     """One example, and after it the same tokens in reverse order as a second example."""
-    return map_tensors(lambda x, _: torch.cat([x, x.flip(1)]) if x.dim() > 1 and len(x) == 1 else x, value)
+    return _changed(lambda x: torch.cat([x, x.flip(1)]) if x.dim() > 1 and len(x) == 1 else x, value)
 
 
 def mask_of(inputs: Any) -> Tensor | None:
@@ -270,24 +247,18 @@ def mask_of(inputs: Any) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
-def padded(inputs: Any, mask: Tensor, pad_id: int) -> Any:
+def padded(inputs: Mapping[str, Any], mask: Tensor, pad_id: int) -> dict[str, Any]:
     """The inputs with padding tokens after the others, which the mask marks."""
+    fills = {"input_ids": pad_id}
+    return {name: _changed(partial(_longer, mask, fills.get(name, 0)), one) for name, one in inputs.items()}
 
-    def change(x: Tensor, name: str) -> Tensor:
-        if x.shape[:2] != mask.shape:
-            return x
-        return pad(x, (0, 0) * (x.dim() - 2) + (0, PADDED), value=pad_id if name == "input_ids" else 0)
 
-    return map_tensors(change, inputs)
+def _longer(mask: Tensor, fill: int, x: Tensor) -> Tensor:
+    return pad(x, (0, 0) * (x.dim() - 2) + (0, 2), value=fill) if x.shape[:2] == mask.shape else x
 
 
 def unpadded(inputs: Any, mask: Tensor, index: int) -> tuple[Any, Tensor]:
     """One example of a padded batch without its padding, and the positions of its tokens in the batch."""
     kept = mask[index].nonzero()[:, 0]
-
-    def change(x: Tensor, _: str) -> Tensor:
-        if x.shape[:2] == mask.shape:
-            return x[index : index + 1, kept.to(x.device)]
-        return x[index : index + 1] if x.dim() and len(x) == len(mask) else x
-
-    return map_tensors(change, inputs), kept
+    cut = _changed(lambda x: x[:, kept.to(x.device)] if x.shape[:2] == mask.shape else x, inputs)
+    return alone(cut, index, len(mask)), kept
