@@ -1,12 +1,31 @@
-"""Names that a user chooses from a registry. A misspelt name is answered with the closest known one."""
+"""The names of methods, and names that a user chooses. A misspelt name is answered with the closest known one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 from captum_vz.errors import ArgumentError
+
+#: The methods of a study by default: without those that take gradients, gates or flows, and without second forms.
+DEFAULT_METHODS: Final = (
+    *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
+    *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
+    *("random", "position"),
+)
+EXTRA_METHODS: Final = (
+    *("value-zeroing-effect-layer", "value-zeroing-rollout-paper", "attention-rollout-paper"),
+    *("value-zeroing-shapley", "value-zeroing-integrated"),
+    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2", "decision"),
+    *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "attn-lrp", "alti-logit"),
+)
+#: All names of the registry of methods, whose import takes seconds. A test compares them.
+METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
+#: The methods that :func:`~captum_vz.study.compare` shows by default: the columns fit on a page.
+COMPARED_METHODS: Final = (
+    *("value-zeroing", "value-zeroing-rollout", "value-zeroing-effect", "attention-rollout", "alti"),
+)
 
 
 def chosen_names(

@@ -9,24 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz._names import meant
+from captum_vz._names import COMPARED_METHODS, EXTRA_METHODS, METHODS, meant
 
-#: The names of the registry of methods, whose import takes seconds. A test compares them.
-DEFAULT_METHODS: Final = (
-    *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
-    *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
-    *("random", "position"),
-)
-EXTRA_METHODS: Final = (
-    *("value-zeroing-effect-layer", "value-zeroing-rollout-paper", "attention-rollout-paper"),
-    *("value-zeroing-shapley", "value-zeroing-integrated"),
-    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2", "decision"),
-    *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "attn-lrp", "alti-logit"),
-)
-METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
-COMPARED_METHODS: Final = (
-    *("value-zeroing", "value-zeroing-rollout", "value-zeroing-effect", "attention-rollout", "alti"),
-)
 #: Commands that have left, and where they went.
 GONE: Final = {
     "paper": "the evaluations of the paper are a script in the folder tutorials/paper",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,6 @@ from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, heads, parts_of, written_layers
 from captum_vz.subjects.signals import signals_of
 
-ROLLOUT: Final = "value-zeroing-rollout"
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
 
@@ -145,11 +144,15 @@ def attribute_generation(
     made = replace(made, options={**made.options, **(method_options or {})})
     asked = {name_of(shown): made}
     if layer == DECIDING:
-        check_deciding(name_of(shown), made, both)
+        if both or not made.shows_layers:
+            raise ArgumentError(
+                f"layer is {DECIDING!r}, which needs a causal model and a method with a map of each layer, but the "
+                f"method is {name_of(shown)}: pass method={MAPS!r}, or the number of a layer.",
+                "layer",
+            )
         asked, layer = {DECISION: METHODS[DECISION], **asked}, None
     if layer is not None and made.layered:
-        check_layer(layer, subject.depth)
-        layer %= subject.depth
+        layer = check_layer(layer, subject.depth)
     if foil is not None and not any(one.explains_output for one in asked.values()):
         raise ArgumentError(
             f"foil is {foil!r}, but {name_of(shown)} explains the state of a token: leave it out, or choose a method "
@@ -167,17 +170,7 @@ def default_method(subject: Subject, layer: Any) -> str:
         return MAPS
     if layer == DECIDING or (layer is None and len(subject.layers) >= DEEP):
         return DECISION
-    return ROLLOUT
-
-
-def check_deciding(name: str, method: Method, has_encoder: bool) -> None:
-    """Refuse a method without a map of each layer, and a model whose decision does not rest on one text alone."""
-    if has_encoder or method.maps is None or method.joins or method.explains_output:
-        raise ArgumentError(
-            f"layer is {DECIDING!r}, which needs a causal model and a method with a map of each layer, but the method "
-            f"is {name}: pass method={MAPS!r}, or the number of a layer.",
-            "layer",
-        )
+    return "value-zeroing-rollout"
 
 
 def _explained(

@@ -365,9 +365,7 @@ class GenerationAttribution(Explanation):
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""
-        count = len(self.layers)
-        check_layer(layer, count)
-        return layer % count
+        return check_layer(layer, len(self.layers))
 
     def _title(self, index: int) -> str:
         layer = self.layers[index]

@@ -20,15 +20,7 @@ from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelF
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
-from captum_vz.methods.kinds import (
-    BaselineMethod,
-    EffectMethod,
-    GradientMethod,
-    JoinedMethod,
-    LayerMethod,
-    LogitMethod,
-    RelevanceMethod,
-)
+from captum_vz.methods import kinds
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
 from captum_vz.methods.registry import METHODS, check_methods, known_methods
 from captum_vz.subjects import Subject
@@ -38,13 +30,13 @@ PLUGIN: Final = "captum_vz_plugin_"
 
 #: The method of each class of this package.
 _KINDS: Final[dict[type, Any]] = {
-    LayerMaps: LayerMethod,
-    MapAggregation: JoinedMethod,
-    ModelFreeAttribution: BaselineMethod,
-    Effect: EffectMethod,
-    ALTILogit: LogitMethod,
-    AttnLRP: RelevanceMethod,
-    TokenAttribution: GradientMethod,
+    LayerMaps: kinds.LayerMethod,
+    MapAggregation: kinds.JoinedMethod,
+    ModelFreeAttribution: kinds.BaselineMethod,
+    Effect: kinds.EffectMethod,
+    ALTILogit: kinds.LogitMethod,
+    AttnLRP: kinds.RelevanceMethod,
+    TokenAttribution: kinds.GradientMethod,
 }
 
 
@@ -245,8 +237,8 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
             found: Method = made(kind=method, **own)
             return found
     if isclass(inner) and is_captums(inner):
-        registered = (one for one in METHODS.values() if isinstance(one, GradientMethod) and one.kind is inner)
-        return GradientMethod(kind=method, reduce=next((one.reduce for one in registered), "sum"), **own)
+        registered = (one for one in METHODS.values() if isinstance(one, kinds.GradientMethod) and one.kind is inner)
+        return kinds.GradientMethod(kind=method, reduce=next((one.reduce for one in registered), "sum"), **own)
     if callable(getattr(inner, "attribute", None)):
         return ObjectMethod(kind=method, layered=layered, **own)
     if callable(method):

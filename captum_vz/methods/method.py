@@ -156,8 +156,6 @@ class Method(ABC):
 
     Attributes:
         title: Its name in a sentence or a figure.
-        extra: Whether `methods=None` leaves it out: it takes gradients, or a flow for each pair of tokens, refuses most
-            kinds of models, or is another form of a method that is there.
         options: Further arguments of `attribute` of its class.
         version: Names the code of a method of your own. None: a digest of its source does.
         own: Whether it is a method of your own, not of this package.
@@ -170,7 +168,6 @@ class Method(ABC):
     is_foreign: ClassVar[bool] = False
 
     title: str
-    extra: bool = field(default=False, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     version: str | None = field(default=None, kw_only=True)
     own: bool = field(default=False, kw_only=True)
@@ -254,8 +251,7 @@ class Method(ABC):
     def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
         """The rows `(rows, tokens)` of one layer."""
         found = self.rows(subject, question, features)
-        check_layer(layer, len(found))
-        return found[layer]
+        return found[check_layer(layer, len(found))]
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
         """Whether :meth:`rows` gives several rows of one text at once, the same as row by row."""
@@ -284,12 +280,13 @@ class Method(ABC):
         return ("output" if self.explains_output else self.scope(0) or "scores",)
 
 
-def check_layer(layer: int, depth: int) -> None:
-    """Refuse a layer that is not one of `depth` layers."""
+def check_layer(layer: int, depth: int) -> int:
+    """The index of a layer from 0. What is not one of `depth` layers is refused."""
     if not -depth <= layer < depth:
         raise ArgumentError(
             f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
         )
+    return layer % depth
 
 
 def residual_text(residual: float | str | None) -> str:
