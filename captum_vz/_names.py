@@ -31,17 +31,7 @@ COMPARED_METHODS: Final = (
 def chosen_names(
     argument: str, names: Iterable[str] | None, known: Collection[str], default: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The names without repetitions, in the order given; None: the default.
-
-    Args:
-        argument: The name of the argument, for the error.
-        names: What the user passed: names, or one name.
-        known: All names of the registry.
-        default: The names of None.
-
-    Raises:
-        ArgumentError: A name is not in the registry, or there is no name.
-    """
+    """The names without repetitions, in the order given; None: the default. Unknown names, and no name, are refused."""
     if names is None:
         return default
     chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
@@ -67,10 +57,11 @@ def known_name(argument: str, name: str, known: Collection[str]) -> str:
 
 
 def meant(wrong: Iterable[Any], known: Collection[str]) -> str:
-    """The known names that are closest to misspelt ones, as a question in brackets. Empty if none is close.
+    """The known names that are closest to misspelt ones, in any case, as a question in brackets. Empty: none is close.
 
-    >>> meant(["altii", "xyz"], ["alti", "random"])
+    >>> meant(["Altii", "xyz"], ["alti", "random"])
     ' (did you mean alti?)'
     """
-    close = [one for name in wrong for one in difflib.get_close_matches(str(name), known, n=1)]
-    return f" (did you mean {', '.join(close)}?)" if close else ""
+    folded = {one.casefold(): one for one in known}
+    close = [one for name in wrong for one in difflib.get_close_matches(str(name).casefold(), folded, n=1)]
+    return f" (did you mean {', '.join(folded[one] for one in close)}?)" if close else ""

@@ -187,7 +187,6 @@ def _strongest(found: Explanation, truth: Truth) -> str:
 
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
-    """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token or 0]
     falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
@@ -275,11 +274,8 @@ def verify(options: argparse.Namespace) -> None:
         prepared = prepare_text(subject.model, subject.tokenizer, text)
         for remark in remarks(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
-
-        def advance(what: str) -> None:
-            say(f"checks of {len(subject.layers)} layers: {what}")
-
-        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=advance)
+        told = f"checks of {len(subject.layers)} layers: "
+        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=lambda what: say(told + what))
     if options.json:
         print(report.to_json())
     else:

@@ -14,9 +14,10 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import Prompt, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.generation.texts import FinishedText, finish_texts
 from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
+from captum_vz.subjects.heads import device_of
 from captum_vz.subjects.signals import signals_of
 
 if TYPE_CHECKING:

@@ -300,5 +300,4 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
         return {"input_ids": torch.tensor([ids], device=gates.device), "gates": gates}
 
     gated.to_model_input = to_model_input
-    found: InterpretableInput = gated
-    return found
+    return gated

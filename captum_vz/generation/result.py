@@ -383,8 +383,7 @@ class GenerationAttribution(Explanation):
 
     def _kept(self, mask: Any) -> list[int]:
         """The positions of the prompt tokens that a mask does not leave out."""
-        kept: list[int] = (~self._hidden(mask)).nonzero()[:, 0].tolist()
-        return kept
+        return (~self._hidden(mask)).nonzero()[:, 0].tolist()
 
 
 def _tokens(fields: dict[str, list[Any]]) -> TokenText:

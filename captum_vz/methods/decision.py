@@ -54,8 +54,7 @@ class DecisionMethod(Method):
         key = self, str(question.places), target, str(question.foil)
         if key not in question.kept:
             question.kept[key] = self._rows(subject, question, features)
-        found: list[Tensor] = question.kept[key]
-        return found
+        return question.kept[key]
 
     def _rows(self, subject: Subject, question: Question, features: Tensor | None) -> list[Tensor]:
         found, used, refused = list[Tensor](), list[str](), None
@@ -80,7 +79,6 @@ class DecisionMethod(Method):
         return str(question.kept.get(self, ""))
 
     def _asked(self, subject: Subject, question: Question) -> list[tuple[Method, Question]]:
-        """The methods, and what each is asked."""
         ids = question.inputs.get("input_ids")
         if ids is not None and ids.shape[-1] > LONGEST:
             return [(self.relevance, question)]

@@ -234,8 +234,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     kind = inner if isclass(inner) else type(inner)
     for base, made in _KINDS.items():
         if issubclass(kind, base):
-            found: Method = made(kind=method, **own)
-            return found
+            return made(kind=method, **own)
     if isclass(inner) and is_captums(inner):
         registered = (one for one in METHODS.values() if isinstance(one, kinds.GradientMethod) and one.kind is inner)
         return kinds.GradientMethod(kind=method, reduce=next((one.reduce for one in registered), "sum"), **own)

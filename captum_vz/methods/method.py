@@ -140,8 +140,7 @@ class Question:
                 name = type(subject.model).__name__
                 raise UnsupportedLayerError(f"{name} gives no logits, but the method explains a logit: {remedy}")
             self.kept[key] = logits.ndim == 3, logits.argmax(-1).cpu()
-        found: tuple[bool, Tensor] = self.kept[key]
-        return found
+        return self.kept[key]
 
 
 class WrongScoresError(ArgumentError):
@@ -337,8 +336,7 @@ def made_of(kind: Any, subject: Subject, question: Question) -> Any:
     """The object of a class of this package, for this model; an object of the user as it is, if it fits the model."""
     inner: Any = unwrapped(kind)
     crosses = question.attention == "cross"
-    if is_object(kind):
-        check_model(kind, subject)
+    if own_object(kind, subject) is not None:
         if crosses and not isinstance(kind, ALTIPlus):
             _check_sources(type(kind), getattr(kind, "attention", None))
         return kind
@@ -366,10 +364,13 @@ def _check_sources(kind: Any, attention: Any) -> None:
         )
 
 
-def is_object(kind: Any) -> bool:
-    """Whether it is an object with `attribute`, and no class or function that makes one."""
+def own_object(kind: Any, subject: Subject) -> Any:
+    """An object with `attribute` of the user, which has to fit the model. None: a class or function that makes one."""
     inner = unwrapped(kind)
-    return not isclass(inner) and callable(getattr(inner, "attribute", None))
+    if isclass(inner) or not callable(getattr(inner, "attribute", None)):
+        return None
+    check_model(kind, subject)
+    return kind
 
 
 def check_model(method: Any, subject: Subject) -> None:

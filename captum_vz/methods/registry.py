@@ -54,7 +54,7 @@ METHODS: Final[dict[str, Method]] = {
     "alti": kinds.JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
     "alti-layer": kinds.LayerMethod("ALTI, a layer", vz.LayerALTI),
     "value-zeroing-effect": _effect,
-    "value-zeroing-effect-layer": kinds.LayerEffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect),
+    "value-zeroing-effect-layer": kinds.EffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect, True),
     "value-zeroing-shapley": kinds.GateMethod(
         "Value Zeroing, Shapley", ShapleyValueSampling, options={"n_samples": 25, "perturbations_per_eval": 16}
     ),

@@ -48,9 +48,8 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of the model's inputs."""
+        return heads.device_of(self.model)
 
     @property
     def reads_text(self) -> bool:

@@ -133,16 +133,10 @@ def defined_map(
     most: int,
     projected: bool = True,
 ) -> DefinedMap:
-    """The map of a layer by the definition.
+    """The map `(batch, out, in)` of a layer by the definition, in a dtype (None: the layer's own).
 
-    Args:
-        run: What a plain run gave to the layer.
-        attention: "self" or "cross".
-        shape: The shape of the map, `(batch, out, in)`.
-        dtype: The dtype in which the layer runs. None: its own.
-        mask: Which tokens are no padding, `(batch, out)`. None: the attention weights tell padding.
-        most: The largest number of sources. Of more sources, evenly spaced ones are taken.
-        projected: Whether to zero values where they are projected.
+    The `mask` of tokens that are no padding is `(batch, out)`; None: the attention weights tell padding. Of more
+    sources than `most`, evenly spaced ones are taken. `projected`: whether to zero values where they are projected.
 
     Raises:
         NoDefinitionError: The definition cannot be applied to the layer.
@@ -200,7 +194,6 @@ def _padding(weights: Tensor, batch: int, out: int) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The tensors that a layer returned, in their order."""
     tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.is_floating_point()]
     if not tensors:
         raise NoDefinitionError(f"the layer returned {type(output).__name__}, which holds no tensor")
