@@ -55,8 +55,7 @@ def explain(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         say(f"maps of {len(subject.layers)} layers")
-        second, prompt_name = (one[0] if one is not None and len(one) == 1 else one for one in (pair, prompt))
-        asked["prompt_name"] = prompt_name
+        second, asked["prompt_name"] = (one[0] if one and len(one) == 1 else one for one in (pair, prompt))
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
         found.told = [renamed(line, options.names) for line in found.told]
         maps = {"maps": True} if options.maps and not isinstance(found, GenerationAttribution) else {}
@@ -131,7 +130,6 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _check_use(options: argparse.Namespace) -> None:
-    """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
     used = options.truth or options.patch or options.layer == DECIDING

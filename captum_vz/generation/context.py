@@ -13,7 +13,7 @@ from torch.special import entr
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import Prompt, completed, read_prompts
-from captum_vz.generation.result import GenerationAttribution
+from captum_vz.generation.result import STRONGEST, GenerationAttribution
 from captum_vz.generation.texts import FinishedText, finish_texts
 from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
@@ -22,8 +22,6 @@ from captum_vz.subjects.signals import signals_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-STRONGEST = 3  # tokens in a line
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,7 +170,6 @@ def context_reliance(
         (model, tokenizer), list(whole.ids), method, generated=list(finished.generated), foil=foils
     )
     scores = found.all_scores[list(sensitive), start:stop, -1]
-    names = [known.decode([one]).strip() for one in best]
     return ContextReliance(
         tuple(found.generated.labels),
         tuple(found.prompt.labels[start:stop]),
@@ -180,7 +177,7 @@ def context_reliance(
         entr(logs.exp()).sum(-1),
         divergence,
         sensitive,
-        tuple(names),
+        tuple(known.decode([one]).strip() for one in best),
         scores,
         tuple(_large(row, deviations) for row in scores),
     )

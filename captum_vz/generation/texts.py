@@ -88,8 +88,7 @@ def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
 @torch.no_grad()
 def states_of(model: Any, read: Mapping[str, Tensor]) -> Prompt:
     """The states of an encoder that reads an image or sound as the prompt of what its decoder writes."""
-    device = device_of(model)
-    given = {name: one.to(device) for name, one in read.items()}
+    given = {name: one.to(device_of(model)) for name, one in read.items()}
     states = model.get_encoder()(**given).last_hidden_state
     if len(states) != 1:
         raise ArgumentError(f"The prompt has {len(states)} images or sounds: pass one in each call.")

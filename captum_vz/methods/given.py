@@ -81,17 +81,15 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class ForeignMethod(Method):
-    """The base of methods whose scores come from code of a user. They may have any form, which is checked.
+class ForeignMethod(kinds.MadeMethod):
+    """Scores from code of a user, which may have any form, and are checked: from a function of a :class:`Batch`.
 
     Attributes:
-        kind: The code: a function of a :class:`Batch`, or an object with `attribute` or its class.
         layered: Whether there is a tensor for each layer.
     """
 
     is_foreign = True
 
-    kind: Any
     layered: bool = field(default=False, kw_only=True)
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
@@ -167,7 +165,6 @@ class BuiltMethod(Method):
     """A function of the model and its layers that builds the method.
 
     Attributes:
-        build: The function.
         each_layer: Whether what it builds returns one tensor for each layer, if it is code of a user.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import isclass, signature
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz import ALTI, ALTIPlus, GlobEnc, LayerALTI, LayerAttention, TokenAttribution, ValueGates
-from captum_vz.attr import LayerMaps, MapAggregation, MapRun
+from captum_vz.attr import MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.attr._call.output import Question as Number
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
@@ -21,7 +21,18 @@ from captum_vz.methods.method import INSIDE, Method, Question, added, check_laye
 from captum_vz.subjects import Subject
 
 
-class MapMethod(Method):
+@dataclass(frozen=True, eq=False)
+class MadeMethod(Method):
+    """The base of methods that are made for each model.
+
+    Attributes:
+        kind: A class, a function of the model and its layers that makes an object, or an object of the user.
+    """
+
+    kind: Any
+
+
+class MapMethod(MadeMethod):
     """The base of methods with maps of layers."""
 
     def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
@@ -37,23 +48,12 @@ class MapMethod(Method):
             question.kept[key] = made.run(question.inputs, feature_mask=features, **options)
         return question.kept[key]
 
-    def asked(self, subject: Subject, question: Question) -> dict[str, Any]:
-        """The further arguments of a run of maps, with what is explained."""
-        return {**(question.asked(subject) if self.explains_output else {}), **self.options}
 
-
-@dataclass(frozen=True, eq=False)
 class LayerMethod(MapMethod):
-    """A map of each layer, whose rows are the scores.
-
-    Attributes:
-        kind: A class of layer maps, a function of the model and its layers, or an object of the user.
-    """
+    """A map of each layer, whose rows are the scores."""
 
     layered = True
     takes_features = True
-
-    kind: Callable[..., LayerMaps] | LayerMaps
 
     @property
     def maps(self) -> Any:
@@ -73,7 +73,8 @@ class LayerMethod(MapMethod):
         """The wanted rows only, unless another method has computed whole maps."""
         if _key(self.kind, subject, features) in question.kept:
             return [question.select(one) for one in self.layer_maps(subject, question, features)]
-        made, asked = _made_maps(self.kind, subject, question), self.asked(subject, question)
+        asked = (question.asked(subject) if self.explains_output else {}) | dict(self.options)
+        made = _made_maps(self.kind, subject, question)
         run = made.run(question.inputs, feature_mask=features, token=question.rows, **asked)
         return [one.flatten(0, 1) for _, one in run.maps]
 
@@ -83,14 +84,12 @@ class JoinedMethod(MapMethod):
     """The joined maps of the layers, up to each layer.
 
     Attributes:
-        kind: A class that joins maps, a function of the model and its layers, or an object of the user.
         maps: The class of the maps, which several methods then compute once. None: those of `kind`.
         layered: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
     """
 
     joins = True
 
-    kind: Callable[..., MapAggregation] | MapAggregation
     maps: Any = None
     layered: bool = True
 
@@ -128,7 +127,7 @@ class JoinedMethod(MapMethod):
         if self.maps is not None:
             found = made.join_run(self.run_maps(subject, question, features), **wanted)
         elif self.explains_output:
-            asked = self.asked(subject, question)
+            asked = question.asked(subject) | dict(self.options)
             run = made.maps.run(question.inputs, feature_mask=features, find_other_mixing=True, **asked)
             found = made.join_run(run, **wanted)
         else:
@@ -158,18 +157,11 @@ def _key(kind: Any, subject: Subject, features: Tensor | None) -> Any:
     return kind, subject.forward, None if features is None else tuple(map(tuple, features.tolist()))
 
 
-@dataclass(frozen=True, eq=False)
-class OutputMethod(Method):
-    """The base of methods whose scores are amounts of a number of the output, a row for each example.
-
-    Attributes:
-        kind: The class, a function of the model and its layers, or an object of the user.
-    """
+class OutputMethod(MadeMethod):
+    """The base of methods whose scores are amounts of a number of the output, a row for each example."""
 
     explains_output = True
     is_signed = True
-
-    kind: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,15 +291,8 @@ class GateMethod(OutputMethod):
         return torch.arange(ids.shape[1], device=ids.device)[None]
 
 
-@dataclass(frozen=True, eq=False)
-class BaselineMethod(Method):
-    """Scores without a model.
-
-    Attributes:
-        kind: The class, or an object of the user.
-    """
-
-    kind: Any
+class BaselineMethod(MadeMethod):
+    """Scores without a model."""
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example. Tokens of a causal model see earlier tokens only."""

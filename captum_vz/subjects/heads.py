@@ -13,12 +13,8 @@ from torch import nn
 from captum_vz._names import meant
 from captum_vz.errors import ArgumentError
 
-SEQUENCE, TOKENS, ANSWER, CHOICE = (
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-    "multiple-choice",
-)
+SEQUENCE, TOKENS = "sequence-classification", "token-classification"
+ANSWER, CHOICE = "question-answering", "multiple-choice"
 MASKED, CAUSAL, SEQ2SEQ, ENCODER = "masked-lm", "causal-lm", "seq2seq-lm", "encoder"
 IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification", "ctc", "sentence-embedding"
 

@@ -177,7 +177,6 @@ def _check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, and how many others there are."""
     others = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + others
 

@@ -223,10 +223,8 @@ class LayerVerification:
     """The checks of one layer.
 
     Attributes:
-        index: The index of the layer.
         compute: Computes the map of the layer, not normalized, `(batch, out, in)`.
         mask: The mask of padding in the inputs, `(batch, tokens)`. None: there is none.
-        attention: "self" or "cross".
         most: The largest number of sources that are compared.
         rows: The map and the rounding of its rows. None: the map cannot be compared.
     """
@@ -282,8 +280,7 @@ class LayerVerification:
         served = against("map", found)
         note, way = served.note or f"the definition zeroes values {at}", _way(traces[-1]) if traces else ""
         yield Check("map", served.outcome, self.index, served.difference, served.allowed, note, way)
-        for name in (replay.name for replay in REPLAYS):
-            yield self._by_replay(name, against)
+        yield from (self._by_replay(replay.name, against) for replay in REPLAYS)
         yield self._zeros(found[:, :, definition.sources], expected, largest)
         yield self._rounding(found, exact, floor)
         if half is not None:

@@ -66,10 +66,8 @@ class Product:
 class Operators(TorchDispatchMode):
     """Counts the operators of a run, and finds the products of weights and values.
 
-    Args:
-        changes: What changes the outputs of operators, by their numbers.
-        zeroed: Which values in products become zero, by the numbers of the products.
-        look: Called with the number, the function and the output of each operator.
+    `changes` are made to the outputs of operators, and values in products are `zeroed`, each by its number. `look` is
+    called with the number, the function and the output of each operator.
     """
 
     def __init__(
@@ -155,10 +153,8 @@ class Definition:
 
     def rows(self, products: list[Product], source: int) -> list[Tensor]:
         """The values of one source, for each product."""
-        masks = [torch.zeros_like(one.values, dtype=torch.bool) for one in products]
-        for mask in masks:
-            mask[..., source, :] = True
-        return masks
+        place = torch.tensor(source, device=products[0].values.device)
+        return [torch.zeros_like(one.values, dtype=torch.bool).index_fill(-2, place, True) for one in products]
 
     def rows_of_position(self, position: int) -> list[Tensor]:
         """The values of one position of the input, for each product: the rows that change with the position."""

@@ -21,9 +21,7 @@ class LayerRun:
     """The last run of a layer in a plain run of the model.
 
     Attributes:
-        layer: The layer.
-        args: Its positional arguments, copied before it ran.
-        kwargs: Its keyword arguments, likewise.
+        args, kwargs: Its arguments, copied before it ran.
         returned: The tensors that it returned.
         place: The place of its hidden states among these: the tensor that the next layer was given, or the first.
     """
@@ -38,13 +36,6 @@ class LayerRun:
     def hidden(self) -> Tensor:
         """The hidden states that the layer returned."""
         return self.returned[self.place]
-
-    def note_next(self, run: LayerRun) -> None:
-        """Find the hidden states among the tensors that the layer returned, by what the next layer was given."""
-        for place, one in enumerate(self.returned):
-            if any(one.shape == given.shape and torch.equal(one, given) for given in run.states[:1]):
-                self.place = place
-                return
 
     @property
     def states(self) -> list[Tensor]:
@@ -99,8 +90,9 @@ def plain_run(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> dict[i
             hooks.enter_context(layer.register_forward_hook(lambda m, _, output, i=index: after(i, m, output)))
         forward()
     for index, run in runs.items():
-        if index + 1 in runs:
-            run.note_next(runs[index + 1])
+        for following in runs[index + 1].states[:1] if index + 1 in runs else ():
+            same = [one.shape == following.shape and torch.equal(one, following) for one in run.returned]
+            run.place = same.index(True) if any(same) else 0
     return runs
 
 
