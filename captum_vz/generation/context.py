@@ -63,9 +63,8 @@ class ContextReliance:
         }
         of_step = dict(zip(self.sensitive, self.cues, strict=True))
         needs = [", ".join(self.context[place] for place in of_step.get(step, ())) for step in range(len(self.tokens))]
-        return DataFrame(
-            {"token": self.tokens, **both, "divergence": self.divergence, "instead": self.instead, "needs": needs}
-        )
+        others = {"divergence": self.divergence, "instead": self.instead, "needs": needs}
+        return DataFrame({"token": self.tokens, **both, **others})
 
     def __repr__(self) -> str:
         """A line for each sensitive token."""

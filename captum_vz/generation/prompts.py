@@ -88,7 +88,6 @@ class Prompt:
     """The token ids of one prompt, without padding.
 
     Attributes:
-        ids: The token ids.
         sections: The parts of the prompt with their names, such as the messages of a chat.
         text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.

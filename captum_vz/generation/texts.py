@@ -278,8 +278,7 @@ def _start(model: Any, options: dict[str, Any]) -> Ids:
 
 
 def _setting(model: Any, name: str, options: dict[str, Any]) -> Any:
-    kept = (getattr(model, place, None) for place in ("generation_config", "config"))
-    places = (options.get("generation_config"), *kept)
+    places = options.get("generation_config"), getattr(model, "generation_config", None), getattr(model, "config", None)
     found = (options.get(name, getattr(place, name, None)) for place in places)
     return next((one for one in found if one is not None), None)
 

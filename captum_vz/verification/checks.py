@@ -13,7 +13,6 @@ from torch import Tensor
 
 from captum_vz._engine import HALF, REPLAYS, ReplayTrace, traced_replays
 from captum_vz.errors import RefusedError
-from captum_vz.tables import text_table
 from captum_vz.verification.definition import NoDefinitionError
 from captum_vz.verification.recorded import DefinedMap, LayerRun, defined_map
 
@@ -134,8 +133,10 @@ class VerificationReport:
     def __str__(self) -> str:
         """The verdict, and a table with one line for each kind of check, of the layer that is worst."""
         heads = ("check", "layers", "worst", "difference", "allowed", "outcome")
-        table = text_table(heads, [self._line(name) for name in dict.fromkeys(check.name for check in self.checks)])
-        return "\n".join([self.verdict, table, *(f"{name}: {note}" for name, note in self.notes())])
+        lines = [heads, *map(self._line, dict.fromkeys(check.name for check in self.checks))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        return "\n".join([self.verdict, *table, *(f"{name}: {note}" for name, note in self.notes())])
 
     def _line(self, name: str) -> tuple[str, ...]:
         same = [check for check in self.checks if check.name == name]
