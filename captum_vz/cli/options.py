@@ -9,24 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz._names import meant
+from captum_vz._names import COMPARED_METHODS, EXTRA_METHODS, METHODS, meant
 
-#: The names of the registry of methods, whose import takes seconds. A test compares them.
-DEFAULT_METHODS: Final = (
-    *("value-zeroing", "value-zeroing-rollout", "attention", "attention-rollout", "attention-norm"),
-    *("attention-norm-rollout", "globenc", "globenc-layer", "alti", "alti-layer", "value-zeroing-effect"),
-    *("random", "position"),
-)
-EXTRA_METHODS: Final = (
-    *("value-zeroing-effect-layer", "value-zeroing-rollout-paper", "attention-rollout-paper"),
-    *("value-zeroing-shapley", "value-zeroing-integrated"),
-    *("attention-flow", "attention-gradient", "saliency", "input-x-gradient", "input-x-gradient-l2", "decision"),
-    *("integrated-gradients", "integrated-gradients-l2", "hidden-token-attribution", "attn-lrp", "alti-logit"),
-)
-METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
-COMPARED_METHODS: Final = (
-    *("value-zeroing", "value-zeroing-rollout", "value-zeroing-effect", "attention-rollout", "alti"),
-)
 #: Commands that have left, and where they went.
 GONE: Final = {
     "paper": "the evaluations of the paper are a script in the folder tutorials/paper",
@@ -131,16 +115,15 @@ TARGET: Options = {
 class Command:
     """A row of the table. The function of its name in `captum_vz.cli.MODULE` runs it."""
 
-    module: str  # which is imported when the command is chosen
     help: str  # one line for the list of commands
     description: str
     examples: tuple[str, ...]  # without the name of the program
     options: Options  # the arguments of `add_argument`
+    module: str = "texts"  # which is imported when the command is chosen
 
 
 COMMANDS: Final = {
     "explain": Command(
-        "texts",
         "score the tokens of a text for one of them, or for what the model predicts",
         "Prints how much one token draws on each token of a text, where a full bar is a share of 1. For a model with a "
         "head for labels or answers, prints how much each token supports the prediction.",
@@ -183,7 +166,6 @@ COMMANDS: Final = {
         },
     ),
     "compare": Command(
-        "texts",
         "score the tokens of a text by several methods, in one table",
         "Prints on which tokens of a text one token draws most, by several methods: one line for each method. A full "
         "bar is a share of 1.",
@@ -225,7 +207,6 @@ COMMANDS: Final = {
         },
     ),
     "generate": Command(
-        "texts",
         "continue a text, and score the prompt tokens for each new token",
         "Lets a model continue a text, or translate or summarise it. Prints the prompt tokens that each new token "
         "draws on most: in a model with an encoder, by the cross-attention of its decoder.",
@@ -257,7 +238,6 @@ COMMANDS: Final = {
         },
     ),
     "study": Command(
-        "study",
         "evaluate methods on many sentences, with one model or several",
         "Runs models x methods x sentences, and writes the results to a folder. If it is started again, it continues "
         "there. Under `accelerate launch` or `torchrun`, the processes share the work. A causal model reads the text "
@@ -308,9 +288,9 @@ COMMANDS: Final = {
             "--folder": path("the folder of the results", "FOLDER", required=True),
             **outputs("the tables"),
         },
+        module="study",
     ),
     "verify": Command(
-        "texts",
         "compare the maps of a model with the definition of Value Zeroing",
         "Compares the map of each layer with the definition, checks padding, batches and rounding, and prints a "
         "verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long and short texts take different "
@@ -329,14 +309,9 @@ COMMANDS: Final = {
         },
     ),
     "demo": Command(
-        "texts",
         "explain texts on a page in the browser",
         "Serves a page on this machine until Ctrl-C. Needs the extra demo. No request leaves the machine.",
-        (
-            "demo",
-            "demo --port 8080 --model ./my-model",
-            "demo --host 0.0.0.0 --max-tokens 64",
-        ),
+        ("demo", "demo --port 8080 --model ./my-model", "demo --host 0.0.0.0 --max-tokens 64"),
         {
             "--model": option(
                 "further models that the page offers: folders, or Hugging Face ids that this machine has downloaded",

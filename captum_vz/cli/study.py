@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captum_vz.cli.output import check_files, check_folder, name_files, save_page
 from captum_vz.errors import ArgumentError
@@ -67,7 +67,6 @@ def _study_errors() -> Iterator[None]:
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
-    """The examples, and lines on what is left out."""
     if options.blimp is None and not (options.jsonl or options.csv or options.grammar):
         raise ArgumentError("study needs sentences: pass --blimp FOLDER, --jsonl FILE, --csv FILE or --grammar N.")
     examples, notes = [Example.from_record(record) for record in agreement_sentences(options.grammar or 0)], []
@@ -92,15 +91,15 @@ def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metri
     if options.html is not None:
         save_page(_page(study, notes, metrics), options.html)
     if options.json:
-        tables = {name: _records(getattr(study, name)) for name in ("summary", "differences", "skipped")}
-        print(json.dumps({"settings": study.settings, **tables}))
+        tables = {name: getattr(study, name) for name in ("summary", "differences", "skipped")}
+        texts = {name: one.to_json(orient="records", double_precision=15) for name, one in tables.items()}
+        print(json.dumps({"settings": study.settings, **{name: json.loads(one) for name, one in texts.items()}}))
     elif not options.quiet:
         print(*notes, study.told(metrics), f"rows, summary.csv, skipped.csv and figures: {study.folder}", sep="\n")
         name_files(None, options.html)
 
 
 def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
-    """The tables and figures of a study as a page."""
     parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences."), *map(paragraph, notes)]
     for model, means in study.means(metrics, digits=2).items():
         heads, rows = ["method", *means.columns], [[str(method), *row] for method, *row in means.itertuples()]
@@ -113,13 +112,8 @@ def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
 
 
 def _skipped(skipped: DataFrame) -> list[str]:
-    """A table of the reasons for which examples were skipped, with their numbers."""
     if skipped.empty:
         return []
     counts = skipped.groupby(["model", "skipped"], sort=False).size()
     rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
     return [heading("Skipped"), html_table("Why examples were skipped", ["model", "reason", "rows"], rows)]
-
-
-def _records(frame: DataFrame) -> Any:
-    return json.loads(frame.to_json(orient="records", double_precision=15))

@@ -55,8 +55,7 @@ def explain(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
         say(f"maps of {len(subject.layers)} layers")
-        second, prompt_name = (one[0] if one is not None and len(one) == 1 else one for one in (pair, prompt))
-        asked["prompt_name"] = prompt_name
+        second, asked["prompt_name"] = (one[0] if one and len(one) == 1 else one for one in (pair, prompt))
         found = captum_vz.explain(subject, options.text, second, window=True if window == [] else window, **asked)
         found.told = [renamed(line, options.names) for line in found.told]
         maps = {"maps": True} if options.maps and not isinstance(found, GenerationAttribution) else {}
@@ -131,7 +130,6 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _check_use(options: argparse.Namespace) -> None:
-    """Tell that a target or a foil has no effect."""
     named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
     used = options.truth or options.patch or options.layer == DECIDING
@@ -187,7 +185,6 @@ def _strongest(found: Explanation, truth: Truth) -> str:
 
 
 def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lines: list[str]) -> str:
-    """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token or 0]
     falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
@@ -275,11 +272,8 @@ def verify(options: argparse.Namespace) -> None:
         prepared = prepare_text(subject.model, subject.tokenizer, text)
         for remark in remarks(text, subject, prepared, str(prepared.token)):
             warnings.warn(remark, stacklevel=1)
-
-        def advance(what: str) -> None:
-            say(f"checks of {len(subject.layers)} layers: {what}")
-
-        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=advance)
+        told = f"checks of {len(subject.layers)} layers: "
+        report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=lambda what: say(told + what))
     if options.json:
         print(report.to_json())
     else:

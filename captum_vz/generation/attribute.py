@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,34 +16,13 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation.prompts import completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import (
-    FinishedText,
-    device_of,
-    entries_of,
-    finish_texts,
-    foils_of,
-    longest_alike,
-    states_of,
-)
-from captum_vz.methods import (
-    DECIDING,
-    DECISION,
-    DEEP,
-    MAPS,
-    METHODS,
-    Method,
-    Question,
-    as_method,
-    check_layer,
-    name_of,
-    shares,
-)
+from captum_vz.generation.texts import FinishedText, entries_of, finish_texts, foils_of, longest_alike, states_of
+from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, Method, Question, as_method, check_layer, name_of, shares
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
 from captum_vz.subjects import Subject, check_order, heads, parts_of, written_layers
 from captum_vz.subjects.signals import signals_of
 
-ROLLOUT: Final = "value-zeroing-rollout"
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
 
@@ -145,11 +124,15 @@ def attribute_generation(
     made = replace(made, options={**made.options, **(method_options or {})})
     asked = {name_of(shown): made}
     if layer == DECIDING:
-        check_deciding(name_of(shown), made, both)
-        asked, layer = {DECISION: METHODS[DECISION], **asked}, None
+        if both or not made.shows_layers:
+            raise ArgumentError(
+                f"layer is {DECIDING!r}, which needs a causal model and a method with a map of each layer, but the "
+                f"method is {name_of(shown)}: pass method={MAPS!r}, or the number of a layer.",
+                "layer",
+            )
+        asked, layer = {DECISION: as_method(DECISION), **asked}, None
     if layer is not None and made.layered:
-        check_layer(layer, subject.depth)
-        layer %= subject.depth
+        layer = check_layer(layer, subject.depth)
     if foil is not None and not any(one.explains_output for one in asked.values()):
         raise ArgumentError(
             f"foil is {foil!r}, but {name_of(shown)} explains the state of a token: leave it out, or choose a method "
@@ -167,17 +150,7 @@ def default_method(subject: Subject, layer: Any) -> str:
         return MAPS
     if layer == DECIDING or (layer is None and len(subject.layers) >= DEEP):
         return DECISION
-    return ROLLOUT
-
-
-def check_deciding(name: str, method: Method, has_encoder: bool) -> None:
-    """Refuse a method without a map of each layer, and a model whose decision does not rest on one text alone."""
-    if has_encoder or method.maps is None or method.joins or method.explains_output:
-        raise ArgumentError(
-            f"layer is {DECIDING!r}, which needs a causal model and a method with a map of each layer, but the method "
-            f"is {name}: pass method={MAPS!r}, or the number of a layer.",
-            "layer",
-        )
+    return "value-zeroing-rollout"
 
 
 def _explained(
@@ -255,7 +228,7 @@ def _scores(
 
     The last column is 0, because no token follows the last generated token. `features`: see :meth:`Method.scores`.
     """
-    device, steps, given = device_of(subject.model), len(text.generated), len(text.conditions)
+    device, steps, given = subject.device, len(text.generated), len(text.conditions)
     places = list(range(text.first, text.first + steps))
     longest = max(len(text.prompt.ids), len(text.start)) + steps - 1
     question = Question(
@@ -290,12 +263,9 @@ def _scores(
 
 def _by_foil(question: Question, foils: Sequence[int | None]) -> Iterator[Question]:
     """The question about the steps in turn, in groups that all have a foil, or that all have none."""
-    start = 0
     assert not callable(question.target) and question.target is not None  # indices of the generated tokens
-    for has_foil, group in groupby(foils, lambda one: one is not None):
-        numbers = list(group)
-        places = question.places[start : start + len(numbers)]
-        target = question.target[start : start + len(numbers)]
-        foil = [(place, one) for place, one in zip(places, numbers, strict=True) if one is not None]
-        yield replace(question, token=places, target=target, foil=foil if has_foil else None)
-        start += len(numbers)
+    rows = zip(question.places, question.target, foils, strict=True)
+    for has_foil, group in groupby(rows, lambda row: row[2] is not None):
+        places, target, numbers = map(list, zip(*group, strict=True))
+        foil = list(zip(places, numbers, strict=True)) if has_foil else None
+        yield replace(question, token=places, target=target, foil=foil)

@@ -13,16 +13,15 @@ from torch.special import entr
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import Prompt, completed, read_prompts
-from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, device_of, finish_texts
+from captum_vz.generation.result import STRONGEST, GenerationAttribution
+from captum_vz.generation.texts import FinishedText, finish_texts
 from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
+from captum_vz.subjects.heads import device_of
 from captum_vz.subjects.signals import signals_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-STRONGEST = 3  # tokens in a line
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,9 +63,8 @@ class ContextReliance:
         }
         of_step = dict(zip(self.sensitive, self.cues, strict=True))
         needs = [", ".join(self.context[place] for place in of_step.get(step, ())) for step in range(len(self.tokens))]
-        return DataFrame(
-            {"token": self.tokens, **both, "divergence": self.divergence, "instead": self.instead, "needs": needs}
-        )
+        others = {"divergence": self.divergence, "instead": self.instead, "needs": needs}
+        return DataFrame({"token": self.tokens, **both, **others})
 
     def __repr__(self) -> str:
         """A line for each sensitive token."""
@@ -171,7 +169,6 @@ def context_reliance(
         (model, tokenizer), list(whole.ids), method, generated=list(finished.generated), foil=foils
     )
     scores = found.all_scores[list(sensitive), start:stop, -1]
-    names = [known.decode([one]).strip() for one in best]
     return ContextReliance(
         tuple(found.generated.labels),
         tuple(found.prompt.labels[start:stop]),
@@ -179,7 +176,7 @@ def context_reliance(
         entr(logs.exp()).sum(-1),
         divergence,
         sensitive,
-        tuple(names),
+        tuple(known.decode([one]).strip() for one in best),
         scores,
         tuple(_large(row, deviations) for row in scores),
     )

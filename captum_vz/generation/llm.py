@@ -69,7 +69,6 @@ class LLMTokenMaps(Attribution):
         super().__init__(model)
         self.attr_method, self.attr_target = attr_method, attr_target
         self.tokenizer = completed(tokenizer)
-        self.model: Any = model
         if attr_target is None:
             return
         if attr_target not in ("log_prob", "prob"):
@@ -150,7 +149,7 @@ class LLMTokenMaps(Attribution):
     ) -> tuple[Tensor, list[str]]:
         """The scores `(generated, features)`, and the generated tokens."""
         prompt, columns = _features(inp, self.tokenizer)
-        asked = self.model, prompt, self.attr_method
+        asked = self.forward_func, prompt, self.attr_method
         found = attribute_generation(*asked, tokenizer=self.tokenizer, method_options=method_options, **options)
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")
@@ -300,5 +299,4 @@ def gated_input(inp: InterpretableInput, tokenizer: Any) -> InterpretableInput:
         return {"input_ids": torch.tensor([ids], device=gates.device), "gates": gates}
 
     gated.to_model_input = to_model_input
-    found: InterpretableInput = gated
-    return found
+    return gated

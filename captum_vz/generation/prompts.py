@@ -18,12 +18,7 @@ from captum_vz.result.words import Section
 
 
 def completed(tokenizer: Any) -> Any:
-    """A tokenizer with what this package calls: itself, or one around it.
-
-    Args:
-        tokenizer: A tokenizer of transformers, an object with `encode` and `decode` of Captum's `TokenizerLike`, or
-            None.
-    """
+    """A tokenizer with what this package calls: itself, or one around Captum's `TokenizerLike`, or around None."""
     if hasattr(tokenizer, "all_special_ids"):
         return tokenizer
     if tokenizer is None:
@@ -93,7 +88,6 @@ class Prompt:
     """The token ids of one prompt, without padding.
 
     Attributes:
-        ids: The token ids.
         sections: The parts of the prompt with their names, such as the messages of a chat.
         text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
@@ -113,14 +107,11 @@ def read_prompts(
     tokenizer: Any, prompt: Any, attention_mask: Tensor | None = None, prompt_length: Any = None
 ) -> tuple[list[Prompt], bool]:
     """The prompts, and whether `prompt` is a batch of them. See :func:`~captum_vz.generation.attribute_generation`."""
-    if isinstance(prompt, Mapping) and "input_ids" in prompt:
-        mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
-        return read_prompts(tokenizer, prompt["input_ids"], mask, prompt_length)
-    if (
-        isinstance(prompt, Mapping)
-        and any(isinstance(one, Tensor) for one in prompt.values())
-        and "sequences" not in prompt
-    ):
+    named = prompt if isinstance(prompt, Mapping) else {}
+    if "input_ids" in named:
+        mask = named.get("attention_mask") if attention_mask is None else attention_mask
+        return read_prompts(tokenizer, named["input_ids"], mask, prompt_length)
+    if "sequences" not in named and any(isinstance(one, Tensor) for one in named.values()):
         raise ArgumentError(f"prompt has {', '.join(prompt)}, but no input_ids, which this model reads: pass them too.")
     prompt = getattr(prompt, "sequences", prompt)
     if isinstance(prompt, (Tensor, np.ndarray)):

@@ -365,9 +365,7 @@ class GenerationAttribution(Explanation):
 
     def layer_index(self, layer: int) -> int:
         """The index of a layer, from 0."""
-        count = len(self.layers)
-        check_layer(layer, count)
-        return layer % count
+        return check_layer(layer, len(self.layers))
 
     def _title(self, index: int) -> str:
         layer = self.layers[index]
@@ -385,8 +383,7 @@ class GenerationAttribution(Explanation):
 
     def _kept(self, mask: Any) -> list[int]:
         """The positions of the prompt tokens that a mask does not leave out."""
-        kept: list[int] = (~self._hidden(mask)).nonzero()[:, 0].tolist()
-        return kept
+        return (~self._hidden(mask)).nonzero()[:, 0].tolist()
 
 
 def _tokens(fields: dict[str, list[Any]]) -> TokenText:

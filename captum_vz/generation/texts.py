@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.prompts import Prompt
 from captum_vz.result.words import Section
-from captum_vz.subjects.heads import is_encoder_decoder
+from captum_vz.subjects.heads import device_of, is_encoder_decoder
 from captum_vz.subjects.signals import placeholders, signals_of, source_names
 
 # Arguments of `generate` that are also arguments of the model, and that do not change what the tokens represent.
@@ -88,8 +88,7 @@ def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
 @torch.no_grad()
 def states_of(model: Any, read: Mapping[str, Tensor]) -> Prompt:
     """The states of an encoder that reads an image or sound as the prompt of what its decoder writes."""
-    device = device_of(model)
-    given = {name: one.to(device) for name, one in read.items()}
+    given = {name: one.to(device_of(model)) for name, one in read.items()}
     states = model.get_encoder()(**given).last_hidden_state
     if len(states) != 1:
         raise ArgumentError(f"The prompt has {len(states)} images or sounds: pass one in each call.")
@@ -102,14 +101,7 @@ def finish_texts(
 ) -> tuple[list[FinishedText], bool]:
     """The finished texts, and whether there are several of them.
 
-    Args:
-        model: The model.
-        tokenizer: The tokenizer.
-        prompts: The prompts.
-        generated: The continuations. None: the tokens after `prompt_length`, or else the model generates them.
-        several: Whether the prompts are a batch.
-        seed: The seed of sampling.
-        options: The arguments of `generate`.
+    If no continuations are given, the tokens after `prompt_length` are, or else the model generates them.
     """
     read = signals_of(options)
     if unknown := set(read) - set(inspect.signature(model.forward).parameters):
@@ -139,7 +131,6 @@ def finish_texts(
 def _given(
     model: Any, tokenizer: Any, prompts: list[Prompt], generated: Any, start: Ids, several: bool, options: Any
 ) -> list[Ids]:
-    """The new tokens that the user passes."""
     rest = [prompt.rest or () for prompt in prompts]
     if generated is not None and prompts[0].rest is not None:
         raise ArgumentError("Both generated and prompt_length were passed: each gives the new tokens. Pass one.")
@@ -194,8 +185,7 @@ def _generated(
             if seed is not None:
                 torch.manual_seed(seed)
             written = model.generate(*first, **arguments, **further)
-        sequences: Tensor = getattr(written, "sequences", written)
-        return sequences
+        return getattr(written, "sequences", written)
 
     found = run()
     places = placeholders(model) if prompts[0].read else set()
@@ -288,9 +278,7 @@ def _start(model: Any, options: dict[str, Any]) -> Ids:
 
 
 def _setting(model: Any, name: str, options: dict[str, Any]) -> Any:
-    """A setting of the generation, from the arguments or from the model."""
-    kept = (getattr(model, place, None) for place in ("generation_config", "config"))
-    places = (options.get("generation_config"), *kept)
+    places = options.get("generation_config"), getattr(model, "generation_config", None), getattr(model, "config", None)
     found = (options.get(name, getattr(place, name, None)) for place in places)
     return next((one for one in found if one is not None), None)
 
@@ -343,9 +331,3 @@ def _longer(tokenizer: Any, prompt: Prompt, text: str) -> Ids:
     if both and both[1][: len(both[0])] == both[0]:
         return both[1][len(both[0]) :]
     return ids
-
-
-def device_of(model: Any) -> torch.device:
-    """Where inputs go. The weights of an offloaded model are on no device, and its hooks move the inputs."""
-    device: torch.device = model.device
-    return torch.device("cpu") if device.type == "meta" else device

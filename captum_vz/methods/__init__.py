@@ -2,50 +2,9 @@
 
 `method.scores(subject, question, features)` runs any method on any model: raw scores with their signs. `shares` makes
 shares of them.
-
-    Method             the scores of tokens, by one method
-    Question           what is asked about some inputs of a model
-    METHODS            the methods of this package by their names
-    as_method          a method of a class, an object or a function
-    checked_shares     shares of a method's scores, with a check of what a user's code returned
 """
 
+from captum_vz._names import COMPARED_METHODS, DEFAULT_METHODS
 from captum_vz.methods.given import Batch, as_method, given_methods, load_plugin, name_of, register_method
 from captum_vz.methods.method import Method, Question, check_layer, checked_shares, residual_text, shares
-from captum_vz.methods.registry import (
-    COMPARED_METHODS,
-    DECIDING,
-    DECISION,
-    DEEP,
-    DEFAULT_METHODS,
-    MAPS,
-    METHODS,
-    check_methods,
-    joined_first,
-    rollout_of,
-)
-
-__all__ = [
-    "COMPARED_METHODS",
-    "DECIDING",
-    "DECISION",
-    "DEEP",
-    "DEFAULT_METHODS",
-    "MAPS",
-    "METHODS",
-    "Batch",
-    "Method",
-    "Question",
-    "as_method",
-    "check_layer",
-    "check_methods",
-    "checked_shares",
-    "given_methods",
-    "joined_first",
-    "load_plugin",
-    "name_of",
-    "register_method",
-    "residual_text",
-    "rollout_of",
-    "shares",
-]
+from captum_vz.methods.registry import DECIDING, DECISION, DEEP, MAPS, METHODS, joined_first, rollout_of

@@ -53,8 +53,7 @@ class DecisionMethod(Method):
         key = self, str(question.places), target, str(question.foil)
         if key not in question.kept:
             question.kept[key] = self._rows(subject, question, features)
-        found: list[Tensor] = question.kept[key]
-        return found
+        return question.kept[key]
 
     def _rows(self, subject: Subject, question: Question, features: Tensor | None) -> list[Tensor]:
         found, used, refused = list[Tensor](), list[str](), None
@@ -79,7 +78,6 @@ class DecisionMethod(Method):
         return str(question.kept.get(self, ""))
 
     def _asked(self, subject: Subject, question: Question) -> list[tuple[Method, Question]]:
-        """The methods, and what each is asked."""
         if question.foil is None and not callable(question.target) and heads.predicts_next(subject.model):
             words = question.asked(subject)["target"]
             return [(self.without_foil, replace(question, target=log_probability(words)))]

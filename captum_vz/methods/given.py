@@ -20,15 +20,7 @@ from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelF
 from captum_vz.attr import ValueZeroingEffect as Effect
 from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
-from captum_vz.methods.kinds import (
-    BaselineMethod,
-    EffectMethod,
-    GradientMethod,
-    JoinedMethod,
-    LayerMethod,
-    LogitMethod,
-    RelevanceMethod,
-)
+from captum_vz.methods import kinds
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
 from captum_vz.methods.registry import METHODS, check_methods, known_methods
 from captum_vz.subjects import Subject
@@ -38,13 +30,13 @@ PLUGIN: Final = "captum_vz_plugin_"
 
 #: The method of each class of this package.
 _KINDS: Final[dict[type, Any]] = {
-    LayerMaps: LayerMethod,
-    MapAggregation: JoinedMethod,
-    ModelFreeAttribution: BaselineMethod,
-    Effect: EffectMethod,
-    ALTILogit: LogitMethod,
-    AttnLRP: RelevanceMethod,
-    TokenAttribution: GradientMethod,
+    LayerMaps: kinds.LayerMethod,
+    MapAggregation: kinds.JoinedMethod,
+    ModelFreeAttribution: kinds.BaselineMethod,
+    Effect: kinds.EffectMethod,
+    ALTILogit: kinds.LogitMethod,
+    AttnLRP: kinds.RelevanceMethod,
+    TokenAttribution: kinds.GradientMethod,
 }
 
 
@@ -89,17 +81,15 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class ForeignMethod(Method):
-    """The base of methods whose scores come from code of a user. They may have any form, which is checked.
+class ForeignMethod(kinds.MadeMethod):
+    """Scores from code of a user, which may have any form, and are checked: from a function of a :class:`Batch`.
 
     Attributes:
-        kind: The code: a function of a :class:`Batch`, or an object with `attribute` or its class.
         layered: Whether there is a tensor for each layer.
     """
 
     is_foreign = True
 
-    kind: Any
     layered: bool = field(default=False, kw_only=True)
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
@@ -175,7 +165,6 @@ class BuiltMethod(Method):
     """A function of the model and its layers that builds the method.
 
     Attributes:
-        build: The function.
         each_layer: Whether what it builds returns one tensor for each layer, if it is code of a user.
     """
 
@@ -242,11 +231,10 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     kind = inner if isclass(inner) else type(inner)
     for base, made in _KINDS.items():
         if issubclass(kind, base):
-            found: Method = made(kind=method, **own)
-            return found
+            return made(kind=method, **own)
     if isclass(inner) and is_captums(inner):
-        registered = (one for one in METHODS.values() if isinstance(one, GradientMethod) and one.kind is inner)
-        return GradientMethod(kind=method, reduce=next((one.reduce for one in registered), "sum"), **own)
+        registered = (one for one in METHODS.values() if isinstance(one, kinds.GradientMethod) and one.kind is inner)
+        return kinds.GradientMethod(kind=method, reduce=next((one.reduce for one in registered), "sum"), **own)
     if callable(getattr(inner, "attribute", None)):
         return ObjectMethod(kind=method, layered=layered, **own)
     if callable(method):

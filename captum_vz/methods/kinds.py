@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import isclass, signature
@@ -12,26 +12,27 @@ import torch
 from torch import Tensor
 
 from captum_vz import ALTI, ALTIPlus, GlobEnc, LayerALTI, LayerAttention, TokenAttribution, ValueGates
-from captum_vz.attr import LayerMaps, MapAggregation, MapRun
+from captum_vz.attr import MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
-from captum_vz.attr._call.output import tensor_of
+from captum_vz.attr._call.output import Question as Number
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import token_scores
-from captum_vz.methods.method import (
-    INSIDE,
-    Method,
-    Question,
-    added,
-    check_layer,
-    check_model,
-    check_text,
-    is_object,
-    made_of,
-)
+from captum_vz.methods.method import INSIDE, Method, Question, added, check_layer, check_text, made_of, own_object
 from captum_vz.subjects import Subject
 
 
-class MapMethod(Method):
+@dataclass(frozen=True, eq=False)
+class MadeMethod(Method):
+    """The base of methods that are made for each model.
+
+    Attributes:
+        kind: A class, a function of the model and its layers that makes an object, or an object of the user.
+    """
+
+    kind: Any
+
+
+class MapMethod(MadeMethod):
     """The base of methods with maps of layers."""
 
     def layer_maps(self, subject: Subject, question: Question, features: Tensor | None = None) -> list[Tensor]:
@@ -45,26 +46,14 @@ class MapMethod(Method):
             made = _made_maps(self.maps, subject, question)
             options: dict[str, Any] = {"find_other_mixing": True, **self.options}
             question.kept[key] = made.run(question.inputs, feature_mask=features, **options)
-        found: MapRun = question.kept[key]
-        return found
-
-    def asked(self, subject: Subject, question: Question) -> dict[str, Any]:
-        """The further arguments of a run of maps, with what is explained."""
-        return {**(question.asked(subject) if self.explains_output else {}), **self.options}
+        return question.kept[key]
 
 
-@dataclass(frozen=True, eq=False)
 class LayerMethod(MapMethod):
-    """A map of each layer, whose rows are the scores.
-
-    Attributes:
-        kind: A class of layer maps, a function of the model and its layers, or an object of the user.
-    """
+    """A map of each layer, whose rows are the scores."""
 
     layered = True
     takes_features = True
-
-    kind: Callable[..., LayerMaps] | LayerMaps
 
     @property
     def maps(self) -> Any:
@@ -84,7 +73,8 @@ class LayerMethod(MapMethod):
         """The wanted rows only, unless another method has computed whole maps."""
         if _key(self.kind, subject, features) in question.kept:
             return [question.select(one) for one in self.layer_maps(subject, question, features)]
-        made, asked = _made_maps(self.kind, subject, question), self.asked(subject, question)
+        asked = (question.asked(subject) if self.explains_output else {}) | dict(self.options)
+        made = _made_maps(self.kind, subject, question)
         run = made.run(question.inputs, feature_mask=features, token=question.rows, **asked)
         return [one.flatten(0, 1) for _, one in run.maps]
 
@@ -94,14 +84,12 @@ class JoinedMethod(MapMethod):
     """The joined maps of the layers, up to each layer.
 
     Attributes:
-        kind: A class that joins maps, a function of the model and its layers, or an object of the user.
         maps: The class of the maps, which several methods then compute once. None: those of `kind`.
         layered: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
     """
 
     joins = True
 
-    kind: Callable[..., MapAggregation] | MapAggregation
     maps: Any = None
     layered: bool = True
 
@@ -109,7 +97,7 @@ class JoinedMethod(MapMethod):
     def residual(self) -> float | str | None:
         """What the class or the object adds to each map. Maps of ALTI and GlobEnc hold the residual connection."""
         inner: Any = unwrapped(self.kind)
-        if is_object(self.kind):
+        if isinstance(inner, MapAggregation):
             residual, maps = inner.residual, inner.maps
             inside = isinstance(maps, LayerALTI) or getattr(maps, "include", "attention") != "attention"
         else:
@@ -139,7 +127,7 @@ class JoinedMethod(MapMethod):
         if self.maps is not None:
             found = made.join_run(self.run_maps(subject, question, features), **wanted)
         elif self.explains_output:
-            asked = self.asked(subject, question)
+            asked = question.asked(subject) | dict(self.options)
             run = made.maps.run(question.inputs, feature_mask=features, find_other_mixing=True, **asked)
             found = made.join_run(run, **wanted)
         else:
@@ -152,8 +140,7 @@ class JoinedMethod(MapMethod):
         if self.maps is None:
             return []
         made, run = made_of(self.kind, subject, question), self.run_maps(subject, question, features)
-        found: list[Tensor] = made.join_run(run, all_layers=self.layered, feature_mask=features)
-        return found
+        return made.join_run(run, all_layers=self.layered, feature_mask=features)
 
 
 def _made_maps(kind: Any, subject: Subject, question: Question) -> Any:
@@ -170,24 +157,24 @@ def _key(kind: Any, subject: Subject, features: Tensor | None) -> Any:
     return kind, subject.forward, None if features is None else tuple(map(tuple, features.tolist()))
 
 
-@dataclass(frozen=True, eq=False)
-class OutputMethod(Method):
-    """The base of methods whose scores are amounts of a number of the output, a row for each example.
-
-    Attributes:
-        kind: The class, a function of the model and its layers, or an object of the user.
-    """
+class OutputMethod(MadeMethod):
+    """The base of methods whose scores are amounts of a number of the output, a row for each example."""
 
     explains_output = True
     is_signed = True
 
-    kind: Any
 
-
+@dataclass(frozen=True, eq=False)
 class EffectMethod(OutputMethod):
-    """The effect of values on the output, of all layers at once."""
+    """The effect of values on the output.
+
+    Attributes:
+        layered: Whether each layer is explained alone, and not all at once.
+    """
 
     takes_features = True
+
+    layered: bool = False
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The effects of :class:`~captum_vz.ValueZeroingEffect`, of all layers at once or of each alone."""
@@ -199,12 +186,6 @@ class EffectMethod(OutputMethod):
         """The effects of this layer."""
         check_layer(layer, len(subject.layers))
         return self.rows(replace(subject, layers=[subject.layers[layer]]), question, features)[0]
-
-
-class LayerEffectMethod(EffectMethod):
-    """The effect of the values of each layer alone."""
-
-    layered = True
 
 
 class LogitMethod(OutputMethod):
@@ -245,9 +226,8 @@ class GradientMethod(OutputMethod):
         return [added(made.attribute(question.inputs, **asked, **self.options), features)]
 
     def _made(self, subject: Subject) -> Any:
-        if is_object(self.kind):
-            check_model(self.kind, subject)
-            return self.kind
+        if (found := own_object(self.kind, subject)) is not None:
+            return found
         own: dict[str, Any] = {"tokenizer": subject.tokenizer}
         if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
             own["embeddings"] = subject.model.get_input_embeddings()
@@ -263,9 +243,7 @@ class RelevanceMethod(OutputMethod):
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The relevance of each token's vector."""
         check_text(self.title, subject, question)
-        if is_object(self.kind):
-            check_model(self.kind, subject)
-        made = self.kind if is_object(self.kind) else self.kind(subject.forward)
+        made = own_object(self.kind, subject) or self.kind(subject.forward)
         found = made.attribute(question.inputs, **question.asked(subject), **self.options)
         return [added(token_scores(found), features)]
 
@@ -277,19 +255,22 @@ class GateMethod(OutputMethod):
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The scores of each token's gate."""
-        inputs, asked, count = question.inputs, question.asked(subject), question.examples
+        inputs, number, count = question.inputs, Number.parse(**question.asked(subject)), question.examples
         gated = ValueGates(subject.forward, subject.layers, attention=question.attention)
         member = self._gates(subject, question, features).expand(count, -1)  # the gate of each token
         # Captum repeats tensors of the batch when it runs many gates at once. One example is repeated by the gates.
-        named = {} if count == 1 else {key: x for key, x in inputs.items() if _of_examples(x, count)}
+        tensors = {key: x for key, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
+        named = {} if count == 1 else {key: x for key, x in tensors.items() if len(x) == count}
         rows = torch.arange(count, device=member.device)
 
-        run = gated.forward if callable(asked["target"]) else gated
+        run = gated.forward if callable(number.target) else gated
 
         def explained(gates: Tensor, member: Tensor, rows: Tensor, *batched: Tensor) -> Tensor:
             each, all_inputs = gates.gather(1, member), {**inputs, **dict(zip(named, batched, strict=True))}
             output = run(each, **all_inputs) if named else run(each, all_inputs)
-            return _explained(output, rows.tolist(), **asked)
+            if callable(number.target):
+                return number.read(output, len(rows))
+            return number.read_each(output, rows.tolist(), count)
 
         with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(0)
@@ -310,34 +291,8 @@ class GateMethod(OutputMethod):
         return torch.arange(ids.shape[1], device=ids.device)[None]
 
 
-def _explained(output: Any, rows: Sequence[int], target: Any, foil: Any) -> Tensor:
-    """The numbers of an output whose examples belong to these rows, `(len(rows),)`, with their graph."""
-    if callable(target):
-        found: Tensor = target(output)
-        return found
-    numbers = tensor_of(output)
-    assert numbers is not None  # the indices were found in it
-    first, *second = (
-        numbers[(range(len(rows)), *map(list, zip(*(indices[row] for row in rows), strict=True)))]
-        for indices in (target, foil)
-        if indices is not None
-    )
-    return first - second[0] if second else first
-
-
-def _of_examples(value: Any, count: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
-
-
-@dataclass(frozen=True, eq=False)
-class BaselineMethod(Method):
-    """Scores without a model.
-
-    Attributes:
-        kind: The class, or an object of the user.
-    """
-
-    kind: Any
+class BaselineMethod(MadeMethod):
+    """Scores without a model."""
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """One row for each example. Tokens of a causal model see earlier tokens only."""
@@ -345,6 +300,6 @@ class BaselineMethod(Method):
         if question.attention == "cross":
             made_of(self.kind, subject, question)  # refused
         causal = any(getattr(module, "is_causal", False) for module in subject.layers[0].modules())
-        made = self.kind if is_object(self.kind) else self.kind(causal=causal)
+        made = own_object(self.kind, subject) or self.kind(causal=causal)
         found = made.attribute(question.inputs, feature_mask=features, token=question.rows, **self.options)
         return [found] if isinstance(found, Tensor) else found

@@ -140,8 +140,7 @@ class Question:
                 name = type(subject.model).__name__
                 raise UnsupportedLayerError(f"{name} gives no logits, but the method explains a logit: {remedy}")
             self.kept[key] = logits.ndim == 3, logits.argmax(-1).cpu()
-        found: tuple[bool, Tensor] = self.kept[key]
-        return found
+        return self.kept[key]
 
 
 class WrongScoresError(ArgumentError):
@@ -156,8 +155,6 @@ class Method(ABC):
 
     Attributes:
         title: Its name in a sentence or a figure.
-        extra: Whether `methods=None` leaves it out: it takes gradients, or a flow for each pair of tokens, refuses most
-            kinds of models, or is another form of a method that is there.
         options: Further arguments of `attribute` of its class.
         version: Names the code of a method of your own. None: a digest of its source does.
         own: Whether it is a method of your own, not of this package.
@@ -170,7 +167,6 @@ class Method(ABC):
     is_foreign: ClassVar[bool] = False
 
     title: str
-    extra: bool = field(default=False, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     version: str | None = field(default=None, kw_only=True)
     own: bool = field(default=False, kw_only=True)
@@ -254,8 +250,7 @@ class Method(ABC):
     def row_of_layer(self, subject: Subject, question: Question, features: Tensor | None, layer: int) -> Tensor:
         """The rows `(rows, tokens)` of one layer."""
         found = self.rows(subject, question, features)
-        check_layer(layer, len(found))
-        return found[layer]
+        return found[check_layer(layer, len(found))]
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
         """Whether :meth:`rows` gives several rows of one text at once, the same as row by row."""
@@ -284,12 +279,13 @@ class Method(ABC):
         return ("output" if self.explains_output else self.scope(0) or "scores",)
 
 
-def check_layer(layer: int, depth: int) -> None:
-    """Refuse a layer that is not one of `depth` layers."""
+def check_layer(layer: int, depth: int) -> int:
+    """The index of a layer from 0. What is not one of `depth` layers is refused."""
     if not -depth <= layer < depth:
         raise ArgumentError(
             f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.", "layer"
         )
+    return layer % depth
 
 
 def residual_text(residual: float | str | None) -> str:
@@ -340,8 +336,7 @@ def made_of(kind: Any, subject: Subject, question: Question) -> Any:
     """The object of a class of this package, for this model; an object of the user as it is, if it fits the model."""
     inner: Any = unwrapped(kind)
     crosses = question.attention == "cross"
-    if is_object(kind):
-        check_model(kind, subject)
+    if own_object(kind, subject) is not None:
         if crosses and not isinstance(kind, ALTIPlus):
             _check_sources(type(kind), getattr(kind, "attention", None))
         return kind
@@ -369,10 +364,13 @@ def _check_sources(kind: Any, attention: Any) -> None:
         )
 
 
-def is_object(kind: Any) -> bool:
-    """Whether it is an object with `attribute`, and no class or function that makes one."""
+def own_object(kind: Any, subject: Subject) -> Any:
+    """An object with `attribute` of the user, which has to fit the model. None: a class or function that makes one."""
     inner = unwrapped(kind)
-    return not isclass(inner) and callable(getattr(inner, "attribute", None))
+    if isclass(inner) or not callable(getattr(inner, "attribute", None)):
+        return None
+    check_model(kind, subject)
+    return kind
 
 
 def check_model(method: Any, subject: Subject) -> None:

@@ -9,19 +9,9 @@ from typing import Any, Final
 from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyValueSampling
 
 import captum_vz as vz
-from captum_vz._names import chosen_names
+from captum_vz._names import DEFAULT_METHODS, chosen_names
+from captum_vz.methods import kinds
 from captum_vz.methods.decision import DecidingMethod, DecisionMethod
-from captum_vz.methods.kinds import (
-    BaselineMethod,
-    EffectMethod,
-    GateMethod,
-    GradientMethod,
-    JoinedMethod,
-    LayerEffectMethod,
-    LayerMethod,
-    LogitMethod,
-    RelevanceMethod,
-)
 from captum_vz.methods.method import Method
 
 
@@ -33,69 +23,55 @@ def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> vz.Rollout:
 _encoder_norm: Final = partial(vz.LayerAttentionNorm, include="encoder")
 # With 64 probes the relative standard deviation of a score is at most about half of sqrt(2 / 64), or 0.09.
 _hidden: Final = partial(vz.HiddenTokenAttribution, probes=64)
-_effect: Final = EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect)
-_relevance: Final = RelevanceMethod("AttnLRP", vz.AttnLRP, extra=True)
-_constant: Final = RelevanceMethod("CP-LRP", partial(vz.AttnLRP, cp_lrp=True), extra=True)
-_integrated: Final[dict[str, Any]] = {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256}
+_effect: Final = kinds.EffectMethod("Value Zeroing's effect", vz.ValueZeroingEffect)
+_relevance: Final = kinds.RelevanceMethod("AttnLRP", vz.AttnLRP)
+_constant: Final = kinds.RelevanceMethod("CP-LRP", partial(vz.AttnLRP, cp_lrp=True))
+_steps: Final[dict[str, Any]] = {"n_steps": 50, "internal_batch_size": 256}
+_integrated: Final[dict[str, Any]] = {"baselines": "pad", **_steps}
 
-#: All methods by their names. To add a method, add one row.
+#: All methods by their names. To add a method, add one row, and its name to `captum_vz._names`.
 METHODS: Final[dict[str, Method]] = {
-    "value-zeroing": LayerMethod("Value Zeroing", vz.ValueZeroing),
-    "value-zeroing-rollout": JoinedMethod(
+    "value-zeroing": kinds.LayerMethod("Value Zeroing", vz.ValueZeroing),
+    "value-zeroing-rollout": kinds.JoinedMethod(
         "Value Zeroing, rollout", partial(vz.ValueZeroingRollout, residual=0.5), vz.ValueZeroing
     ),
-    "value-zeroing-rollout-paper": JoinedMethod(
-        "Value Zeroing, the paper's rollout",
-        partial(vz.ValueZeroingRollout, residual=None),
-        vz.ValueZeroing,
-        extra=True,
+    "value-zeroing-rollout-paper": kinds.JoinedMethod(
+        "Value Zeroing, the paper's rollout", partial(vz.ValueZeroingRollout, residual=None), vz.ValueZeroing
     ),
-    "attention": LayerMethod("attention", vz.LayerAttention),
-    "attention-rollout": JoinedMethod(
+    "attention": kinds.LayerMethod("attention", vz.LayerAttention),
+    "attention-rollout": kinds.JoinedMethod(
         "attention rollout", partial(vz.AttentionRollout, residual=0.5), vz.LayerAttention
     ),
-    "attention-rollout-paper": JoinedMethod(
-        "attention rollout, no residual", partial(vz.AttentionRollout, residual=None), vz.LayerAttention, extra=True
+    "attention-rollout-paper": kinds.JoinedMethod(
+        "attention rollout, no residual", partial(vz.AttentionRollout, residual=None), vz.LayerAttention
     ),
-    "attention-norm": LayerMethod("attention norm", vz.LayerAttentionNorm),
-    "attention-norm-rollout": JoinedMethod("attention norm, rollout", _norm_rollout, vz.LayerAttentionNorm),
-    "globenc": JoinedMethod("GlobEnc", vz.GlobEnc, _encoder_norm),
-    "globenc-layer": LayerMethod("GlobEnc, a layer", _encoder_norm),
-    "alti": JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
-    "alti-layer": LayerMethod("ALTI, a layer", vz.LayerALTI),
+    "attention-norm": kinds.LayerMethod("attention norm", vz.LayerAttentionNorm),
+    "attention-norm-rollout": kinds.JoinedMethod("attention norm, rollout", _norm_rollout, vz.LayerAttentionNorm),
+    "globenc": kinds.JoinedMethod("GlobEnc", vz.GlobEnc, _encoder_norm),
+    "globenc-layer": kinds.LayerMethod("GlobEnc, a layer", _encoder_norm),
+    "alti": kinds.JoinedMethod("ALTI", vz.ALTI, vz.LayerALTI),
+    "alti-layer": kinds.LayerMethod("ALTI, a layer", vz.LayerALTI),
     "value-zeroing-effect": _effect,
-    "value-zeroing-effect-layer": LayerEffectMethod(
-        "Value Zeroing's effect, a layer", vz.ValueZeroingEffect, extra=True
+    "value-zeroing-effect-layer": kinds.EffectMethod("Value Zeroing's effect, a layer", vz.ValueZeroingEffect, True),
+    "value-zeroing-shapley": kinds.GateMethod(
+        "Value Zeroing, Shapley", ShapleyValueSampling, options={"n_samples": 25, "perturbations_per_eval": 16}
     ),
-    "value-zeroing-shapley": GateMethod(
-        "Value Zeroing, Shapley",
-        ShapleyValueSampling,
-        extra=True,
-        options={"n_samples": 25, "perturbations_per_eval": 16},
+    "value-zeroing-integrated": kinds.GateMethod("Value Zeroing, integrated", IntegratedGradients, options=_steps),
+    "attention-flow": kinds.JoinedMethod("attention flow", vz.AttentionFlow, vz.LayerAttention, layered=False),
+    "attention-gradient": kinds.LayerMethod("attention × gradient", vz.LayerAttentionGradient),
+    "saliency": kinds.GradientMethod("saliency", Saliency, "l2", options={"abs": False}),
+    "input-x-gradient": kinds.GradientMethod("input × gradient", InputXGradient),
+    "input-x-gradient-l2": kinds.GradientMethod("input × gradient, norm", InputXGradient, "l2"),
+    "integrated-gradients": kinds.GradientMethod("integrated gradients", IntegratedGradients, options=_integrated),
+    "integrated-gradients-l2": kinds.GradientMethod(
+        "integrated gradients, norm", IntegratedGradients, "l2", options=_integrated
     ),
-    "value-zeroing-integrated": GateMethod(
-        "Value Zeroing, integrated",
-        IntegratedGradients,
-        extra=True,
-        options={"n_steps": 50, "internal_batch_size": 256},
-    ),
-    "attention-flow": JoinedMethod("attention flow", vz.AttentionFlow, vz.LayerAttention, layered=False, extra=True),
-    "attention-gradient": LayerMethod("attention × gradient", vz.LayerAttentionGradient, extra=True),
-    "saliency": GradientMethod("saliency", Saliency, "l2", extra=True, options={"abs": False}),
-    "input-x-gradient": GradientMethod("input × gradient", InputXGradient, extra=True),
-    "input-x-gradient-l2": GradientMethod("input × gradient, norm", InputXGradient, "l2", extra=True),
-    "integrated-gradients": GradientMethod(
-        "integrated gradients", IntegratedGradients, extra=True, options=_integrated
-    ),
-    "integrated-gradients-l2": GradientMethod(
-        "integrated gradients, norm", IntegratedGradients, "l2", extra=True, options=_integrated
-    ),
-    "hidden-token-attribution": LayerMethod("hidden token attribution", _hidden, extra=True),
+    "hidden-token-attribution": kinds.LayerMethod("hidden token attribution", _hidden),
     "attn-lrp": _relevance,
-    "decision": DecisionMethod("decision", _effect, _constant, _relevance, extra=True),
-    "alti-logit": LogitMethod("ALTI-Logit", vz.ALTILogit, extra=True),
-    "random": BaselineMethod("random", vz.RandomAttribution),
-    "position": BaselineMethod("position", vz.PositionAttribution),
+    "decision": DecisionMethod("decision", _effect, _constant, _relevance),
+    "alti-logit": kinds.LogitMethod("ALTI-Logit", vz.ALTILogit),
+    "random": kinds.BaselineMethod("random", vz.RandomAttribution),
+    "position": kinds.BaselineMethod("position", vz.PositionAttribution),
 }
 
 #: The method of maps, and what says on which tokens a decision rests.
@@ -105,24 +81,12 @@ DECIDING: Final = "deciding"
 #: Models of next words with as many layers are asked by default on what a word rests, and where that is read.
 DEEP: Final = 12
 
-#: The methods of a study by default: without those that take gradients, gates or flows, and without second forms.
-DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.extra)
-
-#: The methods that :func:`~captum_vz.study.compare` shows by default: the columns fit on a page.
-COMPARED_METHODS: Final = (
-    "value-zeroing",
-    "value-zeroing-rollout",
-    "value-zeroing-effect",
-    "attention-rollout",
-    "alti",
-)
-
 
 def known_methods() -> dict[str, Method]:
     """All methods by their names. Of methods with a map for each layer, NAME:deciding has the layer that decides."""
     decision = METHODS[DECISION]
     deciding = {
-        f"{name}:{DECIDING}": DecidingMethod(f"{one.title}, the layer that decides", one, decision, extra=True)
+        f"{name}:{DECIDING}": DecidingMethod(f"{one.title}, the layer that decides", one, decision)
         for name, one in METHODS.items()
         if one.shows_layers
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ from captum_vz._measures import overlap
 from captum_vz.methods import DEEP
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
-from captum_vz.tables import html_table, numbers_of, text_table
+from captum_vz.tables import html_table, numbers_of, paragraph, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
 from captum_vz.visualization.pictures.rows import clear_tau
 from captum_vz.visualization.tokens import quoted
@@ -301,7 +300,7 @@ class Explanation:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
-        columns = [["" if one is None else one for one in numbers_of(column)] for column in self.columns().values()]
+        columns = map(numbers_of, self.columns().values())
         marks = [place == self.token for place in range(len(self.tokens))]
         rows = zip(self.tokens, marks, *columns, strict=True)
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
@@ -362,7 +361,7 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
+        lines = "".join(map(paragraph, self.remarks()))
         if not self.is_table:
             return lines + str(self.view()._repr_html_())
         return self.html_table("Shares of each method") + lines

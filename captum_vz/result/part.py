@@ -157,9 +157,7 @@ class Part:
         names, found = [row.name for row in self.rows], {}
         for row in self.rows:
             place = f"{row.token} " if names.count(row.name) > 1 and row.token is not None else ""
-            window = ""
-            if row.window is not None and row.token is None:
-                window = f", tokens {row.window[0]} to {row.window[1]}"
+            window = f", tokens {row.window[0]} to {row.window[1]}" if row.window and row.token is None else ""
             found[f"{place}{row.name}{window}"] = row.scores
         return found
 
@@ -198,19 +196,14 @@ class Part:
         """The numbers of all layers, as lists: the maps, or only the scores of the first row in each layer."""
         if not maps:
             return {"layers": {name: rows[0].tolist() for name, rows in self.rows_of_layers().items()}}
-        rollout = self.maps.rollout
-        return {
-            "maps": [one.tolist() for one in self.maps.layers],
-            "rollout": None if rollout is None else rollout.tolist(),
-        }
+        rollout = None if self.maps.rollout is None else self.maps.rollout.tolist()
+        return {"maps": [one.tolist() for one in self.maps.layers], "rollout": rollout}
 
     def heading(self, row: Row) -> str:
         """What a row shows, in a sentence."""
         if self.method.is_signed:
             return f"how much each token supports {row.name}"
-        if self.method.explains_output:
-            return f"how much {row.name} rests on each token"
-        return f"how much {row.name} draws on each token"
+        return f"how much {row.name} {'rests' if self.method.explains_output else 'draws'} on each token"
 
     def lines(self, tokens: Sequence[str], **look: Any) -> list[str]:
         """The rows with bars, without the first token if it is set apart; see `terminal_text` for the look."""

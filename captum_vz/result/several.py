@@ -101,9 +101,8 @@ class Explanations(Sequence[Explanation]):
         return text_table(["", "predicts", "rests on"], self._lines())
 
     def _repr_html_(self) -> str:
-        return html_table(
-            f"{len(self)} texts, {self.each[0].first.title}", ["text", "predicts", "rests on"], self._lines()
-        )
+        title = f"{len(self)} texts, {self.each[0].first.title}"
+        return html_table(title, ["text", "predicts", "rests on"], self._lines())
 
     def _lines(self) -> list[list[str]]:
         lines = list[list[str]]()

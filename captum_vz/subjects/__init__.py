@@ -48,19 +48,13 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of the model's inputs."""
+        return heads.device_of(self.model)
 
     @property
     def reads_text(self) -> bool:
         """Whether its input is a text."""
         return self.task not in (*heads.OF_IMAGES, *heads.OF_SOUND)
-
-    @property
-    def parts(self) -> tuple[Any, Any]:
-        """The module that is run, and its tokenizer."""
-        return self.forward if isinstance(self.forward, nn.Module) else self.model, self.tokenizer
 
     @property
     def depth(self) -> int:
@@ -94,13 +88,10 @@ class Subject:
 
 
 def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: str | None = None) -> Subject:
-    """The model that a user passes, with what makes its inputs.
+    """The model that a user passes to :func:`captum_vz.explain`, with what makes its inputs.
 
-    Args:
-        given: What :func:`captum_vz.explain` takes, or what this function returned.
-        tokenizer: The tokenizer of a model, or the processor of its images or sound.
-        hub: Whether the Hugging Face hub may be asked for a name.
-        stack: The stack of layers, see :func:`captum_vz.find_layers`.
+    `hub` says whether the Hugging Face hub may be asked for a name, `stack` which layers :func:`captum_vz.find_layers`
+    returns.
 
     Raises:
         ArgumentError: It is something else, the tokenizer is missing, or there is no such stack.
@@ -157,18 +148,15 @@ def parts_of(given: Any, tokenizer: Any = None) -> tuple[Any, Any]:
         given, tokenizer = given
     if isinstance(given, nn.Module) and not _is_of(given, "sentence_transformers"):
         return given, tokenizer
-    return subject_of(given, tokenizer).parts
+    found = subject_of(given, tokenizer)
+    return found.forward if isinstance(found.forward, nn.Module) else found.model, found.tokenizer
 
 
 def model_sources(models: Any) -> dict[str, Any]:
     """For each name a model and its tokenizer, or a function that loads them, as studies take them.
 
-    Args:
-        models: What :func:`subject_of` takes; several names; or a mapping from names to these, or to functions that
-            return a model and its tokenizer.
-
-    Raises:
-        ArgumentError: There is no such model, or a model reads no text.
+    `models` is what :func:`subject_of` takes; several names; or a mapping from names to these, or to functions that
+    return a model and its tokenizer.
 
     >>> model_sources("agreement")["agreement"]()[0].config.num_hidden_layers
     4
@@ -190,7 +178,7 @@ def _source(given: Any) -> Any:
 
 
 def _loaded(given: Any) -> tuple[Any, Any]:
-    return text_subject_of(given).parts
+    return parts_of(text_subject_of(given))
 
 
 def _is_of(given: Any, package: str) -> bool:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+import torch
 from torch import nn
 
+from captum_vz._names import meant
 from captum_vz.errors import ArgumentError
 
-SEQUENCE, TOKENS, ANSWER, CHOICE = (
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-    "multiple-choice",
-)
+SEQUENCE, TOKENS = "sequence-classification", "token-classification"
+ANSWER, CHOICE = "question-answering", "multiple-choice"
 MASKED, CAUSAL, SEQ2SEQ, ENCODER = "masked-lm", "causal-lm", "seq2seq-lm", "encoder"
 IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification", "ctc", "sentence-embedding"
 
@@ -44,6 +41,12 @@ SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
 def encoder_of(model: Any) -> Any:
     """The encoder of a model that has an encoder and a decoder; any other model as it is."""
     return model.get_encoder() if is_encoder_decoder(model) else model
+
+
+def device_of(model: Any) -> torch.device:
+    """Where inputs go. The weights of an offloaded model are on no device, and its hooks move the inputs."""
+    device = next(model.parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -211,12 +214,10 @@ def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int
     if str(wanted).isdecimal() and int(wanted) in names:
         return int(wanted)
     known = list(names.values())
-    folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(str(wanted).casefold(), folded, n=1, cutoff=0.5)
-    meant = f" (did you mean {folded[close[0]]}?)" if close else ""
     shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
     raise ArgumentError(
-        f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.", argument
+        f"{argument} is {wanted!r}, which is no label of the model{meant([wanted], known)}: pass one of {shown}.",
+        argument,
     )
 
 

@@ -34,20 +34,18 @@ def load(name: str, hub: bool = True) -> tuple[Any, Any]:
     if model_source(name) is not None:
         return load_model(name)
     source, is_local = _find(name, hub)
+    safely: dict[str, Any] = {"trust_remote_code": False, "local_files_only": is_local}
     with _loading(f"the model {name!r}"):
-        model, report = _load_model(source, is_local)
+        model, report = _load_model(source, safely)
     _check_weights(name, model, report)
     task = heads.task_of(model)
     if task in (*heads.OF_IMAGES, *heads.OF_SOUND):
-        images: Any = transformers.AutoImageProcessor if task in heads.OF_IMAGES else None
+        of_images = task in heads.OF_IMAGES
+        kind: Any = transformers.AutoImageProcessor if of_images else transformers.AutoFeatureExtractor
         with _loading(f"the processor of the model {name!r}"):
-            return model, (images or transformers.AutoFeatureExtractor).from_pretrained(
-                source, trust_remote_code=False, local_files_only=is_local
-            )
+            return model, kind.from_pretrained(source, **safely)
     with _loading(f"a tokenizer of the model {name!r}"):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, local_files_only=is_local
-        )
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **safely)
         words = set(tokenizer.get_vocab()) - set(tokenizer.added_tokens_encoder)
     # Without files, transformers makes a tokenizer of special tokens only. Sentencepiece's kind has a space as well.
     if words <= {"\N{LOWER ONE EIGHTH BLOCK}"}:
@@ -104,18 +102,17 @@ def _answer_of_hub(source: str) -> int | None:
     return next(iter(answers), None)
 
 
-def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
+def _load_model(source: str, safely: dict[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module."""
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
+    config = transformers.AutoConfig.from_pretrained(source, **safely)
     model, report = _auto_class(config).from_pretrained(
         source,
         config=config,
-        trust_remote_code=False,
         use_safetensors=True,
-        local_files_only=is_local,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # the report lists them, and they are refused
         attn_implementation="eager",  # a config may name a kernel of the hub, which would be fetched and run
+        **safely,
     )
     return model.eval(), report
 
@@ -180,7 +177,6 @@ def _check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, and how many others there are."""
     others = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + others
 

@@ -65,16 +65,13 @@ def of_sentence_transformer(given: Any) -> Embedding:
 
     def run(prompt_length: int | None = None, **inputs: Any) -> Tensor:
         length = {} if prompt_length is None else {"prompt_length": prompt_length}
-        found: Tensor = given({**inputs, **length})["sentence_embedding"]
-        return found[:, : given.truncate_dim]
+        return given({**inputs, **length})["sentence_embedding"][:, : given.truncate_dim]
 
     def length(prompt: str) -> int | None:
-        found: int | None = given.preprocess(["a"], prompt=prompt).get("prompt_length")
-        return found
+        return given.preprocess(["a"], prompt=prompt).get("prompt_length")
 
     def own(text: str, prompt: str) -> Tensor:
-        found: Tensor = given.encode([text], prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
-        return found
+        return given.encode([text], prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
 
     return Embedding(run, given.prompts, given.default_prompt_name, length, own)
 

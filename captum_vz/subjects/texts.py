@@ -35,11 +35,7 @@ class PreparedText:
 
 
 def prepare_text(
-    model: Any,
-    tokenizer: Any,
-    text: str | Mapping[str, Any],
-    token: int | str | None = None,
-    any_length: bool = False,
+    model: Any, tokenizer: Any, text: str | Mapping[str, Any], token: int | str | None = None, any_length: bool = False
 ) -> PreparedText:
     """Tokenize a text, check its length, and find the token to explain.
 
@@ -90,7 +86,7 @@ def prepare_text(
     tokens = tuple(readable_tokens(tokenizer, numbers))
     if token is None and (heads.reads_whole_text(model) or not any(masks)):
         token = _read_token(model, tokenizer, numbers)
-    device = next(model.parameters()).device
+    device = heads.device_of(model)
     inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
     return PreparedText(inputs, tokens, find_token(token, tokens, masks, special))
 

@@ -8,9 +8,9 @@ where the layer uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,24 +63,21 @@ class Product:
     places: Tensor | None = None
 
 
-@dataclass
-class Edit:
-    """What a run changes: outputs of operators, and which values in products become zero, each by its number."""
-
-    outputs: dict[int, Callable[[Tensor], Any]] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
-
-
 class Operators(TorchDispatchMode):
-    """Counts the operators of a run, finds the products of weights and values, and makes the changes of an `Edit`.
+    """Counts the operators of a run, and finds the products of weights and values.
 
-    `look` is called with the number, the function and the output of each operator.
+    `changes` are made to the outputs of operators, and values in products are `zeroed`, each by its number. `look` is
+    called with the number, the function and the output of each operator.
     """
 
-    def __init__(self, edit: Edit | None = None, look: Callable[[int, Any, Tensor], None] | None = None) -> None:
+    def __init__(
+        self,
+        changes: Mapping[int, Callable[[Tensor], None]] | None = None,
+        zeroed: Mapping[int, Tensor] | None = None,
+        look: Callable[[int, Any, Tensor], None] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's mode has no types
-        self.edit = edit or Edit()
-        self.look = look
+        self.changes, self.zeroed, self.look = changes or {}, zeroed or {}, look
         self.count = 0
         self.found: list[Product] = []
         self._weights: dict[int, Tensor] = {}  # by storage; kept alive so that torch does not use the storage again
@@ -100,8 +97,8 @@ class Operators(TorchDispatchMode):
             self._weights[storage_id(first)] = first
         if self.look is not None:
             self.look(number, func, first)
-        if number in self.edit.outputs:
-            self.edit.outputs[number](first)
+        if number in self.changes:
+            self.changes[number](first)
         return output
 
     def _is_weights(self, value: Any) -> bool:
@@ -113,8 +110,8 @@ class Operators(TorchDispatchMode):
         values = values.clone()
         number = len(self.found)
         self.found.append(Product(number, weights.clone(), values.clone()))
-        if number in self.edit.values:
-            values[self.edit.values[number]] = 0
+        if number in self.zeroed:
+            values[self.zeroed[number]] = 0
         return (left, values) if weights_first else (values.transpose(-1, -2), right)
 
 
@@ -134,7 +131,6 @@ class Definition:
     def __init__(self, run: Callable[[int | None], Tensor], at_projection: bool = True) -> None:
         self.run = run
         self.at_projection = at_projection
-        self._sizes: dict[int, int] = {}
         operators = Operators()
         self.clean = self._run(operators)
         self.products = operators.found
@@ -148,11 +144,8 @@ class Definition:
     def attention(self, out: int, sources: int, which: int | None) -> list[Product]:
         """The products that make up the attention of this size. Empty: there is none, as in layers with windows.
 
-        Args:
-            out: The number of targets.
-            sources: The number of sources.
-            which: The attention, if there are several of this size, with values that are projected one after another.
-                None: they are parts of one attention.
+        Of several attentions of this size, with values that are projected one after another, the one with the index
+        `which`. None: they are parts of one attention.
         """
         products = [one for one in self.products if one.weights.shape[-2:] == (out, sources)]
         operators = list(dict.fromkeys(one.operator for one in products))
@@ -160,10 +153,8 @@ class Definition:
 
     def rows(self, products: list[Product], source: int) -> list[Tensor]:
         """The values of one source, for each product."""
-        masks = [torch.zeros_like(one.values, dtype=torch.bool) for one in products]
-        for mask in masks:
-            mask[..., source, :] = True
-        return masks
+        place = torch.tensor(source, device=products[0].values.device)
+        return [torch.zeros_like(one.values, dtype=torch.bool).index_fill(-2, place, True) for one in products]
 
     def rows_of_position(self, position: int) -> list[Tensor]:
         """The values of one position of the input, for each product: the rows that change with the position."""
@@ -174,16 +165,15 @@ class Definition:
 
     def zeroed(self, products: list[Product], rows: list[Tensor]) -> Tensor:
         """The hidden states with some values zeroed in these products."""
-        edit = Edit()
+        values: dict[int, Tensor] = {}
         outputs: dict[int, list[Tensor]] = {}
         for product, mask in zip(products, rows, strict=True):
             if product.operator is None or product.places is None:
-                edit.values[product.number] = mask
+                values[product.number] = mask
             else:
                 outputs.setdefault(product.operator, []).append(product.places[mask])
-        for operator, places in outputs.items():
-            edit.outputs[operator] = _writer(torch.cat(places))
-        return self._run(Operators(edit))
+        changes = {operator: _writer(torch.cat(places)) for operator, places in outputs.items()}
+        return self._run(Operators(changes, values))
 
     def _run(self, operators: Operators, position: int | None = None) -> Tensor:
         with without_fused_attention(), torch.no_grad(), operators:
@@ -194,44 +184,41 @@ class Definition:
 
         The output of the operator is replaced by its flat indices. The values of the product then show their places.
         """
-        operator = self._operator_of(product.values)
+        operator, total = self._operator_of(product.values)
         if operator is None:
             return
-        tagged = Operators(Edit({operator: _writer(None)}))
+        tagged = Operators({operator: _writer(None)})
         try:
             self._run(tagged)
         except Exception:  # the layer's own code may not take indices for hidden states
             return
         places = tagged.found[product.number].values.double() - 1
-        total = self._sizes[operator]
         if (places != places.round()).any() or places.min() < 0 or places.max() >= total or total >= 2**24:
             return
         product.operator, product.places = operator, places.long()
         # A projection that is also used for keys is not zeroed: attention weights keep their values.
         middle = product.values.shape[-2] // 2
-        edit = Edit({operator: _writer(product.places[..., middle, :].flatten())})
-        operators = Operators(edit)
+        operators = Operators({operator: _writer(product.places[..., middle, :].flatten())})
         self._run(operators)
         if not torch.equal(operators.found[product.number].weights, product.weights):
             product.operator = product.places = None
 
-    def _operator_of(self, values: Tensor) -> int | None:
-        """The first operator that is a matrix product, or adds a bias, and whose output holds all values."""
+    def _operator_of(self, values: Tensor) -> tuple[int | None, int]:
+        """The first matrix product, or bias that is added, whose output holds all values; and this output's size."""
         wanted = values.flatten()
-        found: list[int] = []
+        found: list[tuple[int, int]] = []
 
         def look(number: int, func: Any, output: Tensor) -> None:
             if found or func not in PROJECTIONS or output.dtype != wanted.dtype:
                 return
             if torch.isin(wanted[:8], output).all() and torch.isin(wanted, output).all():
-                found.append(number)
-                self._sizes[number] = output.numel()
+                found.append((number, output.numel()))
 
         self._run(Operators(look=look))
-        return found[0] if found else None
+        return found[0] if found else (None, 0)
 
 
-def _writer(places: Tensor | None) -> Callable[[Tensor], Any]:
+def _writer(places: Tensor | None) -> Callable[[Tensor], None]:
     """Writes 0 at flat places of a tensor; or, without places, the flat index of each entry, from 1."""
 
     def write(output: Tensor) -> None:

@@ -21,9 +21,7 @@ class LayerRun:
     """The last run of a layer in a plain run of the model.
 
     Attributes:
-        layer: The layer.
-        args: Its positional arguments, copied before it ran.
-        kwargs: Its keyword arguments, likewise.
+        args, kwargs: Its arguments, copied before it ran.
         returned: The tensors that it returned.
         place: The place of its hidden states among these: the tensor that the next layer was given, or the first.
     """
@@ -38,13 +36,6 @@ class LayerRun:
     def hidden(self) -> Tensor:
         """The hidden states that the layer returned."""
         return self.returned[self.place]
-
-    def note_next(self, run: LayerRun) -> None:
-        """Find the hidden states among the tensors that the layer returned, by what the next layer was given."""
-        for place, one in enumerate(self.returned):
-            if any(one.shape == given.shape and torch.equal(one, given) for given in run.states[:1]):
-                self.place = place
-                return
 
     @property
     def states(self) -> list[Tensor]:
@@ -99,8 +90,9 @@ def plain_run(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> dict[i
             hooks.enter_context(layer.register_forward_hook(lambda m, _, output, i=index: after(i, m, output)))
         forward()
     for index, run in runs.items():
-        if index + 1 in runs:
-            run.note_next(runs[index + 1])
+        for following in runs[index + 1].states[:1] if index + 1 in runs else ():
+            same = [one.shape == following.shape and torch.equal(one, following) for one in run.returned]
+            run.place = same.index(True) if any(same) else 0
     return runs
 
 
@@ -133,16 +125,10 @@ def defined_map(
     most: int,
     projected: bool = True,
 ) -> DefinedMap:
-    """The map of a layer by the definition.
+    """The map `(batch, out, in)` of a layer by the definition, in a dtype (None: the layer's own).
 
-    Args:
-        run: What a plain run gave to the layer.
-        attention: "self" or "cross".
-        shape: The shape of the map, `(batch, out, in)`.
-        dtype: The dtype in which the layer runs. None: its own.
-        mask: Which tokens are no padding, `(batch, out)`. None: the attention weights tell padding.
-        most: The largest number of sources. Of more sources, evenly spaced ones are taken.
-        projected: Whether to zero values where they are projected.
+    The `mask` of tokens that are no padding is `(batch, out)`; None: the attention weights tell padding. Of more
+    sources than `most`, evenly spaced ones are taken. `projected`: whether to zero values where they are projected.
 
     Raises:
         NoDefinitionError: The definition cannot be applied to the layer.
@@ -200,7 +186,6 @@ def _padding(weights: Tensor, batch: int, out: int) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The tensors that a layer returned, in their order."""
     tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.is_floating_point()]
     if not tensors:
         raise NoDefinitionError(f"the layer returned {type(output).__name__}, which holds no tensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_vz._engine import find_layers
+from captum_vz._private import tree_leaves, tree_map
 from captum_vz.attr import ValueZeroing
-from captum_vz.attr._call.arguments import Inputs, bind_forward
+from captum_vz.attr._call.arguments import Inputs, bind_forward, examples_of
 from captum_vz.attr._call.layers import as_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.texts import prepare_text
-from captum_vz.verification.layers import LayerVerification
+from captum_vz.verification.checks import FAILED, PASSED, SKIPPED, Check, LayerVerification, Rows, VerificationReport
 from captum_vz.verification.recorded import plain_run
-from captum_vz.verification.report import FAILED, PASSED, REFUSED, SKIPPED, Check, VerificationReport
 
 
 def verify(
@@ -90,6 +91,7 @@ def verify(
         model, layers = named.forward, named.layers if layers is None else layers
         if isinstance(inputs, str):
             inputs = prepare_text(named.model, named.tokenizer, inputs).inputs
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
     if layers is None:
         if not isinstance(model, nn.Module):
             raise ArgumentError("model is a function, in which no layers can be found: pass layers=.", "model")
@@ -98,28 +100,29 @@ def verify(
     subject = _Subject(model, inputs, additional_forward_args, attention)
     runs = plain_run(bind_forward(model, inputs, additional_forward_args), modules)
     checks: list[Check] = []
-    verified: dict[int, LayerVerification] = {}
+    rows: dict[int, Rows] = {}
     for index, layer in enumerate(modules):
         if advance is not None:
             advance(f"layer {index}")
         one = LayerVerification(index, partial(subject.map, layer), mask_of(inputs), attention, max_sources)
         checks += one.checks(runs.get(index))
         if one.rows is not None:
-            verified[index] = one
-    if verified:
+            rows[index] = one.rows
+    if rows:
         if advance is not None:
             advance("chunk sizes, batches and padding")
-        checks += _model_checks(subject, {index: (modules[index], one) for index, one in verified.items()})
+        checks += _model_checks(subject, [modules[index] for index in rows], rows)
     names = tuple(type(layer).__name__ for layer in modules)
     dtype = next((str(run.hidden.dtype).removeprefix("torch.") for run in runs.values()), "")
     return VerificationReport(names, dtype, tuple(checks))
 
 
-class _Subject:
-    """The subject of a verification: the model, its inputs, and the attention."""
-
-    def __init__(self, model: Any, inputs: Any, more: Any, attention: str) -> None:
-        self.model, self.inputs, self.more, self.attention = model, inputs, more, attention
+@dataclass(frozen=True)
+class _Subject:  # of a verification
+    model: Any
+    inputs: Any
+    more: Any
+    attention: str
 
     def maps(self, layers: list[Any], given: Any = None, normalize: bool = False, **options: Any) -> list[Tensor]:
         """The maps of some layers, for `given (inputs, additional_forward_args)`. None: for the user's inputs.
@@ -140,19 +143,17 @@ class _Subject:
         return self.maps([layer])[0]
 
 
-def _model_checks(subject: _Subject, verified: dict[int, tuple[Any, LayerVerification]]) -> Iterator[Check]:
+def _model_checks(subject: _Subject, layers: list[nn.Module], rows: dict[int, Rows]) -> Iterator[Check]:
     """The checks that compare maps of all layers with each other, for inputs or options in another form."""
-    layers = [layer for layer, _ in verified.values()]
-    rows = {index: one.rows for index, (_, one) in verified.items() if one.rows is not None}
     batch, _, count = next(iter(rows.values())).found.shape
-    yield from _row_sums(subject.maps(layers, normalize=True), list(verified))
+    yield from _row_sums(subject.maps(layers, normalize=True), list(rows))
 
     def compared(name: str, given: Any, place: Callable[[Tensor], Tensor], **options: Any) -> Iterator[Check]:
-        """`place` selects from a map of `verified` what the maps of `given` hold."""
+        """`place` selects from a map of `rows` what the maps of `given` hold."""
         try:
             maps = subject.maps(layers, given, **options)
         except Exception as error:  # a model may not take such inputs
-            kind = REFUSED if isinstance(error, RefusedError) else type(error).__name__
+            kind = "refused" if isinstance(error, RefusedError) else type(error).__name__
             yield Check(name, SKIPPED, note=f"the model does not run on inputs in this form ({kind}: {error})")
             return
         for (index, known), found in zip(rows.items(), maps, strict=True):
@@ -161,14 +162,14 @@ def _model_checks(subject: _Subject, verified: dict[int, tuple[Any, LayerVerific
     for chunk in {1 if count <= 32 else count // 8, count // 2 + 1}:
         yield from compared("chunk sizes", None, lambda x: x, perturbations_per_eval=chunk)
     given = (subject.inputs, subject.more)
-    sizes = sizes_of(subject.inputs)
+    sizes = [len(x) for x in tree_leaves(subject.inputs) if isinstance(x, Tensor) and x.dim()]
     if batch not in sizes[:1]:
         note = f"dimension 0 of the inputs is not the batch: it is {sizes[:1]}, and maps have {batch} examples"
         yield Check("batch", SKIPPED, note=note)
     elif batch == 1:
         yield from compared("batch", paired(given), lambda x: x)
     for index in range(min(batch, 4) if sizes[:1] == [batch] != [1] else 0):
-        yield from compared("batch", alone(given, index, batch), partial(_example, index))
+        yield from compared("batch", examples_of(*given, [index], batch), partial(_tokens_of, index, slice(None)))
     mask = mask_of(subject.inputs)
     if mask is None or mask.shape != (batch, count) or subject.more is not None:
         yield Check("padding", SKIPPED, note="the inputs are no mapping with an attention_mask (batch, tokens)")
@@ -209,11 +210,7 @@ def _positions(subject: _Subject, mask: Tensor, layer: nn.Module) -> Iterator[Ch
             )
 
 
-def _example(index: int, x: Tensor) -> Tensor:
-    return x[index : index + 1]
-
-
-def _tokens_of(index: int, kept: Tensor, x: Tensor) -> Tensor:
+def _tokens_of(index: int, kept: Tensor | slice, x: Tensor) -> Tensor:
     """The rows and columns of some tokens of one example, of a map or of one number for each row."""
     return x[index : index + 1, kept] if x.dim() == 2 else x[index : index + 1, kept][:, :, kept]
 
@@ -228,40 +225,13 @@ def _row_sums(maps: list[Tensor], indices: list[int]) -> Iterator[Check]:
         yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)
 
 
-PADDED = 2
-
-
-def map_tensors(change: Callable[[Tensor, str], Tensor], value: Any, name: str = "") -> Any:
-    """Apply `change` to each tensor of the inputs, with its name in a mapping."""
-    if isinstance(value, Tensor):
-        return change(value, name)
-    if isinstance(value, tuple):
-        return tuple(map_tensors(change, one) for one in value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(change, one, str(key)) for key, one in value.items()}
-    return value
-
-
-def sizes_of(inputs: Any) -> list[int]:
-    """The size of dimension 0 of each tensor of the inputs."""
-    sizes: list[int] = []
-
-    def note(x: Tensor, _: str) -> Tensor:
-        sizes.extend(x.shape[:1])
-        return x
-
-    map_tensors(note, inputs)
-    return sizes
-
-
-def alone(value: Any, index: int, batch: int) -> Any:
-    """One example of a batch. Tensors that have no entry for each example are kept."""
-    return map_tensors(lambda x, _: x[index : index + 1] if x.dim() and len(x) == batch else x, value)
+def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
 
 
 def paired(value: Any) -> Any:
     """One example, and after it the same tokens in reverse order as a second example."""
-    return map_tensors(lambda x, _: torch.cat([x, x.flip(1)]) if x.dim() > 1 and len(x) == 1 else x, value)
+    return _changed(lambda x: torch.cat([x, x.flip(1)]) if x.dim() > 1 and len(x) == 1 else x, value)
 
 
 def mask_of(inputs: Any) -> Tensor | None:
@@ -270,24 +240,18 @@ def mask_of(inputs: Any) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
-def padded(inputs: Any, mask: Tensor, pad_id: int) -> Any:
+def padded(inputs: Mapping[str, Any], mask: Tensor, pad_id: int) -> dict[str, Any]:
     """The inputs with padding tokens after the others, which the mask marks."""
+    fills = {"input_ids": pad_id}
+    return {name: _changed(partial(_longer, mask, fills.get(name, 0)), one) for name, one in inputs.items()}
 
-    def change(x: Tensor, name: str) -> Tensor:
-        if x.shape[:2] != mask.shape:
-            return x
-        return pad(x, (0, 0) * (x.dim() - 2) + (0, PADDED), value=pad_id if name == "input_ids" else 0)
 
-    return map_tensors(change, inputs)
+def _longer(mask: Tensor, fill: int, x: Tensor) -> Tensor:
+    return pad(x, (0, 0) * (x.dim() - 2) + (0, 2), value=fill) if x.shape[:2] == mask.shape else x
 
 
 def unpadded(inputs: Any, mask: Tensor, index: int) -> tuple[Any, Tensor]:
     """One example of a padded batch without its padding, and the positions of its tokens in the batch."""
     kept = mask[index].nonzero()[:, 0]
-
-    def change(x: Tensor, _: str) -> Tensor:
-        if x.shape[:2] == mask.shape:
-            return x[index : index + 1, kept.to(x.device)]
-        return x[index : index + 1] if x.dim() and len(x) == len(mask) else x
-
-    return map_tensors(change, inputs), kept
+    cut = _changed(lambda x: x[:, kept.to(x.device)] if x.shape[:2] == mask.shape else x, inputs)
+    return examples_of(cut, None, [index], len(mask))[0], kept

@@ -19,8 +19,8 @@ from captum_vz._engine import value_zeroing
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_model
-from captum_vz.verification import VerificationReport, layers
-from captum_vz.verification.layers import LayerVerification
+from captum_vz.verification import VerificationReport, checks
+from captum_vz.verification.checks import LayerVerification
 from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
 from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, as_added, block_of, sequences
@@ -260,7 +260,7 @@ def test_definition_that_is_no_number_fails(dtype: torch.dtype, failed: str, mon
             found.scores[:, 2] = torch.nan
         return found
 
-    monkeypatch.setattr(layers, "defined_map", without_numbers)
+    monkeypatch.setattr(checks, "defined_map", without_numbers)
     block = Block().to(dtype)
     report = verify(block, sequences(2).to(dtype), block)
     assert not report.passed
