@@ -43,13 +43,7 @@ from captum_vz.metrics.faithfulness import (
     sufficiency,
     sufficiency_bounds,
 )
-from captum_vz.metrics.intervals import (
-    Difference,
-    Summary,
-    compare_pairs,
-    summarize,
-    summarize_many,
-)
+from captum_vz.metrics.intervals import Difference, Summary, compare_pairs, summarize, summarize_many
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import (
     BOUNDARIES,

@@ -23,8 +23,6 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from itertools import combinations
 from typing import Final, NamedTuple
 
 import torch
@@ -117,11 +115,8 @@ def sufficiency(prediction: Prediction, scores: Tensor) -> Tensor:
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
 
-    Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
-        scores: See there.
+    Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`, which
+    takes the same arguments.
 
     Returns:
         `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
@@ -136,10 +131,7 @@ def comprehensiveness_bounds(prediction: Prediction) -> Bounds:
         \big[p(\hat y \mid x) - p(\hat y \mid x \setminus \pi_{1..\lceil qn \rceil})\big]
 
     Exact for up to :data:`EXHAUSTIVE` content tokens. In longer sentences, each step greedily removes the token that
-    changes the prediction most, so a better order may exist.
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
+    changes the prediction most, so a better order may exist. The `prediction` is that of :func:`comprehensiveness`.
     """
     return _bounds(prediction, left=False)
 
@@ -148,9 +140,6 @@ def sufficiency_bounds(prediction: Prediction) -> Bounds:
     """The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
 
     As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed.
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
     """
     return _bounds(prediction, left=True)
 
@@ -185,11 +174,7 @@ def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
     .. math:: c_k = p(\hat y \mid x \setminus r_k), \qquad k = 0, \dots, n
 
     where :math:`\hat y` is the most likely form in the whole sentence and n the number of content tokens (`Petsiuk et
-    al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE).
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
-        scores: See there.
+    al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE). The arguments are those of :func:`comprehensiveness`.
 
     Returns:
         `(batch, 1 + most content tokens)` in float64. Shorter sentences repeat their last value. NaN for an example
@@ -207,11 +192,8 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
     .. math:: \tfrac1n \textstyle\sum_{k=1}^n \tfrac12 (c_{k-1} + c_k)
 
     See :func:`deletion_curve`, and :func:`normalized` with :func:`deletion_bounds`. It looks at the order of all
-    tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties.
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
-        scores: See there.
+    tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties. The
+    arguments are those of :func:`comprehensiveness`.
 
     Returns:
         `(batch,)` in float64, from 0 to 1; NaN where the curve is.
@@ -226,8 +208,7 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
 def deletion_bounds(prediction: Prediction) -> Bounds:
     """The areas under the deletion curve of the best order of the tokens (the lowest) and of the worst.
 
-    Args:
-        prediction: See :func:`comprehensiveness_bounds`, also for when they are exact.
+    See :func:`comprehensiveness_bounds`, also for when they are exact.
     """
 
     def weights(count: int) -> Tensor:
@@ -245,11 +226,8 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
 
     with the deletion curve :math:`c_k` read backwards, from the sentence without its content tokens to the whole one
     (`Arya et al. 2019 <https://arxiv.org/abs/1909.03012>`_, AIX360). The answer is yes or no for the whole order: most
-    sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding.
-
-    Args:
-        prediction: See :func:`comprehensiveness`.
-        scores: See there.
+    sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding. The
+    arguments are those of :func:`comprehensiveness`.
 
     Returns:
         `(batch,)` in float64: 1 or 0; NaN where the curve is.
@@ -344,29 +322,17 @@ def _values(prediction: Prediction, answer: Tensor, examples: Tensor, kept: bool
 def _every_order(values: _Values, examples: int, weights: Tensor, sign: int) -> Tensor:
     """The lowest sum over all orders, times `sign`, `(examples,)`."""
     count = len(weights) - 1
-    total = torch.zeros(examples, 1, dtype=torch.float64)
-    for size, (sets, without) in enumerate(_sets(count)):
-        reached = total[:, without].amin(-1) if size else total
-        if weights[size]:
-            reached = reached + sign * weights[size] * values(sets.expand(examples, -1, -1))
-        total = reached
-    return total[:, 0]
-
-
-@cache
-def _sets(count: int) -> list[tuple[Tensor, Tensor]]:
-    """For each size the sets, booleans `(sets, count)`, and the places of their subsets of one token less."""
-    found: list[tuple[Tensor, Tensor]] = []
-    before: dict[tuple[int, ...], int] = {(): 0}
+    tokens, numbers = torch.arange(count), torch.arange(2**count)  # the bits of its number say what a set holds
+    sets = (numbers[:, None] >> tokens) % 2 == 1
+    total = torch.full((examples, len(sets)), torch.inf, dtype=torch.float64)  # of the orders that begin with a set
+    total[:, 0] = 0
     for size in range(count + 1):
-        chosen = list(combinations(range(count), size))
-        sets = torch.zeros(len(chosen), count, dtype=torch.bool)
-        for place, one in enumerate(chosen):
-            sets[place, list(one)] = True
-        less = [[before[(*one[:at], *one[at + 1 :])] for at in range(size)] for one in chosen]
-        found.append((sets, torch.tensor(less, dtype=torch.long)))
-        before = {one: place for place, one in enumerate(chosen)}
-    return found
+        now = numbers[sets.sum(1) == size]
+        if size:  # a set with one token more, which is not known yet, is never the lowest
+            total[:, now] = total[:, now[:, None] ^ 2**tokens].amin(-1)
+        if weights[size]:
+            total[:, now] += sign * weights[size] * values(sets[now].expand(examples, -1, -1))
+    return total[:, -1]
 
 
 def _greedily(values: _Values, examples: int, weights: Tensor, sign: int) -> Tensor:

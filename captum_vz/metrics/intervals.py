@@ -80,16 +80,8 @@ def summarize_many(
     """:func:`summarize` of each of many tensors, of one length or several.
 
     Resamples are drawn once for all tensors with the same number of known values, and their means are one matrix
-    product. This is faster than a bootstrap for each of them, and gives the same intervals.
-
-    Args:
-        values: Tensors `(examples,)`.
-        confidence: See :func:`summarize`, like the arguments after it.
-        resamples: See there.
-        seed: See there.
-
-    Raises:
-        ArgumentError: See there.
+    product. This is faster than a bootstrap for each of them, and gives the same intervals. The other arguments and
+    the errors are those of :func:`summarize`.
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]
@@ -113,7 +105,6 @@ def summarize_many(
 
 
 def _known(values: Tensor) -> np.ndarray:
-    """The values that are not NaN."""
     if not isinstance(values, Tensor) or values.ndim != 1:
         raise ArgumentError(f"values is {describe(values)}: pass a tensor (examples,), one value for each example.")
     if values.isinf().any():

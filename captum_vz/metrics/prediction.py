@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,21 +22,13 @@ Removal = int | Literal["mean", "delete"]
 ROUNDING, IN_HALF = 1e-3, 0.05
 
 
-class SentenceTensors(NamedTuple):
-    """Masked sentences as tensors that fit each other; see :class:`MaskedSentences`."""
-
-    ids: Tensor
-    mask: Tensor
-    target: Tensor
-    content: Tensor
-    forms: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
 class MaskedSentences:
     """A batch of sentences with one position each at which a model predicts a word.
 
-    Attributes:
+    The arguments are kept as tensors that fit each other: `mask` and `content` `(batch, tokens)`, `target` `(batch,)`
+    and, if there are some, `forms` `(batch, forms)`.
+
+    Args:
         ids: Token ids `(batch, tokens)`.
         mask: 1 for tokens, 0 for padding, `(1 or batch, tokens)`. None: there is no padding.
         target: Where the logits are read: a position for all sentences, or one for each. The target is never removed.
@@ -49,19 +40,26 @@ class MaskedSentences:
     Raises:
         ArgumentError: Shapes do not fit, positions or ids are out of range, or two forms are the same.
 
-    >>> MaskedSentences(ids=torch.tensor([[0, 7, 4, 1]]), mask=None, target=2, content=torch.ones(1, 4)).tensors.content
+    >>> MaskedSentences(ids=torch.tensor([[0, 7, 4, 1]]), mask=None, target=2, content=torch.ones(1, 4)).content
     tensor([[ True,  True, False,  True]])
     """
 
-    ids: Tensor
-    mask: Tensor | None
-    target: int | Sequence[int] | Tensor
-    content: Tensor
-    forms: Sequence[int] | Tensor | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the tensors fit each other."""
-        _ = self.tensors
+    def __init__(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        target: int | Sequence[int] | Tensor,
+        content: Tensor,
+        forms: Sequence[int] | Tensor | None = None,
+    ) -> None:
+        if not (isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() and not ids.is_floating_point()):
+            raise ArgumentError(f"ids is {describe(ids)}: pass token ids (batch, tokens).")
+        self.ids = ids
+        self.mask = torch.ones_like(ids) if mask is None else flags(mask, ids.shape, "mask").to(ids)
+        self.target = _positions(target, ids, self.mask)
+        may_go = self.mask.bool().cpu() & (torch.arange(ids.shape[1]) != self.target.cpu()[:, None])
+        self.content = flags(content, ids.shape, "content") & may_go
+        self.forms = None if forms is None else _forms(forms, ids)
 
     @classmethod
     def of_text(cls, tokenizer: Any, text: str, *forms: str) -> MaskedSentences:
@@ -87,18 +85,6 @@ class MaskedSentences:
             raise ArgumentError(f"forms holds {', '.join(unknown)}, no token of the vocabulary: pass tokens.")
         content = content_tokens(ids, [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id])
         return cls(ids, inputs["attention_mask"], places[0], content, numbers or None)
-
-    @cached_property
-    def tensors(self) -> SentenceTensors:
-        """Checked tensors: `mask`, `content` `(batch, tokens)`, `target` `(batch,)`, `forms` `(batch, forms)`."""
-        ids = self.ids
-        if not (isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() and not ids.is_floating_point()):
-            raise ArgumentError(f"ids is {describe(ids)}: pass token ids (batch, tokens).")
-        mask = torch.ones_like(ids) if self.mask is None else flags(self.mask, ids.shape, "mask").to(ids)
-        target = _positions(self.target, ids, mask)
-        may_go = mask.bool().cpu() & (torch.arange(ids.shape[1]) != target.cpu()[:, None])
-        content = flags(self.content, ids.shape, "content") & may_go
-        return SentenceTensors(ids, mask, target, content, None if self.forms is None else _forms(self.forms, ids))
 
 
 class Prediction:
@@ -154,7 +140,8 @@ class Prediction:
         if batch_size < 1:
             raise ArgumentError(f"batch_size is {batch_size!r}: pass at least 1.")
         self.model = model
-        self.ids, self.mask, self.target, self.content, self.forms = sentences.tensors
+        self.ids, self.mask, self.target = sentences.ids, sentences.mask, sentences.target
+        self.content, self.forms = sentences.content, sentences.forms
         self.removal = removal
         self.over = "vocabulary" if self.forms is None else over
         self.batch_size = batch_size

@@ -198,7 +198,6 @@ def truth_of(
 def _with_other_word(
     text: str | Mapping[str, Any], prepared: PreparedText, subject: Subject, patch: tuple[str, str]
 ) -> PreparedText:
-    """The text with another word in the place of one of its words."""
     word, other = patch
     parts = re.split(rf"\b{re.escape(word)}\b", text) if isinstance(text, str) else []
     if len(parts) != 2:

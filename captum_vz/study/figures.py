@@ -20,7 +20,7 @@ from captum_vz.methods import DECIDING, METHODS
 from captum_vz.study.examples import counted
 from captum_vz.study.scoring import Metric
 from captum_vz.study.scoring.metrics import metric_named
-from captum_vz.visualization.pictures.files import Content, Picture, root_figure, set_content
+from captum_vz.visualization.pictures.files import Content, Picture, set_content
 from captum_vz.visualization.pictures.scales import ink_on, luminance
 
 with needs_extra("captum_vz.study", "study"):
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-#: The width of one column in print, in inches, and the size of the letters in it, in points.
+#: The width of one column in print, in inches, the size of the letters in it, in points, and dots per inch.
 COLUMN: Final = 3.3
 FONT: Final = 6.5
+DPI: Final = 200
 #: The height of a row with a method's name, in inches.
 ROW: Final = 0.12
 #: The height of a panel of lines, in inches.
 LINES: Final = 1.4
-#: What points and bars show.
-LAST_LAYER: Final = "last layer"
-#: How numbers in cells look. They are inside their axes, so the layout need not measure them, which takes long.
-IN_CELLS: Final[dict[str, Any]] = {"ha": "center", "va": "center", "fontsize": 6, "in_layout": False}
 
 # The palette of Okabe & Ito (2008), whose hues differ for readers without red or green vision too. Yellow is too light
 # for lines on white. Methods of a family differ by their marks.
@@ -79,7 +76,7 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     measured = drawn.groupby("model")["examples"].transform("sum") > 0  # a model may lack what the metric needs
     drawn = drawn[measured] if measured.any() else drawn
     models = drawn["model"].unique().tolist()
-    panels = stacked([LINES + 0.75, max(0.5, ROW * drawn["method"].nunique()) + 0.8], len(models))
+    figure, panels = stacked([LINES + 0.75, max(0.5, ROW * drawn["method"].nunique()) + 0.8], len(models))
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
         title, last = metric_title(metric), last_layers(of_model)
@@ -95,7 +92,7 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         below.set_xlabel(title, fontsize=FONT)
         count = counted(int(of_model["examples"].max()), "sentence")
         write_title(above, f"{model}, {title} by layer, {count}")
-        write_title(below, f"{model}, {title}, {LAST_LAYER} ({note})")
+        write_title(below, f"{model}, {title}, last layer ({note})")
         best = last.dropna(subset=["mean"]).nlargest(3, "mean")
         most = ", ".join(f"{row.method} {row.mean:.2f}" for row in best.itertuples())
         sentence = (
@@ -104,7 +101,7 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         set_table(above, sentence, of_model, ("model", "method", "layer", "mean", "low", "high"))
     share_limits(panels[::2], "y")
     share_limits(panels[1::2], "x")
-    return whole_figure(panels)
+    return figure
 
 
 def name_layers(panel: Axes) -> None:
@@ -145,17 +142,29 @@ def draw_differences(differences: DataFrame, metric: str) -> Figure:
         raise ValueError(f"metric is {metric!r}: pass one of {known}, of a study with two methods.")
     models = drawn["model"].unique().tolist()
     count = len(set(drawn["one"]) | set(drawn["other"]))
-    panels = stacked([0.65 + length_of(drawn["one"]) + 0.155 * count], len(models))
+    longest = max(len(line) for name in drawn["one"] for line in name.split("\n"))
+    figure, panels = stacked([0.65 + longest * 0.57 * FONT / 72 + 0.155 * count], len(models))
     for panel, model in zip(panels, models, strict=True):
         rows, title = drawn[drawn["model"] == model], f"{model}, {metric_title(metric)}"
         names = in_order([*rows["one"], *rows["other"]])
-        gaps, texts = np.full((len(names), len(names)), np.nan), np.full((len(names), len(names)), "", dtype=object)
+        gaps, texts = np.full((len(names), len(names)), np.nan), dict[tuple[int, ...], str]()
         for row in rows.itertuples():
             one, other = names.index(str(row.one)), names.index(str(row.other))
             for at, gap in (((one, other), row.mean), ((other, one), -row.mean)):
                 gaps[at], texts[at] = (np.nan, "=") if row.tied else (gap, _hundredths(gap))
         limit = float(np.nanmax(np.abs(gaps))) if np.isfinite(gaps).any() else 1.0
-        draw_grid(panel, gaps, texts, names, names, "PuOr", (-limit, limit))
+        panel.set_facecolor("0.9")
+        image = panel.imshow(gaps, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
+        for place, gap in np.ndenumerate(gaps):
+            # Texts are inside their axes, so the layout need not measure them, which takes long.
+            look: Any = {"ha": "center", "va": "center", "fontsize": 6, "in_layout": False}
+            ink = ink_on(image.to_rgba(gap)) if gap == gap else "k"
+            panel.text(place[1], place[0], texts.get(place, ""), color=ink, **look)
+        panel.set_xticks(range(len(names)), names, rotation=90)
+        panel.set_yticks(range(len(names)), names)
+        panel.tick_params(labelsize=FONT, length=0)
+        for label, name in zip([*panel.get_yticklabels(), *panel.get_xticklabels()], names * 2, strict=True):
+            label.set_color(label_color(name))
         few, most = int(rows["examples"].min()), int(rows["examples"].max())
         sentences = counted(most, "sentence") if few == most else f"{few:,} to {most:,} sentences"
         told = "row minus column, in hundredths; =: no difference is shown (Holm)"
@@ -163,7 +172,7 @@ def draw_differences(differences: DataFrame, metric: str) -> Figure:
         columns = ("one", "other", "mean", "low", "high", "p", "examples", "tied")
         shown = int((~rows["tied"]).sum())
         set_table(panel, f"{title}: {shown} of {len(rows)} pairs of methods are shown to differ.", rows, columns)
-    return whole_figure(panels)
+    return figure
 
 
 def _hundredths(gap: float) -> str:
@@ -171,56 +180,19 @@ def _hundredths(gap: float) -> str:
     return f"{100 * gap:.0f}" if abs(gap) >= 0.01 else f"{100 * gap:.1f}".replace("0.", ".")
 
 
-def draw_grid(
-    panel: Axes,
-    values: np.ndarray,
-    texts: Any,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    colors: Any,
-    limits: tuple[float, float],
-) -> None:
-    """A matrix of values `(rows, columns)`, NaN in grey, with a text in each cell.
-
-    `limits` are the values of the first and the last colour. Names of methods have the methods' colours.
-    """
-    panel.set_facecolor("0.9")
-    drawn = panel.imshow(values, cmap=colors, vmin=limits[0], vmax=limits[1], aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        ink = ink_on(drawn.to_rgba(value)) if value == value else "k"
-        panel.text(column, row, texts[row][column], color=ink, **IN_CELLS)
-    panel.set_xticks(range(len(columns)), columns, rotation=90)
-    panel.set_yticks(range(len(rows)), rows)
-    panel.tick_params(labelsize=FONT, length=0)
-    for labels, names in ((panel.get_yticklabels(), rows), (panel.get_xticklabels(), columns)):
-        for label, name in zip(labels, names, strict=True):
-            if name in rows:
-                label.set_color(label_color(name))
-
-
-def new_figure(height: float, width: float) -> Figure:
-    """A figure of a size in inches that keeps its description with its file. The layout is made for its texts."""
-    return Picture(figsize=(width, height), dpi=200, layout="constrained")
-
-
-def stacked(heights: Sequence[float], models: int) -> list[Axes]:
-    """Axes below each other for each model, model after model, in a new figure. Two models are side by side.
+def stacked(heights: Sequence[float], models: int) -> tuple[Figure, list[Axes]]:
+    """A new figure with axes below each other for each model, model after model. Two models are side by side.
 
     Heights are those of the axes of one model with their names and titles, in inches. Axes have subfigures of their
     own, so that no names narrow another's axes.
     """
     across, down = min(models, 2), -(-models // 2)
-    figure: Any = new_figure(down * sum(heights), across * COLUMN)
+    figure: Any = Picture(figsize=(across * COLUMN, down * sum(heights)), dpi=DPI, layout="constrained")
     found = []
     for cell in figure.subfigures(down, across, squeeze=False).flat[:models]:
         parts = cell.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)
         found += [part.subplots() for part in parts[:, 0]]
-    return found
-
-
-def whole_figure(panels: Sequence[Axes]) -> Figure:
-    """The figure that holds panels of :func:`stacked`."""
-    return root_figure(panels[0].figure)
+    return figure, found
 
 
 def _base(method: str) -> str:
@@ -305,11 +277,6 @@ def set_table(panel: Axes, sentence: str, rows: DataFrame, columns: Sequence[str
     """Describe a panel for readers who cannot see it: a sentence, and the table of its numbers."""
     names = list(columns)
     set_content(panel, Content(sentence, tuple(names), lambda: list(rows[names].itertuples(index=False, name=None))))
-
-
-def length_of(names: Iterable[str]) -> float:
-    """The length of the longest of some names in inches, about."""
-    return max((len(line) for name in names for line in name.split("\n")), default=0) * 0.57 * FONT / 72
 
 
 def draw_points(panel: Axes, rows: DataFrame, value: str = "mean") -> None:

@@ -107,7 +107,6 @@ class Study:
         return self._table(DIFFERENCES)
 
     def _table(self, name: str) -> DataFrame:
-        """A table that a finished study has."""
         path = self.folder / name
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")

@@ -48,6 +48,8 @@ ENGINES: Final = ("local", "accelerate", "ray")
 STAYS: Final = "Finished parts stay: start again with the same settings to continue."
 #: How often Ray starts a worker again that dies.
 RETRIES: Final = 3
+#: A scorer of a model, and what its parts record: the digest of its weights, and what made them.
+Ready = tuple[Scorer, dict[str, Any]]
 
 
 def run_study(
@@ -133,9 +135,9 @@ def run_study(
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
         job.scorer(name, source)  # an error, before the folder is written
-    job = job._replace(blocks=store.claim(folder, list(models), codes["methods"], codes["metrics"], examples, BLOCK))
+    job = job._replace(blocks=store.claim(folder, models, codes, examples, BLOCK))
     for name, (model, tokenizer) in loaded.items():
-        job.check_weights(name, store.fingerprint(model, tokenizer))
+        store.check_weights(folder, job.read(), name, store.fingerprint(model, tokenizer))
     total, checked = job.size_left(), job.checked()
     with tqdm(total=total, unit="example", desc="study", disable=quiet or not total) as bar:
         if engine == "ray":
@@ -148,7 +150,6 @@ def run_study(
 
 
 def _check_examples(examples: Sequence[Example]) -> None:
-    """Refuse examples that a summary would confuse."""
     if not examples:
         raise ValueError("examples is empty: pass at least one.")
     repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
@@ -158,7 +159,6 @@ def _check_examples(examples: Sequence[Example]) -> None:
 
 
 def _check_engine(engine: str | None) -> None:
-    """Refuse an engine that is unknown, or does not fit the number of processes that were launched."""
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if engine not in (None, *ENGINES):
         raise ArgumentError(f"engine is {engine!r}: pass one of {', '.join(map(repr, ENGINES))}.", "engine")
@@ -256,25 +256,15 @@ class Job(NamedTuple):
         """The metrics that a model cannot have, with the reasons."""
         return {name: reason for name, metric in self.metrics.items() if (reason := lacks(metric, *loaded))}
 
-    def check_weights(self, name: str, weights: str) -> None:
-        """Refuse a model with other weights than those that made its finished parts."""
-        store.check_weights(self.folder, name, store.known_weights(store.read_settings(self.folder), name), weights)
-
-    def _load(self, model: str, device: torch.device, stack: ExitStack) -> tuple[Scorer, dict[str, Any]]:
-        """A scorer of the model, and what its parts record: the digest of its weights, and what made them."""
+    def _load(self, model: str, device: torch.device, stack: ExitStack) -> Ready:
         loaded, tokenizer = stack.enter_context(store.on_device(self.models[model], device))
         scorer, maker = self.scorer(model, (loaded, tokenizer)), made_by(loaded)
         weights = store.fingerprint(loaded, tokenizer, maker["weights"])
-        self.check_weights(model, weights)
+        store.check_weights(self.folder, self.read(), model, weights)
         return scorer, {"weights": weights, "made_by": maker}
 
     def _do(
-        self,
-        model: str,
-        block: Block,
-        load: Callable[[], tuple[Scorer, dict[str, Any]]],
-        advance: Callable[[int], object],
-        timeout: float,
+        self, model: str, block: Block, load: Callable[[], Ready], advance: Callable[[int], object], timeout: float
     ) -> bool:
         """Compute what one block lacks; False if another process holds it for longer than `timeout`."""
         try:
@@ -326,10 +316,6 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
 
     A worker that dies starts again, and takes what is left. If Ray is not running in this process, it is started on
     this machine, and stopped at the end. Now and then, `show` is called with the number of examples that are left.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        RuntimeError: Ray cannot be started, or fails, or a worker has died too often.
     """
     with needs_extra("engine='ray'", "ray"):
         ray: Any = import_module("ray")
@@ -374,7 +360,6 @@ def _packed(pickler: Any, job: Job) -> bytes:
 
 
 def _work(packed: bytes) -> None:
-    """Do a job in a worker of Ray."""
     job, methods, metrics, where = pickle.loads(packed)
     with suppress(OSError):  # names of files may be relative
         os.chdir(where)

@@ -30,13 +30,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from captum_vz.testbed.data import expand_contractions, held_out, mask_target, read_paradigm
 from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.models import load_model
-from captum_vz.text import Record, encode_record, form_ids
+from captum_vz.text import Record, encode_record, form_ids, padded
 
 __all__ = [
     "agreement_sentences",
@@ -82,11 +81,8 @@ def prefers_good(
                 "records for which form_ids returns None."
             )
         encoded = [encode_record(tokenizer, record) for record in batch]
-        sentences = [example.encoding["input_ids"][0] for example in encoded]
-        ids = pad_sequence(sentences, batch_first=True, padding_value=tokenizer.pad_token_id)
-        lengths = torch.tensor([[len(sentence)] for sentence in sentences])
-        attended = torch.arange(ids.shape[1]) < lengths
-        logits = model(input_ids=ids.to(model.device), attention_mask=attended.long().to(model.device)).logits.cpu()
+        sentences = [{"input_ids": example.encoding["input_ids"][0].tolist()} for example in encoded]
+        logits = model(**padded(tokenizer, sentences, model.device)).logits.cpu()
         at_mask = logits[torch.arange(len(batch)), [example.target for example in encoded]]
         good, bad = at_mask.gather(1, torch.tensor(forms)).unbind(1)
         right.append(good > bad)

@@ -10,7 +10,7 @@ different sentences, so a paradigm has as many pairs as its slots have combinati
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from captum_vz.testbed.data import mask_target
@@ -24,6 +24,11 @@ def _words(text: str) -> tuple[str, ...]:
 def _forms(text: str) -> tuple[Any, ...]:
     """The forms of each word, which have slashes between them."""
     return tuple(tuple(word.split("/")) for word in text.split())
+
+
+def _pairs(followers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Each word with the one that follows it, which is the key of its words."""
+    return tuple((word, follower) for follower, words in followers.items() for word in _words(words))
 
 
 IRREGULAR_PLURALS: Final = dict(
@@ -57,13 +62,12 @@ NAMES: Final = _words(
     "Anna Marcus Paula Robert Linda Peter Julia Daniel Laura Simon Maria Thomas Helen Victor Sarah Martin Claire "
     "Kevin Emily Jason Diana Eric Alice Patrick Susan Gerald Nina Oscar Ruth Walter"
 )
-HERSELF: Final = _words("girl woman lady sister daughter niece aunt mother grandmother queen wife widow nun girlfriend")
-HIMSELF: Final = _words("boy man guy brother son nephew uncle father grandfather king prince monk waiter boyfriend")
-ITSELF: Final = _words("dog cat horse bird robot machine company committee bank school library hospital museum")
-REFLEXIVES: Final = tuple(
-    (noun, reflexive)
-    for nouns, reflexive in ((HERSELF, "herself"), (HIMSELF, "himself"), (ITSELF, "itself"))
-    for noun in nouns
+REFLEXIVES: Final = _pairs(
+    {
+        "herself": "girl woman lady sister daughter niece aunt mother grandmother queen wife widow nun girlfriend",
+        "himself": "boy man guy brother son nephew uncle father grandfather king prince monk waiter boyfriend",
+        "itself": "dog cat horse bird robot machine company committee bank school library hospital museum",
+    }
 )
 
 PEOPLE: Final = _words(
@@ -79,22 +83,17 @@ THINGS: Final = _words(
     "shoe ship shop spoon star station stone street ticket tool towel tower town toy train wall wheel"
 )
 # Relational nouns with the preposition that connects them to another noun: a picture of hats, the key to the cabinets.
-RELATIONAL: Final = tuple(
-    (noun, preposition)
-    for preposition, nouns in (
-        (
-            "of",
-            "picture photo print sketch drawing portrait sister brother friend teacher niece owner leader fan critic",
-        ),
-        ("about", "story movie book report essay play show song documentary article rumor poem letter question"),
-        ("to", "key door answer road bridge path gift letter"),
-        ("from", "letter gift message package"),
-        ("near", "cat tree house chair lamp"),
-        ("behind", "dog car girl garage wall"),
-        ("beside", "boy child horse computer clock"),
-        ("with", "man woman doctor box bag"),
-    )
-    for noun in _words(nouns)
+RELATIONAL: Final = _pairs(
+    {
+        "of": "picture photo print sketch drawing portrait sister brother friend teacher niece owner leader fan critic",
+        "about": "story movie book report essay play show song documentary article rumor poem letter question",
+        "to": "key door answer road bridge path gift letter",
+        "from": "letter gift message package",
+        "near": "cat tree house chair lamp",
+        "behind": "dog car girl garage wall",
+        "beside": "boy child horse computer clock",
+        "with": "man woman doctor box bag",
+    }
 )
 PLACES: Final = ("", "near the river", "at the museum", "in the garden", "behind the school", "beside the lake")
 

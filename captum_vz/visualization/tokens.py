@@ -128,7 +128,6 @@ def without_piece(token: str) -> str:
 
 
 def _reader(tokens: Sequence[str]) -> Callable[[str], str]:
-    """What reads the tokens of this vocabulary."""
     if any(token[:1] in ("\u0120", "\u010a") for token in tokens):
         return _from_bytes
     if sum(token[:1] == "\u2581" for token in tokens) > 1:

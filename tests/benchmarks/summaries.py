@@ -37,7 +37,8 @@ def write_study(folder: Path, models: int, methods: int, layers: int, sentences:
     names = list(METHODS)[:methods]
     codes = {name: code_identity(METHODS[name]) for name in names}
     measures = {name: code_identity(METRICS[name].values) for name in CHOSEN}
-    blocks, rows = claim(folder, [f"model {n}" for n in range(models)], codes, measures, examples, 64), 0
+    both = {"methods": codes, "metrics": measures}
+    blocks, rows = claim(folder, [f"model {n}" for n in range(models)], both, examples, 64), 0
     with changing(folder) as settings:
         metrics = dict.fromkeys(names, measures)
         settings["holds"]["all"] = {"weights": "", "methods": codes, "metrics": metrics, "made_by": {"model": "random"}}

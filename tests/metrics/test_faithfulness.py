@@ -189,7 +189,7 @@ def test_sentence_of_a_text() -> None:
     tokenizer = load_model()[1]
     text = "the pictures of some hat [MASK] scaring marcus."
     inputs = tokenizer(text, return_tensors="pt")
-    found = MaskedSentences.of_text(tokenizer, text, "are", "is").tensors
+    found = MaskedSentences.of_text(tokenizer, text, "are", "is")
     assert torch.equal(found.ids, inputs["input_ids"])
     assert found.target.tolist() == [inputs.tokens().index("[MASK]")]
     assert found.content[0].tolist() == [token not in ("[CLS]", "[SEP]", "[MASK]") for token in inputs.tokens()]

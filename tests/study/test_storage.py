@@ -92,7 +92,7 @@ def test_starts_at_once_are_merged(tmp_path: Path) -> None:
         def first(number: int, folder: Path = folder, start: Any = start) -> None:
             start.wait()
             name, example = f"{number}", Example(f"{number}", ("a", "b"), 0)
-            claim(folder, [name], {name: name}, {name: name}, [example, SHARED], 1)
+            claim(folder, [name], {"methods": {name: name}, "metrics": {name: name}}, [example, SHARED], 1)
 
         processes = [in_a_process(lambda number=number: first(number)) for number in range(4)]
         for process in processes:

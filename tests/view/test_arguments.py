@@ -11,7 +11,7 @@ from captum_vz import ValueZeroing
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import subject_of
 from captum_vz.visualization import view
-from captum_vz.visualization.view.data import KINDS, read_labels
+from captum_vz.visualization.view.page import KINDS, read_labels
 from tests.view.pages import TOKENS, shares
 
 MAP = shares(8, 1)

@@ -114,12 +114,9 @@ def write_student_copy(source: Path, output: Path) -> None:
 class Grade:
     """What the checks of one notebook said."""
 
-    #: The name of the notebook.
-    file: str
-    #: Whether each exercise is right, by its number and name, such as "1 rollout".
-    exercises: dict[str, bool] = field(default_factory=dict)
-    #: Why some checks did not run, or "".
-    problem: str = ""
+    file: str  # the name of the notebook
+    exercises: dict[str, bool] = field(default_factory=dict)  # which are right, by number and name, such as "1 rollout"
+    problem: str = ""  # why some checks did not run
 
 
 def grade_notebook(notebook: Path, *, lesson: Path | None = None, seconds: float = 600, memory: float = 8) -> Grade:

@@ -12,19 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 # Events of Python's audit hooks (PEP 578), and which of their arguments are paths.
-_WRITES: Final = {
-    "os.chmod": (0,),
-    "os.chown": (0,),
-    "os.link": (1,),
-    "os.mkdir": (0,),
-    "os.remove": (0,),
-    "os.rename": (0, 1),
-    "os.rmdir": (0,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "os.utime": (0,),
-    "shutil.rmtree": (0,),
-}
+_CHANGES: Final = "os.chmod os.chown os.mkdir os.remove os.rmdir os.truncate os.utime shutil.rmtree"
+_LINKS: Final = {"os.link": (1,), "os.symlink": (1,), "os.rename": (0, 1)}
+_WRITES: Final = dict.fromkeys(_CHANGES.split(), (0,)) | _LINKS
 _NETWORK: Final = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname")
 _PROGRAMS: Final = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "pty.spawn")
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

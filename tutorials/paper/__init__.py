@@ -1,9 +1,7 @@
 """The three evaluations of Mohebbi et al. 2023, of any model, with all methods: `python tutorials/paper --help`.
 
 Everything here is made with public names of `captum_vz`. It needs the extra `study`.
-
-    reproduce                the evaluations of one or more models, in a folder
-    Reproduction             their tables, and the report with its figures
+`reproduce` makes a folder with the evaluations of some models, and returns a `Reproduction`: their tables and a report.
 """
 
 from paper.evaluations import reproduce

@@ -28,8 +28,7 @@ from captum_vz.study import (
 from captum_vz.study.folder import digest
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
-from paper.across import CHECKS, TRUTHS
-from paper.report import Reproduction
+from paper.report import CHECKS, TRUTHS, Reproduction
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,13 +59,9 @@ def reproduce(
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
-    - Cue alignment: how much of the target's row lies on the cue, and how well it ranks the cue, in each layer and
-      rolled out (:func:`~captum_vz.metrics.cue_dot_product`, :func:`~captum_vz.metrics.cue_average_precision`).
-    - Probing: how far each layer's state at the target compresses the labels
-      (:func:`~captum_vz.metrics.description_length`), and its correlation with cue alignment over the layers
-      (:func:`~captum_vz.metrics.probing_correlation`).
-    - Faithfulness: the rank correlation of the scores with the effect of blanking out each token
-      (:func:`~captum_vz.metrics.blank_out`; UNK in its place, the probability of the right one of the two forms).
+    - Cue alignment: how much of the target's row lies on the cue, and how well it ranks the cue, in each layer.
+    - Probing: how far each layer's state at the target compresses the labels, and its correlation with cue alignment.
+    - Faithfulness: the rank correlation of the scores with the effect of blanking out each token on the two forms.
 
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. The folder holds the tables
     as CSV files, the report (``report.md``), figures, and for each model a folder with its study. A killed study
@@ -80,12 +75,9 @@ def reproduce(
         methods: As :func:`~captum_vz.study.run_study` takes them. Methods that refuse a model are omitted from its
             study, and listed in the report with the reason.
         batch_size: As in `run_study`, like `resamples`, `quiet` and `engine`.
-        resamples: The number of bootstrap resamples of the examples.
-        quiet: Whether there is no progress bar.
         about: How the examples were selected. The report begins with it.
         controls: The number of sentences of the package's grammar for the sanity checks and the truths by patching.
             None: as many as examples, 40 at most. 0: none.
-        engine: What runs the methods of the studies.
         title: The name of the data, for the titles of figures.
 
     Raises:
@@ -124,6 +116,8 @@ def reproduce(
         joined,
         about,
         title,
+        {part.name: part.study.lines() for part in parts},
+        [line for part in parts if part.truth for line in part.truth.lines(list(TRUTHS))],
         tuple(sorted(repeat, key=lambda line: order.index(line.split()[0]))),
         {part.name: part.study.settings for part in parts},
         {part.name: part.truth.settings for part in parts if part.truth},
@@ -140,7 +134,6 @@ class Part:
 
     def __init__(self, name: str, source: tuple[Any, Any], folder: Path, how: dict[str, Any]) -> None:
         self.name, self.source, self.folder, self.how = name, source, folder, how
-        self.resamples, self.batch = how["resamples"], {"batch_size": how["batch_size"]}
         self.truth: Study | None = None
 
     def evaluate(self, examples: Sequence[Example], methods: Any, controls: int) -> None:
@@ -151,7 +144,7 @@ class Part:
                 f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
                 "the generator it was trained with, such as 'google/electra-base-generator'."
             )
-        scorer = Scorer(model, tokenizer, methods, "cue_dot", **self.batch)
+        scorer = Scorer(model, tokenizer, methods, "cue_dot", batch_size=self.how["batch_size"])
         first = _first_usable(name, scorer, examples)
         refused = {row["method"]: row["skipped"] for row in scorer.scores([first]) if row["skipped"]}
         usable = {what: method for what, method in scorer.methods.items() if what not in refused}
@@ -190,13 +183,13 @@ class Part:
         """The compression of the labels in each layer, and its correlation with cue alignment."""
 
         def made() -> DataFrame:
-            states = Scorer(*self.source, **self.batch).target_states(labels)
+            states = Scorer(*self.source, batch_size=self.how["batch_size"]).target_states(labels)
             return probe(states, list(labels.values()))
 
         # Other examples may have run out of memory at the last start.
         bits = self._kept("probing", [SEEDS, [example.to_dict() for example in labels]], made)
-        probing = compressions(bits, len(set(labels.values())), self.resamples)
-        return {"probing": probing, "correlation": _correlations(self.study, probing, self.resamples)}
+        probing = compressions(bits, len(set(labels.values())), self.how["resamples"])
+        return {"probing": probing, "correlation": _correlations(self.study, probing, self.how["resamples"])}
 
     def _kept(self, name: str, made_of: list[Any], make: Callable[[], DataFrame]) -> DataFrame:
         """A table in the folder, which is not made again of the same study and things. The first process makes it."""
@@ -208,8 +201,7 @@ class Part:
                 write_whole(path, table.to_csv(index=False).encode())
                 for one in older:
                     one.unlink(missing_ok=True)
-        names = {"example": str, "method": str}
-        return pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
+        return pd.read_csv(path, dtype={"example": str, "method": str}, keep_default_na=False, na_values=[""])
 
 
 def _first_usable(name: str, scorer: Scorer, examples: Sequence[Example]) -> Example:
@@ -260,19 +252,17 @@ def compressions(values: DataFrame, classes: int, resamples: int) -> DataFrame:
     rows = []
     uniform = float(torch.tensor(float(classes)).log2())
     for layer, of_layer in values.groupby("layer"):
-        by_probe = dict(list(of_layer.groupby("probe")))
-        labels, control = by_probe["labels"], by_probe["control"]
-        bits = labels.groupby("place", sort=True)["value"].mean()
-        found = summarize(torch.tensor(bits.to_numpy()), resamples=resamples)
-        accuracy = summarize(torch.tensor(by_probe["linear"]["value"].to_numpy()), resamples=resamples)
+        labels, control, linear = (of_layer[of_layer["probe"] == one] for one in ("labels", "control", "linear"))
+        bits, read = (torch.tensor(one.groupby("place")["value"].mean().to_numpy()) for one in (labels, linear))
+        found, accuracy = (summarize(one, resamples=resamples) for one in (bits, read))
         seeds, controls = (uniform / one.groupby("seed")["value"].mean() for one in (labels, control))
         ranges = {"lowest": seeds.min(), "highest": seeds.max(), "control": uniform / control["value"].mean()}
         ranges |= {"control_lowest": controls.min(), "control_highest": controls.max()}
-        linear = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+        probes = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
         # Fewer bits mean more compression, so the ends of the interval swap.
         compression = {"compression": uniform / found.mean, "low": uniform / found.high, "high": uniform / found.low}
         counts = {"bits": found.mean * found.examples, "examples": found.examples, "seeds": len(seeds)}
-        rows.append({"layer": layer} | compression | counts | ranges | linear)
+        rows.append({"layer": layer} | compression | counts | ranges | probes)
     return pd.DataFrame(rows)
 
 

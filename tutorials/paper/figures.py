@@ -9,18 +9,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from captum_vz.study.figures import (
+    DPI,
     FONT,
     ROW,
     draw_layers,
     draw_points,
     in_order,
     name_layers,
-    new_figure,
     share_limits,
     stacked,
-    whole_figure,
     write_title,
 )
+from captum_vz.visualization.pictures.files import Picture
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,7 +34,7 @@ LINES: Final = 1.3
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:
     """Draws the compression of the labels in each layer, and its correlation with each method's cue alignment."""
     models = probing["model"].unique().tolist()
-    panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], len(models))
+    figure, panels = stacked([2.1, 0.7 + max(0.5, ROW * correlation["method"].nunique())], len(models))
     for model, above, below in zip(models, panels[::2], panels[1::2], strict=True):
         rows = probing[probing["model"] == model]
         above.plot(rows["layer"], rows["compression"], color="black", linewidth=1.2, marker=".")
@@ -60,7 +60,7 @@ def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> 
         below.set_xlabel(f"Spearman over {rows['layer'].nunique()} layers", fontsize=FONT)
         write_title(below, panel_title(str(model), data, "cue alignment (dot product) and compression"))
     share_limits(panels[::2], "y")
-    return whole_figure(panels)
+    return figure
 
 
 def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> Figure:
@@ -77,15 +77,14 @@ def draw_page(tables: Mapping[str, DataFrame], near: float, data: str = "") -> F
         truth = _last(tables["truth"], "value_patching")
         found["truth"] = ("truth by patching\nvalues, overlap", "of the grammar", truth)
     if "sanity" in tables:
-        sanity = tables["sanity"]
-        every = sanity[sanity["metric"] == "sanity"]
+        every = tables["sanity"].query("metric == 'sanity'")
         found["sanity"] = ("all layers random,\nSpearman (grey: pass)", "of the grammar", every)
     columns = {name: column for name, column in found.items() if len(column[2])}
     models = summary["model"].unique().tolist()
     methods = {model: in_order(summary[summary["model"] == model]["method"]) for model in models}
     heights = [max(0.5, ROW * len(methods[model])) + 0.3 for model in models]
     layered = summary[(summary["metric"] == "cue_ap") & summary["layer"].notna() & (summary["group"] == "all")]
-    figure = new_figure(sum(heights) + LINES + 1.25, PAGE)
+    figure = Picture(figsize=(PAGE, sum(heights) + LINES + 1.25), dpi=DPI, layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights) + 0.75, LINES + 0.5])  # typed as one
     above, below = parts
     grid = above.subplots(len(models), len(columns), squeeze=False, sharex="col", height_ratios=heights)

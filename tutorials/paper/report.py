@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import factorial, nan
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +13,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from captum_vz.study import sign_figure, tied_pairs, with_interval, write_whole
-from paper.across import NEAR_ZERO, across_sections, failed_lines, interval_cells, markdown_table
+from captum_vz.study import sign_figure, with_interval, write_whole
+from captum_vz.study.figures import metric_title
 from paper.figures import draw_page, draw_probing
 
+#: The truths that methods are compared with, and the heads of their columns.
+TRUTHS: Final = {
+    "value_patching": "values, overlap",
+    "value_patching_top": "values, largest",
+    "activation_patching": "states, overlap",
+    "activation_patching_top": "states, largest",
+}
+#: The metrics of the sanity checks: the last layer is random, and all layers are.
+CHECKS: Final = ("sanity_last", "sanity")
+#: The size of a mean correlation below which a method passes, with the whole interval.
+NEAR_ZERO: Final = 0.2
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
 #: of this package's methods a row of that table stands for is assumed.
 TABLE_3: Final = {
@@ -24,6 +36,11 @@ TABLE_3: Final = {
     "alti": 0.17,
     "value-zeroing-rollout-paper": 0.26,
 }
+RULE: Final = (
+    "Paired comparisons: two methods differ if the bootstrap interval of their mean difference excludes 0, and "
+    "Wilcoxon's signed-rank test rejects after Holm's correction for all pairs of the metric. `differences.csv` "
+    "has all of them."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,7 @@ class Reproduction:
             without rows are missing.
         about: How the examples were selected. The report begins with it.
         title: The name of the data, for the titles of figures.
+        lines: What each study says of pairs of methods and of skipped sentences, and `truth_lines` those of controls.
         repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
         settings: The settings of each model's study, for the foot of each figure, and `controls` of its controls.
     """
@@ -45,16 +63,21 @@ class Reproduction:
     tables: Mapping[str, DataFrame]
     about: str = ""
     title: str = ""
-    repeat: tuple[str, ...] = ()
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    truth_lines: Sequence[str] = ()
+    repeat: Sequence[str] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A report in Markdown: for each model its tables; the controls and a comparison of the models follow."""
-        reports = (self._report(model) for model in self.tables["summary"]["model"].unique())
-        repeat = ["## To repeat this\n\n" + "\n".join(f"- {line}" for line in self.repeat)] if self.repeat else []
-        about = [self.about] if self.about else []
-        return "\n\n".join([*about, *reports, *across_sections(self.tables), *repeat])
+        models = self.tables["summary"]["model"].unique()
+        parts = [self.about, *map(self._report, models)]
+        parts += _sanity(self.tables["sanity"]) if "sanity" in self.tables else []
+        parts += _truth(self.tables["truth"], self.truth_lines) if "truth" in self.tables else []
+        parts += _models(self.tables) if len(models) > 1 else []
+        parts += ["## To repeat this", _listed(self.repeat)] if self.repeat else []
+        return "\n\n".join(filter(None, parts))
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -82,28 +105,21 @@ class Reproduction:
                 figure.savefig(folder / f"{name}.{kind}")
 
     def _report(self, model: str) -> str:
-        of = {name: one[one["model"] == model] for name, one in self.tables.items() if "model" in one}
-        of = {name: table for name, table in of.items() if len(table)}
-        summary = of["summary"][of["summary"]["group"] == "all"]
-        skipped = of.get("skipped", _NO_SKIPS)
+        every = {name: one[one["model"] == model] for name, one in self.tables.items()}
+        of = {name: table for name, table in every.items() if len(table)}
+        summary, skipped = of["summary"][of["summary"]["group"] == "all"], of.get("skipped", _NO_SKIPS)
         useless = skipped[skipped["method"].isna() & skipped["metric"].isna()]["example"].nunique()
+        undefined = summary.groupby(["method", "metric"], sort=False)["undefined"].max()  # of constant scores
         parts = [
             f"## {model}: {summary['examples'].max()} sentences, {useless} skipped",
             "Scores of the last layer; rollouts go through all layers. Brackets hold intervals over sentences. Rows "
             "are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table.",
             _overview(summary, of.get("correlation", _NO_CORRELATION)),
-            "\n".join(f"- {note}" for note in _notes(summary, of)),
-            *(_ties(of["differences"]) if "differences" in of else []),
+            _listed(_notes(summary, of)),
+            *([RULE, _listed(self.lines[model])] if self.lines.get(model) else []),
             *_by_layer(summary, of.get("probing")),
-            *(_probing(of["probing"], of) if "probing" in of else []),
-            *(
-                f"{method}: {count} sentences have no {metric}."
-                for (method, metric), count in summary.groupby(["method", "metric"], sort=False)["undefined"]
-                .max()
-                .items()
-                if count  # constant scores order nothing
-            ),
-            *failed_lines(skipped),
+            *(_probing(of["probing"], of.get("correlation")) if "probing" in of else []),
+            *(f"{who[0]}: {count} sentences have no {who[1]}." for who, count in undefined.items() if count),
             *(f"Without {row.what}: {row.reason}" for row in of.get("omitted", _NO_SKIPS).itertuples()),
         ]
         return "\n\n".join(filter(None, parts))
@@ -145,21 +161,6 @@ def _notes(summary: DataFrame, of: Mapping[str, DataFrame]) -> Iterator[str]:
         )
 
 
-def _ties(differences: DataFrame) -> list[str]:
-    """What the paired comparisons say: their rule, and for each metric the pairs that are not shown to differ."""
-    rule = (
-        "Paired comparisons: two methods differ if the bootstrap interval of their mean difference excludes 0, and "
-        "Wilcoxon's signed-rank test rejects after Holm's correction for all pairs of the metric. `differences.csv` "
-        "has all of them."
-    )
-    lines = []
-    for metric, rows in differences.groupby("metric", sort=False):
-        ties, sentences = tied_pairs(rows), f"{int(rows['examples'].max()):,} sentences"
-        told = f": {', '.join(ties)}" if 0 < len(ties) < len(rows) else ""
-        lines.append(f"- {metric}: {len(ties)} of {len(rows)} pairs are not shown to differ ({sentences}){told}.")
-    return [rule, "\n".join(lines)]
-
-
 def _by_layer(summary: DataFrame, probing: DataFrame | None) -> list[str]:
     """What the table of the layers shows, and the table; nothing if no method has layers."""
     layered = summary[(summary["metric"] == "cue_dot") & summary["layer"].notna()]
@@ -174,7 +175,7 @@ def _by_layer(summary: DataFrame, probing: DataFrame | None) -> list[str]:
     return [title, markdown_table(["method", *map(str, table)], table)]
 
 
-def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
+def _probing(probing: DataFrame, correlation: DataFrame | None) -> list[str]:
     """Compression with its range over seeds, the control, the linear probe, and what the correlation can show."""
     lines = {
         row.layer: (
@@ -192,7 +193,7 @@ def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
         "any information."
     )
     found = ["### Probing", text, markdown_table(heads, DataFrame(lines).T)]
-    if (correlation := of.get("correlation")) is not None:
+    if correlation is not None:
         layers, smallest, many = int(correlation["layers"].max()), correlation["p"].min(), len(correlation)
         found.append(
             f"The correlation of cue alignment with compression is over {layers} layers. Its one-sided p counts the "
@@ -201,3 +202,97 @@ def _probing(probing: DataFrame, of: Mapping[str, DataFrame]) -> list[str]:
             "methods."
         )
     return found
+
+
+def _sanity(sanity: DataFrame) -> Iterator[str]:
+    yield "## Sanity checks"
+    yield (
+        "Spearman's correlation of the scores of the last layer with those for copies with random layers, "
+        f"{int(sanity['examples'].max())} sentences of the grammar: the last layer alone, and all layers at once. "
+        f"Near 0 passes: *yes* if the whole interval of the mean is between -{NEAR_ZERO} and {NEAR_ZERO} when all "
+        "layers are random, *no* if none of it is, else *open*."
+    )
+    columns = list(product(sanity["model"].unique(), ("last layer", "all layers", "passes")))
+    table = pd.DataFrame("-", sanity["method"].unique(), pd.MultiIndex.from_tuples(columns))
+    for (method, model), checks in sanity.groupby(["method", "model"]):
+        first, last = (checks.set_index("metric").loc[name] for name in CHECKS)
+        if last["mean"] == last["mean"]:
+            told = with_interval(last["mean"], last["low"], last["high"])
+            table.loc[method, (model, slice(None))] = [number(first["mean"]), told, passes(last["low"], last["high"])]
+    yield markdown_table(["method", *map(", ".join, columns)], table)
+
+
+def passes(low: float, high: float) -> str:
+    """Whether a correlation is near 0, by its interval. An interval on both sides of :data:`NEAR_ZERO` leaves it open.
+
+    >>> passes(-0.1, 0.1), passes(0.1, 0.3), passes(0.3, 0.5), passes(float("nan"), float("nan"))
+    ('yes', 'open', 'no', 'open')
+    """
+    if max(-low, high) < NEAR_ZERO:
+        return "yes"
+    return "no" if max(low, -high) > NEAR_ZERO else "open"
+
+
+def _truth(truth: DataFrame, lines: Sequence[str]) -> Iterator[str]:
+    whole = truth[truth["group"] == "all"]
+    yield "## A controlled truth: patching from the sentence whose cue has the other number"
+    yield (
+        "Value patching: a token's truth is the share of the difference of the two forms' logits that is lost if its "
+        "value in a layer comes from the other sentence, in all layers up to this one for methods that join layers. "
+        "Activation patching: if its state before the layer does, before the first layer for methods that join "
+        "layers, where the cue has all of it. Falls below 0 count as 0. *overlap*: the sum of the smaller of truth "
+        "and score, which favours rows on few tokens. *largest*: how often the largest score is on the token with "
+        "the largest truth. Last layer of methods with layers; `truth.csv` has all layers."
+    )
+    for model, of_model in whole.groupby("model", sort=False):
+        yield f"{model}:"
+        yield markdown_table(["method", *TRUTHS.values()], interval_cells(of_model, list(TRUTHS)), missing="-")
+    usable = whole.groupby("model", sort=False)["examples"].max()
+    counts = ", ".join(f"{model} {int(count)}" for model, count in usable.items())
+    yield (
+        f"Sentences with a truth: {counts}. All are of the package's grammar, where each cue has its other number. "
+        "Other data may differ. `truth_differences.csv` has all pairs of methods."
+    )
+    yield _listed(lines)
+
+
+def _models(tables: Mapping[str, DataFrame]) -> Iterator[str]:
+    """For each metric a table: the mean of each method in each model, in the last layer, and how many sentences."""
+    yield "## All models side by side"
+    both = pd.concat([tables[name] for name in ("summary", "truth") if name in tables], ignore_index=True)
+    models = list(tables["summary"]["model"].unique())
+    for metric, rows in both[both["group"] == "all"].groupby("metric", sort=False):
+        last = rows.groupby(["model", "method"], sort=False).tail(1)
+        table = last.pivot(index="method", columns="model", values="mean").reindex(columns=models)
+        counts = rows.groupby("model")["examples"].max()
+        heads = [f"{model} ({int(counts.get(model, 0)):,} sentences)" for model in models]
+        yield f"{metric_title(str(metric))}:"
+        yield markdown_table(["method", *heads], table.loc[rows["method"].unique()], missing="-")
+
+
+def markdown_table(heads: Sequence[str], table: DataFrame, missing: str = "") -> str:
+    """A table in Markdown with aligned columns: its index, and its cells, texts or numbers."""
+    cells = table.map(lambda one: one if isinstance(one, str) else number(one) or missing)
+    rows = zip(table.index.astype(str), *(cells[name] for name in cells), strict=True)
+    # A bar or a line's end in a name would end its cell.
+    lines = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def number(value: float) -> str:
+    """A cell; empty if there is no number."""
+    return "" if value != value else f"{value:.2f}"
+
+
+def interval_cells(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
+    """The means of the last layers with their intervals as text: methods by metrics, NaN if there is none."""
+    last = rows.groupby(["method", "metric"], sort=False).tail(1)
+    cells = last.assign(cell=list(map(with_interval, last["mean"], last["low"], last["high"])))
+    table = cells.pivot(index="method", columns="metric", values="cell")
+    return table.reindex(index=rows["method"].unique(), columns=metrics)
+
+
+def _listed(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

@@ -21,13 +21,14 @@ from train_masked import (
     Run,
     accuracies,
     fit,
+    measure,
     save_model,
-    share_right,
+    single_tokens,
     training_examples,
 )
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_model
+from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The weight of the target in the loss. Every other token has the weight 1.
@@ -55,11 +56,7 @@ def train_causal_model(
     width: int = 96,
     heads: int = 4,
 ) -> LlamaForCausalLM:
-    """A LLaMA trained from scratch on the good sentences of `records`, in eval mode.
-
-    Records with a form that is not a single token are left out. The same seed, number of threads and machine give the
-    same weights. The feed-forward layers are twice as wide as the hidden states.
-    """
+    """A LLaMA, trained as by `train_model`. The feed-forward layers are twice as wide as the hidden states."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -95,46 +92,22 @@ def next_logits(model: Any, tokenizer: Any, records: Sequence[Record], batch_siz
 
 
 def prefers_good_next(model: Any, tokenizer: Any, records: Sequence[Record]) -> Tensor:
-    """Whether a causal model gives the good form a higher score than the bad form, after the words before the target.
-
-    The cue of the records comes before the target, and both forms are single tokens.
-    """
+    """Whether a causal model gives the good form a higher score than the bad form after the words before the target."""
     forms = torch.tensor([form_ids(tokenizer, record) for record in records])
     good, bad = next_logits(model, tokenizer, records).gather(1, forms).unbind(1)
     return good > bad
 
 
 def continues_well(model: Any, tokenizer: Any, records: Sequence[Record]) -> Tensor:
-    """Whether the likeliest token after the words before the target is a good form of any of the records.
-
-    A token is good after a plural cue if it is the good form of some record with a plural cue, and likewise for
-    singular cues.
-    """
-    good: dict[str, set[int]] = {"singular": set(), "plural": set()}
-    for record in records:
-        good[record["label"]].add(int(tokenizer.convert_tokens_to_ids(record["good"].lower())))
+    """Whether the likeliest token after the words before the target is the good form of some record with such a cue."""
+    good = {(record["label"], tokenizer.convert_tokens_to_ids(record["good"].lower())) for record in records}
     best = next_logits(model, tokenizer, records).argmax(-1).tolist()
-    return torch.tensor([token in good[record["label"]] for token, record in zip(best, records, strict=True)])
+    return torch.tensor([(record["label"], token) in good for token, record in zip(best, records, strict=True)])
 
 
 def causal_records(tokenizer: Any, records: Sequence[Record]) -> list[Record]:
     """The records that can be put to a causal model: the cue comes first, and both forms are single tokens."""
-    return [r for r in records if r["one_prefix_method"] and form_ids(tokenizer, r) is not None]
-
-
-def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
-    """The accuracy on held-out pairs of BLiMP and on new sentences of the grammar, and the share of good verbs."""
-    seen = {record["sentence_good"] for record in trained}
-    new = [record for record in agreement_sentences(4 * EVALUATION_PAIRS) if record["sentence_good"] not in seen]
-    held = [record for records in held_out(blimp).values() for record in records]
-    results: dict[str, Any] = {}
-    for name, records in {"held_out": held, "grammar": new}.items():
-        usable = causal_records(tokenizer, records)
-        results[name] = accuracies(usable, prefers_good_next(model, tokenizer, usable))
-    prefixes = agreement_sentences(2 * EVALUATION_PAIRS, 5, "relational_noun")
-    fresh = [r for r in causal_records(tokenizer, prefixes) if r["sentence_good"] not in seen][:EVALUATION_PAIRS]
-    results["continuations"] = share_right(continues_well(model, tokenizer, fresh))
-    return results
+    return [record for record in single_tokens(tokenizer, records) if record["one_prefix_method"]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = train_causal_model(masked, run.records, **run.model_options)
     save_model(model, causal_tokenizer(masked), folder)
     loaded, tokenizer = load_model(folder)
-    accuracy = measure_causal(loaded, tokenizer, run.options.blimp, run.records)
+    accuracy = measure(loaded, tokenizer, run, causal_records, prefers_good_next, 4 * EVALUATION_PAIRS)
+    prefixes = run.new(agreement_sentences(2 * EVALUATION_PAIRS, 5, "relational_noun"))
+    fresh = causal_records(tokenizer, prefixes)[:EVALUATION_PAIRS]
+    accuracy["continuations"] = accuracies(fresh, continues_well(loaded, tokenizer, fresh))["overall"]
     run.write_card(loaded, len(tokenizer), accuracy)
 
 

@@ -102,8 +102,6 @@ MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
 DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
-#: The place of the scripts, for their commands.
-FOLDER: Final = "tutorials/training"
 #: What only the masked models choose.
 CHOICES: Final = {"learning_rate": LEARNING_RATE, "dropout": 0.1, "architecture": "bert"}
 #: The class of each architecture, the name of its head, and the positions that its embeddings have more than tokens.
@@ -266,7 +264,7 @@ class Run(NamedTuple):
     @classmethod
     def begin(cls, program: str, about: str, arguments: Sequence[str] | None, **defaults: Any) -> "Run":
         """Read the command line, whose defaults are given, and the training data."""
-        parser = argparse.ArgumentParser(prog=f"python {FOLDER}/{program}", description=about.splitlines()[0])
+        parser = argparse.ArgumentParser(prog=f"python tutorials/training/{program}", description=about.splitlines()[0])
         parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
         parser.add_argument("--output", type=Path, help=f"folder to write (default: {defaults['output']})")
         parser.add_argument("--seed", type=int, default=0)
@@ -295,12 +293,17 @@ class Run(NamedTuple):
         names = ("epochs", "seed", "layers", "width", "heads", *CHOICES)
         return {name: getattr(self.options, name) for name in names if hasattr(self.options, name)}
 
+    def new(self, records: Sequence[Record]) -> list[Record]:
+        """The records whose sentences are not in the training data."""
+        seen = {record["sentence_good"] for record in self.records}
+        return [record for record in records if record["sentence_good"] not in seen]
+
     def write_card(self, model: nn.Module, vocabulary: int, accuracy: dict[str, Any]) -> None:
         """Write and print the card of a model that was written: its settings and its accuracy."""
         settings = {name: value for name, value in vars(self.options).items() if name not in ("blimp", "output")}
         words = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
         card = {
-            "command": " ".join([f"python {FOLDER}/{self.program} --blimp PATH", *words]),
+            "command": " ".join([f"python tutorials/training/{self.program} --blimp PATH", *words]),
             "training_pairs": len(self.records),
             "vocabulary": vocabulary,
             "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -317,37 +320,39 @@ class Run(NamedTuple):
 EVALUATION_PAIRS: Final = 1000
 
 
-def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
-    """The accuracy of the model in `folder` on the held-out halves of BLiMP and on new sentences of the grammar.
+def measure(
+    model: Any,
+    tokenizer: Any,
+    run: Run,
+    usable: Callable[[Any, list[Record]], list[Record]],
+    prefers: Callable[[Any, Any, list[Record]], Tensor],
+    pairs: int = EVALUATION_PAIRS,
+) -> dict[str, Any]:
+    """The accuracy of a model on the held-out halves of BLiMP and on new sentences of the grammar.
 
-    Sentences of the training, `trained`, do not count as new. For ``"held_out"`` and ``"grammar"``, for each paradigm
-    and ``"overall"``: the number of pairs, and the share of pairs in which the model prefers the good form.
-    ``"dropped"`` counts pairs with a form of several or unknown tokens.
+    Sentences of the training do not count as new. For ``"held_out"`` and ``"grammar"``, for each paradigm and
+    ``"overall"``: the number of `usable` pairs, and the share of them in which the model `prefers` the good form.
+    ``"dropped"`` counts the other pairs.
     """
-    model, tokenizer = load_model(folder)
-    seen = {record["sentence_good"] for record in trained}
-    evaluations = {
-        "held_out": [record for records in held_out(blimp).values() for record in records],
-        "grammar": [record for record in agreement_sentences(EVALUATION_PAIRS) if record["sentence_good"] not in seen],
-    }
+    held = [record for records in held_out(run.options.blimp).values() for record in records]
     results: dict[str, Any] = {}
-    for name, records in evaluations.items():
-        single = [record for record in records if form_ids(tokenizer, record) is not None]
-        results[name] = {"dropped": len(records) - len(single)}
-        results[name] |= accuracies(single, prefers_good(model, tokenizer, single))
+    for name, records in {"held_out": held, "grammar": run.new(agreement_sentences(pairs))}.items():
+        kept = usable(tokenizer, records)
+        results[name] = {"dropped": len(records) - len(kept)} | accuracies(kept, prefers(model, tokenizer, kept))
     return results
 
 
-def accuracies(records: Sequence[Record], right: Tensor) -> dict[str, dict[str, float]]:
-    """The share of right ones among all records, ``"overall"``, and among those of each paradigm."""
+def single_tokens(tokenizer: Any, records: Sequence[Record]) -> list[Record]:
+    """The records whose two forms are single tokens."""
+    return [record for record in records if form_ids(tokenizer, record) is not None]
+
+
+def accuracies(records: Sequence[Record], right: Tensor) -> dict[str, Any]:
+    """The number and the share of right ones of all records, ``"overall"``, and of those of each paradigm."""
     paradigms = [record["UID"] for record in records]
     of_each = {name: right[[name == one for one in paradigms]] for name in dict.fromkeys(paradigms)}
-    return {name: share_right(its) for name, its in ({"overall": right} | of_each).items()}
-
-
-def share_right(right: Tensor) -> dict[str, float]:
-    """The number of pairs, and the share of right ones."""
-    return {"pairs": len(right), "accuracy": round(right.double().mean().item(), 4)}
+    some = ({"overall": right} | of_each).items()
+    return {name: {"pairs": len(its), "accuracy": round(its.double().mean().item(), 4)} for name, its in some}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -358,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer = build_tokenizer(sentences, MAX_LENGTH)
     model = train_model(tokenizer, records, **run.model_options)
     save_model(model, tokenizer, folder)
-    run.write_card(model, len(tokenizer), measure(folder, run.options.blimp, records))
+    run.write_card(model, len(tokenizer), measure(*load_model(folder), run, single_tokens, prefers_good))
 
 
 if __name__ == "__main__":

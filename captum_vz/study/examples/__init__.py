@@ -138,7 +138,6 @@ def _position(value: Any, name: str) -> int:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether a value is a list, a tuple or a one-dimensional array."""
     return isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1
 
 

@@ -94,7 +94,6 @@ def select_blimp(
 
 
 def _behind(prefix: str, example: Example) -> Example:
-    """The example behind some words."""
     if not prefix:
         return example
     before, text, first = split_words(prefix), example.text or " ".join(example.words), example.words[0]

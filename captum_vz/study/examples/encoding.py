@@ -112,7 +112,6 @@ def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str 
 
 
 def _until_target(tokenizer: Any, example: Example) -> Encoded:
-    """The text before the target."""
     later = [cue for cue in example.cue if cue > example.target]
     if later:
         raise BadExampleError(

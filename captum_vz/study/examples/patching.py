@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from captum_vz import ArgumentError, UnsupportedLayerError, ValueGates, find_layers
+from captum_vz import UnsupportedLayerError, ValueGates, find_layers
 from captum_vz.functional import Intervention
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, encode, pad
@@ -59,6 +59,7 @@ class Patched:
 
 #: Changes values `(batch, head, in, d_head)` of sources `(batch, in)` in one run of one layer.
 Change = Callable[[tuple[int, int], Tensor, Tensor], Tensor]
+Texts = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 class _Changed(Intervention):
@@ -129,12 +130,7 @@ class Pair:
 
     @torch.no_grad()
     def __init__(
-        self,
-        model: Any,
-        layers: Sequence[nn.Module],
-        texts: tuple[dict[str, Tensor], dict[str, Tensor]],
-        target: int,
-        answers: tuple[int, int],
+        self, model: Any, layers: Sequence[nn.Module], texts: Texts, target: int, answers: tuple[int, int]
     ) -> None:
         self.model, self.layers, self.target, self.answers = model, list(layers), target, list(answers)
         self.inputs, self.other = texts
@@ -201,7 +197,8 @@ class Pair:
         for layer, state in zip(self.layers, kept, strict=True):
             # In copy j of the text, the state of token j is the other text's.
             own = torch.eye(tokens, dtype=torch.bool, device=state.device)[..., None]
-            with _before(layer, partial(_chosen, own, state)):
+            swap: Any = partial(torch.where, own, state)
+            with _before(layer, swap):
                 falls.append(self._difference(self.model(**copies).logits))
         return falls
 
@@ -233,10 +230,6 @@ def counterpart(example: Example) -> Example:
     return replace(example, words=tuple(words), text=text, other_cue=())
 
 
-def _chosen(own: Tensor, state: Tensor, states: Tensor) -> Tensor:
-    return torch.where(own, state, states)
-
-
 def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """In a `with` block, what a layer is given goes through `change` first; None leaves it as it is."""
     runs: list[nn.Module] = []
@@ -255,29 +248,6 @@ def _before(layer: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Remo
         return ((new, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": new})
 
     return layer.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def truth_rows(
-    patching: Patching,
-    model: Any,
-    tokenizer: Any,
-    example: Example,
-    rows: int,
-    joins: bool,
-    once: Callable[[Any, Callable[[], Any]], Any],
-) -> Tensor:
-    """The truth for the rows of a method, `(rows, tokens)`, in float64.
-
-    A method has one row for all layers at once, or a row for each, which may join the layers up to its own. `once`
-    keeps what it has computed by a key.
-    """
-    layers = find_layers(model)
-    if rows not in (1, len(layers)):
-        raise ArgumentError(f"the method has {rows} rows, and the model {len(layers)} layers: patching needs as many.")
-    together = joins or rows < len(layers)
-    pair = once(("pair", example.id), lambda: Pair.of_example(model, tokenizer, example, layers))
-    found: Patched = once((patching.__name__, example.id, together), lambda: patching(pair, together))
-    return found.shares[-rows:]
 
 
 def largest_is_right(truth: Tensor, scores: Tensor) -> Tensor:

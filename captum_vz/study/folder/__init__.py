@@ -72,18 +72,13 @@ def fingerprint(model: Any, tokenizer: Any, weights: str | None = None) -> str:
     return digest(type(model).__name__, weights or weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
-def check_weights(where: Path, name: str, known: Iterable[str], weights: str) -> None:
-    """Refuse a model with other weights than those that made its rows."""
-    if {*known} - {weights}:
+def check_weights(folder: Path, settings: Mapping[str, Any], name: str, weights: str) -> None:
+    """Refuse a model with other weights than those that made its finished parts."""
+    if {settings["holds"][part["holds"]]["weights"] for part in settings["parts"].get(name, {}).values()} - {weights}:
         raise ValueError(
-            f"{where} was made with other weights than those of the model {name!r} now: pass that model, or another "
+            f"{folder} was made with other weights than those of the model {name!r} now: pass that model, or another "
             "folder."
         )
-
-
-def known_weights(settings: Mapping[str, Any], model: str) -> list[str]:
-    """The fingerprints of the models that made the parts of a model."""
-    return [settings["holds"][part["holds"]]["weights"] for part in settings["parts"].get(model, {}).values()]
 
 
 class Block(NamedTuple):
@@ -157,14 +152,9 @@ def read_examples(folder: Path, block: Block) -> list[Example]:
 
 
 def claim(
-    folder: Path,
-    models: Sequence[str],
-    methods: Mapping[str, str],
-    metrics: Mapping[str, str],
-    examples: Sequence[Example],
-    block_size: int,
+    folder: Path, models: Iterable[str], codes: Mapping[str, Mapping[str, str]], examples: Sequence[Example], size: int
 ) -> list[Block]:
-    """Add models, methods, metrics and examples to the study in a folder, which may be new.
+    """Add models, "methods" and "metrics" with their codes, and examples to the study in a folder, which may be new.
 
     Returns:
         The blocks that hold the passed examples.
@@ -195,8 +185,8 @@ def claim(
         check_groups([*examples, *(example for example, _ in known.values())])
         wanted = {known[example.id][1].number for example in examples if example.id in known}
         new = [example for example in examples if example.id not in known]
-        for start in range(0, len(new), block_size):
-            some = new[start : start + block_size]
+        for start in range(0, len(new), size):
+            some = new[start : start + size]
             data = "".join(f"{json.dumps(example.to_dict(), sort_keys=True)}\n" for example in some).encode()
             write_whole(folder / EXAMPLES / f"{len(blocks):06d}.jsonl", data)
             wanted.add(len(blocks))
@@ -204,8 +194,8 @@ def claim(
         empty = {"captum_vz": __version__, "holds": {}, "parts": {}, "models": [], "methods": {}, "metrics": {}}
         settings |= empty | settings
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
-        settings["methods"] |= methods
-        settings["metrics"] |= metrics
+        for kind, own in codes.items():
+            settings[kind] |= own
         settings["examples"] = {
             "count": sum(block.size for block in blocks),
             "blocks": [[block.sha256, block.size] for block in blocks],

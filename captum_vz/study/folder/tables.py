@@ -27,7 +27,6 @@ from captum_vz.study.folder import (
     changing,
     check_weights,
     digest,
-    known_weights,
     read_examples,
     stem_of,
 )
@@ -117,7 +116,7 @@ def add_rows(
     told of it.
     """
     with changing(folder) as settings:
-        check_weights(folder, model, known_weights(settings, model), made["weights"])
+        check_weights(folder, settings, model, made["weights"])
         before = part_of(folder, settings, model, block)
         held: dict[str, Any] = {"methods": {}, "metrics": {}}
         tables = {name: schema.empty_table() for name, schema in TABLES.items()}

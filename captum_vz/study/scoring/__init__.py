@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from captum_vz._engine import is_out_of_memory
 from captum_vz.errors import ArgumentError, RefusedError, needs_extra
 from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
 from captum_vz.metrics.prediction import Removal
@@ -23,8 +23,6 @@ with needs_extra("captum_vz.study", "study"):
     import pyarrow as pa
 
 Row = dict[str, Any]
-
-_NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|(can't|cannot) allocate memory", re.IGNORECASE)
 
 #: How the reason begins for which an example is computed again.
 OUT_OF_MEMORY: Final = "out of memory: "
@@ -62,16 +60,13 @@ def reason_of(error: BaseException) -> str:
     return told if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
+def ran_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that there is not enough memory, or was raised because another one said so."""
     seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    # On a CPU, torch raises a RuntimeError that only its text tells from others.
-    return any(isinstance(one, kinds) or _NO_MEMORY.search(str(one)) for one in seen)
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return any(map(is_out_of_memory, seen))
 
 
 #: The removal that is right for a model, see :func:`removal_of`.
@@ -138,7 +133,6 @@ class EvaluationBatch:
 
     @property
     def _scorer(self) -> Any:
-        """The :class:`~captum_vz.study.Scorer`, with the model."""
         if self._known_scorer is None:
             raise RuntimeError("the metric runs the model: register it with runs_model=True")
         return self._known_scorer

@@ -18,7 +18,7 @@ from captum_vz._names import meant
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS
 from captum_vz.metrics import Bounds, Prediction, normalized, spearman
-from captum_vz.study.examples.patching import Pair, Patching, largest_is_right, truth_rows
+from captum_vz.study.examples.patching import Pair, Patching, largest_is_right
 from captum_vz.study.scoring import BLANK, COLUMNS, EvaluationBatch, Metric, Over
 from captum_vz.subjects.heads import encoder_of
 
@@ -33,8 +33,6 @@ WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def _cues(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
-    """A metric of cue alignment."""
-
     def values(batch: EvaluationBatch, rows: Tensor, content: bool = False) -> Tensor:
         keep, each = batch.content if content else batch.attended, len(rows)
         found = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep=keep.repeat(each, 1), **options)
@@ -66,17 +64,20 @@ def _faithful(title: str, measure: Callable[..., Tensor], **options: Any) -> Met
 
 
 def _soft(title: str, measure: Callable[[Prediction, Tensor], Tensor]) -> Metric:
-    """A metric that removes entries of word vectors, and no tokens."""
     return Metric(title, partial(_of_prediction, measure, removal="delete"), needs_forms=True)
 
 
 def _patching(title: str, patching: Patching, measure: Callable[[Tensor, Tensor], Tensor]) -> Metric:
-    """A metric that compares rows with a truth by patching."""
-
     def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
-        joins, found = len(rows) == 1 or _joins(batch.method), []
+        joins, layers, found = len(rows) == 1 or _joins(batch.method), find_layers(batch.model), []
+        if len(rows) not in (1, len(layers)):
+            told = f"the method has {len(rows)} rows, and the model {len(layers)} layers"
+            raise ArgumentError(f"{told}: patching needs as many.")
         for place, example in enumerate(batch.examples):
-            truth = truth_rows(patching, batch.model, batch.tokenizer, example, len(rows), joins, batch.once)
+            made = partial(Pair.of_example, batch.model, batch.tokenizer, example, layers)
+            pair = batch.once(("pair", example.id), made)
+            patched = batch.once((patching.__name__, example.id, joins), partial(patching, pair, joins))
+            truth = patched.shares[-len(rows) :]
             found.append(measure(truth, rows[:, place, : truth.shape[-1]]))
         return torch.stack(found, 1)
 
@@ -84,11 +85,7 @@ def _patching(title: str, patching: Patching, measure: Callable[[Tensor, Tensor]
 
 
 def _joins(name: str) -> bool:
-    """Whether the rows of a method join the layers up to their own.
-
-    Raises:
-        ArgumentError: It is unknown. The truth of each layer's own values would be compared with joined rows.
-    """
+    """Whether the rows of a method join the layers up to their own, and so have the truth of all of these layers."""
     method = METHODS.get(name)
     if method is not None and not method.is_foreign:
         return method.joins

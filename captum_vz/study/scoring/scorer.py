@@ -145,11 +145,13 @@ class Scorer:
         given = list(examples)
         places = {example.id: place for place, example in enumerate(given)}
         rows = self.scores(given, advance)
-        rows = sorted([*rows, *self.measure(given, rows)], key=lambda row: places[row["example"]])
+        by_id, usable = {example.id: example for example in given}, [row for row in rows if row["skipped"] is None]
+        rows += measure(self.metrics, by_id, usable, self, (self.batch_size, self.batch_tokens))
+        rows.sort(key=lambda row: places[row["example"]])
         return [dict.fromkeys(self.metrics) | row for row in rows]
 
     def scores(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
-        """The rows of :meth:`score` without metrics, which :meth:`measure` adds."""
+        """The rows of :meth:`score` without metrics."""
         given = list(examples)
         found: list[list[Row]] = [[] for _ in given]
         encoded: dict[int, Encoded] = {}
@@ -173,12 +175,6 @@ class Scorer:
                 if advance is not None:
                     advance(len(places))
         return [row for rows in found for row in rows]
-
-    def measure(self, examples: Iterable[Example], rows: Iterable[Row]) -> list[Row]:
-        """Writes the metrics into rows of scores, and returns a row with the reason for each that was skipped."""
-        by_id = {example.id: example for example in examples}
-        usable, sizes = (row for row in rows if row["skipped"] is None), (self.batch_size, self.batch_tokens)
-        return measure(self.metrics, by_id, usable, self, sizes)
 
     def encode(self, example: Example, *, needs_cue: bool = False, needs_forms: bool = False) -> Encoded:
         """The tokens of an example as the model takes them, see :func:`~captum_vz.study.encode`."""

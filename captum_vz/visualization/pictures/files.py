@@ -79,7 +79,6 @@ def _heading_of(figure: Any) -> str:
 
 
 def _contents_of(figure: Any) -> list[Content]:
-    """What the panels of a figure show, in their order."""
     return [getattr(panel, _CONTENT) for panel in figure.axes if hasattr(panel, _CONTENT)]
 
 

@@ -124,7 +124,6 @@ def draw_maps(
 
 
 def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
-    """Draw panels into the axes of a user."""
     titles = _titles(panels, colors, min(axes.size_of_axes(panel)[0] for panel in given))
     for index, panel in enumerate(given):
         width, height = axes.size_of_axes(panel)

@@ -183,7 +183,6 @@ def by_title(given: Any, needed: str) -> Mapping[str, Any]:
 
 
 def _merged(maps: Any, rows: Axis, columns: Axis, heads: bool) -> dict[str, Tensor]:
-    """Titles and maps `(rows, columns)`."""
     found: dict[str, Tensor] = {}
     for title, scores in by_title(maps, "draw_maps needs at least one map").items():
         one = one_example(scores, len(rows.member), len(columns.member), heads=heads)

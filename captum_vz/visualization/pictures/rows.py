@@ -244,7 +244,6 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
 
 
 def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any) -> Figure:
-    """A figure of the rows."""
     if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
@@ -324,9 +323,8 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: f
     font = next((size for width, size in _NUMBERED if cell >= width), None)
     if font is None or row_height < 0.13:
         return
-    shades = colors.mappable().get_cmap()
     for norm, top, line in zip(colors.norms, tops, strips.scores.tolist(), strict=True):
         for column, score in enumerate(line):
             if abs(score) >= 0.005:  # others, and NaN, have no number
-                ink = "black" if column in axis.dimmed else ink_on(shades(float(norm(score))))
+                ink = "black" if column in axis.dimmed else ink_on(colors.colors(float(norm(score))))
                 panel.text(column, top, short_number(score), ha="center", va="center", color=ink, fontsize=font)

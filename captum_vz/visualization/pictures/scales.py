@@ -46,7 +46,6 @@ class Scale:
     signed: bool  # whether the scale has a middle at 0 and a side below it
     clipped: bool  # whether some drawn score is beyond the end of its scale
     apart: frozenset[int]  # the panels with an end of their own; the others share one
-    root: bool  # whether colours are by the square root
 
     @property
     def colors(self) -> Colormap:
@@ -102,7 +101,7 @@ def make_scale(
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
     kind = partial(FuncNorm, (_root, _square)) if scale == "root" else Normalize
     norms = {end: kind(-end if signed else 0.0, end) for end in ends}
-    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart), scale == "root")
+    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart))
 
 
 def rollouts(names: Iterable[str]) -> list[int]:

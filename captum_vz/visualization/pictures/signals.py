@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Final
@@ -105,10 +106,9 @@ def draw_audio(
 
 def _draw_sound(panel: Axes, sound: Tensor, length: float, bars: list[Any], colors: Scale, place: int | None) -> None:
     """Draw a sound of this length in seconds above bars, each with its start and end and its score."""
-    shades = colors.mappable().get_cmap()
     norm, end = colors.norms[0], colors.end(0)
     for (start, stop), value in bars:
-        shade = shades(float(norm(value)))
+        shade = colors.colors(float(norm(value)))
         height = max(-1.0, min(1.0, value / end))
         panel.bar(start, height, stop - start, align="edge", color=shade, edgecolor="0.5", linewidth=0.3)
         below, above = _MIDDLE - 0.5, _MIDDLE + 0.5
@@ -207,21 +207,16 @@ def draw_image(
         if marked >= 0:
             corner = marked % across * width / across - 0.5, marked // across * height / down - 0.5
             axes.add_frame(panel, *corner, width / across, height / down, linewidth=1)
-        set_content(panel, _image_content(name, scores, label))
+        most = largest(scores, lambda i: f"row {i // across} column {i % across}", form=".2g")
+        sentence = f"{name}, scores of {down} by {across} patches: the largest are {most}."
+        lines = [(name, i, j, value) for i, line in enumerate(scores.tolist()) for j, value in enumerate(line)]
+        set_content(panel, Content(sentence, ("panel", "row", "column", label), partial(list, lines)))
     bar = fig.colorbar(colors.mappable(), ax=panels, shrink=0.6, aspect=30, pad=0.02)
     bar.set_label(colors.label(label, "panel"), fontsize=axes.FONT_SIZE)
     bar.ax.tick_params(labelsize=axes.FONT_SIZE - 1, length=2)
     if title:
         axes.write_heading(fig, title, fontsize=axes.FONT_SIZE + 2)
     return fig
-
-
-def _image_content(name: str, patches: Tensor, label: str) -> Content:
-    down, across = patches.shape
-    most = largest(patches, lambda i: f"row {i // across} column {i % across}", form=".2g")
-    sentence = f"{name}, scores of {down} by {across} patches: the largest are {most}."
-    rows = [(name, i, j, value) for i, line in enumerate(patches.tolist()) for j, value in enumerate(line)]
-    return Content(sentence, ("panel", "row", "column", label), lambda: rows)
 
 
 def image_grid(row: Tensor, image: Any, *, grid: tuple[int, int] | None = None) -> tuple[Array, Array]:

@@ -16,8 +16,8 @@ from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.panels import Axis
 from captum_vz.visualization.tokens import position_of
-from captum_vz.visualization.view.data import Encoded, Labels, Method, encode, read_labels, read_methods
-from captum_vz.visualization.view.page import fingerprint, frame, page, static_table, three_steps
+from captum_vz.visualization.view import page as document
+from captum_vz.visualization.view.page import Encoded, Labels, Method, read_labels, read_methods, three_steps
 
 __all__ = ["View", "three_steps", "view"]
 
@@ -60,11 +60,11 @@ class View:
     @cached_property
     def encoded(self) -> Encoded:
         """The numbers of the page."""
-        return encode(self.methods)
+        return document.encode(self.methods)
 
     def html(self) -> str:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
-        return page(self, static=static_table(self))
+        return document.page(self, static=document.static_table(self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
@@ -89,14 +89,15 @@ class View:
                 f"{result[:80]!r} is no result string: pass the whole line that the page shows at the end."
             )
         page, method, panel, unit, without, answers, right, points = match.groups()
-        if page != fingerprint(self):
-            raise ArgumentError(
-                f"The result is of page {page}, and this page is {fingerprint(self)}: pass the same maps."
-            )
+        if page != (own := document.fingerprint(self)):
+            raise ArgumentError(f"The result is of page {page}, and this page is {own}: pass the same maps.")
         words = unit == "words"
         hidden = set() if without == "-" else {int(kind) for kind in without}
         try:
-            scores = _units(self, self.encoded.maps[int(method)][int(panel)], words)
+            scores = self.encoded.maps[int(method)][int(panel)]
+            if words:  # columns are added, rows are averaged
+                rows, columns = (Axis(one.words, torch.tensor(one.groups), []) for one in (self.rows, self.columns))
+                scores = rows.rows(columns.columns(scores))
             found = [_points(self, scores, words, hidden, *map(int, one.split(">"))) for one in answers.split(",")]
         except IndexError as error:
             raise ArgumentError(f"The result {result!r} names a map or a token that the page does not have.") from error
@@ -110,7 +111,7 @@ class View:
 
     def _repr_html_(self) -> str:
         """The page in a frame, then a table for viewers that leave out frames."""
-        return frame(page(self), self.title) + static_table(self)
+        return document.frame(document.page(self), self.title) + document.static_table(self)
 
 
 def view(
@@ -218,14 +219,6 @@ def _questions(predict: bool | Sequence[int], rows: Labels, chosen: int | None) 
     spread = [possible[round(i * (len(possible) - 1) / 4)] for i in range(5)] if len(possible) > 5 else possible
     first = [chosen] if chosen in possible else []
     return tuple(dict.fromkeys([*first, *spread]))[:5]
-
-
-def _units(data: View, scores: Tensor, words: bool) -> Tensor:
-    """Scores of tokens, or scores of words: columns are added, rows are averaged."""
-    if not words:
-        return scores
-    rows, columns = (Axis(one.words, torch.tensor(one.groups), []) for one in (data.rows, data.columns))
-    return rows.rows(columns.columns(scores))
 
 
 def _points(data: View, scores: Tensor, words: bool, hidden: set[int], row: int, answer: int) -> int:

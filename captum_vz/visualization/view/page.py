@@ -1,4 +1,4 @@
-"""The page: one document with its style sheet, its data and its module, and a table for viewers without scripts."""
+"""What a page shows, its tokens and its maps as compressed numbers; and the page, one document that loads nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,205 @@ import gzip
 import hashlib
 import json
 import re
+import reprlib
 import sys
-from dataclasses import asdict
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from captum_vz.visualization.tokens import visible
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.tokens import (
+    STOP_WORDS,
+    is_special,
+    one_example,
+    visible,
+    without_marks,
+    without_piece,
+    word_texts,
+    words_of,
+)
+
+SUM_ERROR = 1e-3  # of rows that are said to sum to 1
+
+EXPECTED = (
+    "a map (out, in), a list or stack of layer maps, a dict of titles to maps, or a dict of methods to lists of maps"
+)
+# Levels of a share's root, finest first. The finest that fits the room is used. 12 bits show three digits of a share.
+LEVELS = (65535, 4095, 1023, 255, 127, 63, 31, 15)
+SIGNED_LEVELS = (32767, 4095, 1023, 127, 63, 31, 15)
+LEAST_BYTES, MOST_BYTES, BYTES_PER_PAIR = 56_000, 1_350_000, 12
+LEAST_RATIO = 4  # compression does not save more than this
+
+#: The kinds of source tokens, in the order of their codes in the page.
+KINDS = ("", "special", "stop", "punctuation")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The tokens along one side of a map."""
+
+    tokens: list[str]
+    groups: list[int]  # the number of each token's word, from 0 in the order of the text
+    words: list[str]
+    kinds: list[int]  # of each token, its index in `KINDS`
+    word_kinds: list[int]
+
+
+def read_labels(tokens: Any, words: Any, special: Any, name: str) -> Labels:
+    """The labels of one side. `words` and `special` may be None; `name` is the argument's name, for errors."""
+    if not tokens or isinstance(tokens, str) or not all(isinstance(one, str) for one in tokens):
+        raise ArgumentError(
+            f"{name} is {reprlib.repr(tokens)}: pass a list of strings, one for each token of the maps."
+        )
+    shown = [visible(one) for one in without_marks(tokens)]
+    groups = words_of(tokens, words, "words" if name == "tokens" else f"{name[:-1]}_words")
+    named = [visible(one) for one in word_texts(tokens, groups)]
+    marks = [is_special(token) for token in shown] if special is None else torch.as_tensor(special).flatten().tolist()
+    if len(marks) != len(shown):
+        raise ArgumentError(
+            f"special is {reprlib.repr(special)} for the {len(shown)} {name}: pass True or False for each token, such "
+            "as the special_tokens_mask of the tokenizer."
+        )
+    plain = [_kind(without_piece(text), mark) for text, mark in zip(shown, marks, strict=True)]
+    members = [[mark for mark, group in zip(marks, groups, strict=True) if group == word] for word in range(len(named))]
+    whole = [_kind(text, all(one)) for text, one in zip(named, members, strict=True)]
+    # A piece of a word is no stop word or punctuation by itself.
+    kinds = [kind if len(members[group]) == 1 or kind < 2 else 0 for kind, group in zip(plain, groups, strict=True)]
+    return Labels(shown, groups, named, kinds, whole)
+
+
+def _kind(text: str, special: bool) -> int:
+    text = text.strip().lower()
+    is_word = re.search(r"[^\W_]", text) or any(unicodedata.category(one)[0] not in "PZ" for one in text)
+    return 1 if special else 2 if text in STOP_WORDS else 0 if is_word else 3
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map of a method, such as "layer 3" or "rollout"."""
+
+    label: str
+    scores: Tensor  # (out, in) in float64: shares of rows that sum to 1 or are zero; scores as given if there are signs
+    totals: Tensor | None  # the sums of the rows before they were divided, (out,); None: rows are given as shares
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, its maps in the order of the layers, and whether scores have signs."""
+
+    name: str
+    panels: tuple[Panel, ...]
+    signed: bool
+
+
+def read_methods(maps: Any, rollout: Any, shape: tuple[int, int]) -> list[Method]:
+    """The methods of `view`'s argument `maps`, all maps `shape` (out, in)."""
+    if isinstance(maps, Mapping) and any(_is_many(one) for one in maps.values()):
+        found = {str(name): _labelled(one, f"{name}: ") for name, one in maps.items()}
+    else:
+        found = {"": _labelled(maps, "")}
+    if not found or not all(found.values()):
+        raise ArgumentError(f"maps holds no map: expected {EXPECTED}.")
+    named = isinstance(rollout, Mapping)
+    joined = rollout if named else {} if rollout is None else {next(iter(found)): rollout}
+    unknown = [str(name) for name in joined if str(name) not in found]
+    if unknown or (joined and not named and len(found) > 1):
+        raise ArgumentError(
+            f"rollout is {'a dict of ' + ', '.join(unknown) if unknown else 'one map'}, and the methods are "
+            f"{', '.join(found)}: pass a dict of these names to maps."
+        )
+    for name, one in joined.items():
+        found[str(name)]["rollout"] = one
+    return [_method(name, panels, shape) for name, panels in found.items()]
+
+
+def _is_many(value: Any) -> bool:
+    """Whether a value of a dict is a method's list of maps, and not one map."""
+    if isinstance(value, Tensor):
+        return value.dim() > 3 or (value.dim() == 3 and len(value) > 1)
+    return isinstance(value, (Mapping, Sequence))
+
+
+def _labelled(maps: Any, place: str) -> dict[str, Any]:
+    if isinstance(maps, Mapping):
+        return {str(label): one for label, one in maps.items()}
+    if isinstance(maps, Tensor) and maps.dim() == 2:
+        return {"map": maps}
+    if isinstance(maps, str) or not isinstance(maps, (Tensor, Sequence)):
+        raise ArgumentError(f"{place}got {type(maps).__name__}: expected {EXPECTED}.")
+    found: dict[str, Any] = {}
+    for index, one in enumerate(maps):
+        has_heads = isinstance(one, Tensor) and one.dim() == 4 and len(one) == 1
+        heads = {f"layer {index}, head {head}": scores for head, scores in enumerate(one[0])} if has_heads else {}
+        found |= heads or {f"layer {index}": one}
+    return found
+
+
+def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Method:
+    place = f"{name}, " if name else ""
+    checked = {label: one_example(one, *shape, place=f"{place}{label}: ").double() for label, one in panels.items()}
+    signed = any(bool((one < 0).any()) for one in checked.values())
+    return Method(name, tuple(_panel(label, one, signed) for label, one in checked.items()), signed)
+
+
+def _panel(label: str, scores: Tensor, signed: bool) -> Panel:
+    sums = scores.sum(1)
+    given_as_shares = bool(((sums - 1).abs() <= SUM_ERROR)[sums > 0].all())
+    shares = scores if signed else scores / torch.where(sums > 0, sums, 1)[:, None]
+    return Panel(label, shares, None if signed or given_as_shares else sums)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """All maps of a page."""
+
+    text: str  # base64 of the compressed integers: methods after each other, maps after each other, row by row
+    levels: int  # the integer of the largest score of a map
+    signed: bool  # whether integers have signs
+    scales: list[list[float]]  # the largest absolute score of each map, for each method
+    maps: list[list[Tensor]]  # what the integers say, which differs from the scores by rounding
+
+
+def encode(methods: Sequence[Method]) -> Encoded:
+    r"""Quantise roots of scores, so that small shares keep their relative precision.
+
+    .. math:: q = \operatorname{round}\big( Q \sqrt{|s| / \textstyle\max |s|} \big) \operatorname{sign} s
+
+    Q is the largest number of levels with which all maps fit into the room that a page has.
+    """
+    scales = [[float(f"{panel.scores.abs().max().item():.6g}") for panel in method.panels] for method in methods]
+    scores = [panel.scores.numpy() for method in methods for panel in method.panels]
+    ends = [scale or 1.0 for row in scales for scale in row]
+    roots = [np.sqrt(np.minimum(np.abs(one) / end, 1)) for one, end in zip(scores, ends, strict=True)]
+    room = max(LEAST_BYTES, min(MOST_BYTES, BYTES_PER_PAIR * scores[0].size))
+    signed = any(method.signed for method in methods)
+    for levels in SIGNED_LEVELS if signed else LEVELS:
+        found = [np.sign(one) * np.round(levels * root) for one, root in zip(scores, roots, strict=True)]
+        width, last = 2 if levels > 255 else 1, levels == LEVELS[-1]
+        numbers = np.stack(found).ravel().astype(f"<{'i' if signed else 'u'}{width}")
+        if numbers.nbytes > LEAST_RATIO * room and not last:
+            continue
+        # The low bytes of all integers, then the high bytes, which compress better apart.
+        planes = numbers.view(np.uint8).reshape(len(numbers), -1).T.tobytes()
+        text = base64.b64encode(gzip.compress(planes, 6, mtime=0)).decode("ascii")
+        if len(text) <= room or last:
+            break
+    parts = iter(found)
+    maps = [
+        [torch.from_numpy(np.sign(q) * scale * (q / levels) ** 2) for scale, q in zip(row, parts, strict=False)]
+        for row in scales
+    ]
+    return Encoded(text, levels, signed, scales, maps)
+
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 # Shown where the frame's tags are removed and their text stays, as in JupyterLab.
@@ -23,8 +213,8 @@ LEFT_OUT = "The interactive page is left out here. Run the cell, or trust the no
 
 
 def _record(data: Any) -> dict[str, Any]:
-    """What the page's module reads."""
-    encoded = data.encoded
+    version, encoded = getattr(sys.modules["captum_vz"], "__version__", ""), data.encoded
+    fields = data.about | {"package": f"captum_vz {version}"}
     methods = [
         {
             "name": visible(method.name) if method.name else "",
@@ -56,15 +246,8 @@ def _record(data: Any) -> dict[str, Any]:
         "continues": data.continues,
         "title": visible(data.title),
         "subtitle": visible(data.subtitle) if data.subtitle else "",
-        "about": _origin(data),
+        "about": visible(" \u00b7 ".join(f"{field}: {value}" for field, value in fields.items())),
     }
-
-
-def _origin(data: Any) -> str:
-    """Where the numbers come from, on one line."""
-    version = getattr(sys.modules["captum_vz"], "__version__", "")
-    fields = data.about | {"package": f"captum_vz {version}"}
-    return visible(" \u00b7 ".join(f"{field}: {value}" for field, value in fields.items()))
 
 
 def page(data: Any, static: str = "") -> str:

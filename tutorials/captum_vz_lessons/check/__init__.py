@@ -13,42 +13,30 @@ Hint: Divide row and column by the side of a patch, without remainder. Count the
 You go on with the package's answer. This exercise counts as open.
 """
 
-from captum_vz_lessons.check.functions import attention, average_precision, blank_out, deletion, kendall, verified
-from captum_vz_lessons.check.layers import layer_products, neighbor_share, pair_share, path_share, rollout
-from captum_vz_lessons.check.maps import SENTENCE, effect, source_read, value_zeroing
-from captum_vz_lessons.check.places import (
+from captum_vz_lessons.check.answers import (
+    attention,
+    average_precision,
+    blank_out,
     copied_from,
+    deletion,
     found_rate,
     frame_centers,
     generation_slice,
     hidden_share,
+    kendall,
     patch_token,
     place_shares,
+    verified,
+)
+from captum_vz_lessons.check.maps import (
+    SENTENCE,
+    effect,
+    layer_products,
+    neighbor_share,
+    pair_share,
+    path_share,
+    rollout,
+    source_read,
+    value_zeroing,
 )
 from captum_vz_lessons.check.verdict import Verdict
-
-__all__ = [
-    "SENTENCE",
-    "Verdict",
-    "attention",
-    "average_precision",
-    "blank_out",
-    "copied_from",
-    "deletion",
-    "effect",
-    "found_rate",
-    "frame_centers",
-    "generation_slice",
-    "hidden_share",
-    "kendall",
-    "layer_products",
-    "neighbor_share",
-    "pair_share",
-    "patch_token",
-    "path_share",
-    "place_shares",
-    "rollout",
-    "source_read",
-    "value_zeroing",
-    "verified",
-]

@@ -100,7 +100,8 @@ def judge(yours: Any, right: Any, mistakes: Mistakes) -> Verdict:
     expected, found = torch.as_tensor(right).detach().double().cpu(), tensor_of(yours)
     if found is None:
         wanted = f"numbers of shape {tuple(expected.shape)}" if expected.dim() else "a number"
-        given = "there is no answer yet" if yours is None or yours is ... else f"the answer is {_described(yours)}"
+        kind = f"the answer is an object of type {type(yours).__name__}"
+        given = "there is no answer yet" if yours is None or yours is ... else kind
         return Verdict(False, f"{given}. Expected {wanted}.", "no answer", answer=right)
     if found.numel() == expected.numel() and found.squeeze().shape == expected.shape:
         found = found.squeeze()
@@ -150,7 +151,7 @@ def judge_function(
         return Verdict(False, message, mistake, answer=right)
 
     if not callable(yours):
-        return refused(f"pass your function, not {_described(yours)}.", "no function")
+        return refused(f"pass your function, not an object of type {type(yours).__name__}.", "no function")
     try:
         found = results(yours)
     except NotImplementedError:
@@ -194,10 +195,6 @@ def _distance(found: Tensor, other: Tensor) -> float:
 
 def _size(of: Tensor) -> float:
     return max(of.abs().max().item(), 1e-12)
-
-
-def _described(value: Any) -> str:
-    return f"an object of type {type(value).__name__}"
 
 
 def _difference(found: Tensor, expected: Tensor) -> str:
