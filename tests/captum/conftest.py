@@ -1,4 +1,7 @@
-"""Each night runs all classes. Else one class for each shell is tested, and those that have a test of their own."""
+"""Each night runs all classes. Else one class for each shell is tested, and those that have a test of their own.
+
+Tests of `all_cases` run all classes at any time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ SHELLS = (ValueZeroing, ValueZeroingRollout, AttentionGradient, ValueZeroingEffe
 @pytest.hookimpl(tryfirst=True)  # before a sample of cases is drawn
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent and hasattr(item, "callspec"):
+        is_grid = hasattr(item, "callspec") and not item.get_closest_marker("all_cases")
+        if item.path.parent == Path(__file__).parent and is_grid:
             parameters = item.callspec.params
             method = parameters.get("method", getattr(parameters.get("configuration"), "method", None))
             if isinstance(method, type) and method not in SHELLS:

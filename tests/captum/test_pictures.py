@@ -82,11 +82,11 @@ def test_visualize_image_attr_draws_cls(method: Any, way: str) -> None:
 
 
 @each_method
-def test_plot_token_attr_causal_map(method: Any) -> None:
+def test_plots_of_tokens(method: Any) -> None:
     configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
     square = configuration.run()[0]
     tokens = [f"token{place}" for place in range(len(square))]
-    result = LLMAttributionResult(input_tokens=tokens, output_tokens=tokens, seq_attr=square.sum(0), token_attr=square)
+    result = LLMAttributionResult(input_tokens=tokens, output_tokens=tokens, seq_attr=square[2], token_attr=square)
     figure, axes = result.plot_token_attr(show=False)
     figure.canvas.draw()
     torch.testing.assert_close(torch.tensor(axes.images[0].get_array()), square)
@@ -95,15 +95,8 @@ def test_plot_token_attr_causal_map(method: Any) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == tokens
     # Causal: what stands above the diagonal is nothing at all.
     assert {written[i * len(tokens) + j] for i in range(len(tokens)) for j in range(i + 1, len(tokens))} == {"0.0000"}
-
-
-@each_method
-def test_plot_seq_attr_draws_one_row(method: Any) -> None:
-    configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
-    row = configuration.run(token=2)[0]
-    tokens = [f"token{place}" for place in range(len(row))]
-    figure, axes = LLMAttributionResult(input_tokens=tokens, output_tokens=["token2"], seq_attr=row).plot_seq_attr()
+    figure, axes = result.plot_seq_attr()
     figure.canvas.draw()
     # Two bars a token, one for what is positive and one for what is negative.
-    heights = torch.tensor([bar.get_height() for bar in axes.patches], dtype=row.dtype).unflatten(0, (2, -1))
-    torch.testing.assert_close(heights.sum(0), row, rtol=1e-6, atol=1e-8)
+    heights = torch.tensor([bar.get_height() for bar in axes.patches], dtype=square.dtype).unflatten(0, (2, -1))
+    torch.testing.assert_close(heights.sum(0), square[2], rtol=1e-6, atol=1e-8)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import torch
 from captum_vz import *
@@ -61,13 +65,21 @@ for name, call in REFUSED.items():
 """
 
 
+@pytest.mark.slow
 def test_refusals_without_assertions() -> None:
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-O", "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False, cwd=root
+        [sys.executable, "-O", "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == SCRIPT.count(": lambda: ")
     assert [line for line in lines if not line.startswith("refused: ")] == []
+
+
+def test_assertions_narrow_types_only() -> None:
+    """What a caller may do wrong is refused by an error that no option of Python switches off."""
+    for path in (ROOT / "captum_vz").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        checks = [ast.unparse(one.test) for one in nodes if isinstance(one, ast.Assert)]
+        assert all("is not None" in one or one.startswith("isinstance(") for one in checks), (path.name, checks)
