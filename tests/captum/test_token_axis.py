@@ -118,7 +118,7 @@ def assert_not_shown(
     forward: Any, layer: Any, inputs: Any = None, target: Any = (2, 1), kind: Any = ValueZeroing
 ) -> None:
     with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
-        of(forward, layer).attribute(vectors() if inputs is None else inputs, target=target)
+        kind(forward, layer).attribute(vectors() if inputs is None else inputs, target=target)
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
