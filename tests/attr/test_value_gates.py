@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from captum.attr import (
-    DeepLift,
-    FeatureAblation,
-    IntegratedGradients,
-    KernelShap,
-    LayerConductance,
-    LayerGradientXActivation,
-    Lime,
-    NeuronConductance,
-    ShapleyValues,
-    ShapleyValueSampling,
-)
+from captum.attr import DeepLift, FeatureAblation
 from torch import Tensor, nn
 
-from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import ValueGates, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Intervention
 from captum_vz.testbed import load_model
+from tests.attr.test_effect_of_models import Chance, Neighbours
 from tests.attr.test_interventions import KINDS
-from tests.attr.test_value_zeroing_effect import (
-    INLINE,
-    NAMES,
-    PAIRED,
-    Chance,
-    Neighbours,
-    case_of,
-    offloaded,
-    read,
-)
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, Halves, sequences
 from tests.engine.compare import assert_same
 from tests.engine.test_sparse_patterns import LONGFORMER, model_of
-from tests.reference import FAMILIES, Attention, Case
+from tests.reference import FAMILIES, Case
+from tests.reference.effects import INLINE, NAMES, PAIRED, case_of, read, scaled_everywhere
 from tests.sweep.models import small_models, working_inputs
 
 # One of each way in which values are gated; the others run in the long tests.
@@ -60,15 +36,10 @@ def length_of(case: Case, attention: str = "self") -> int:
     return int(str(error.value).split(" source tokens")[0].split()[-1])
 
 
-def number(case: Case, layers: Any = None, of: Callable[[Any], Tensor] = read, **options: Any) -> Any:
+def number(case: Case, layers: Any = None, **options: Any) -> Any:
     """A function of gates and of the model's inputs, one number for each example."""
     gated = ValueGates(case.model, case.layers if layers is None else layers, **options)
-
-    def forward(gates: Tensor, inputs: Any) -> Tensor:
-        output = gated.forward(gates, inputs)
-        return of(output)
-
-    return forward
+    return lambda gates, inputs: read(gated.forward(gates, inputs))
 
 
 def check_gradient(forward: Callable[[Tensor], Tensor], gates: Tensor, step: float = 1e-4) -> None:
@@ -76,31 +47,16 @@ def check_gradient(forward: Callable[[Tensor], Tensor], gates: Tensor, step: flo
     assert torch.autograd.gradcheck(forward, gates.requires_grad_(), eps=step, atol=2e-3, rtol=1e-3)
 
 
-@contextmanager
-def scaled_everywhere(layers: Sequence[nn.Module], site: Attention, gates: Tensor) -> Iterator[None]:
-    """While the block runs, these layers' values are scaled by `gates (batch, in)`."""
-
-    def scale(module: nn.Module, args: tuple[Any, ...], values: Tensor) -> Tensor:
-        values = values.clone()
-        for head in range(site.value_heads):
-            values[..., site.columns(head)] = values[..., site.columns(head)] * gates[..., None]
-        return values
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(layer.get_submodule(site.value).register_forward_hook(scale))
-        yield
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_ablation_of_gates_is_the_effect(name: str) -> None:
     case = case_of(name)
     before = footprint(case.model)
     for layers in (case.layers[-1], case.layers):
-        expected = ValueZeroingEffect(case.model, layers).attribute(case.inputs, read)
-        gates = torch.ones(expected.shape)
-        found = FeatureAblation(number(case, layers)).attribute(gates, additional_forward_args=case.inputs)
-        assert_same(found.double(), expected, 1e-7)
+        for attention in ("self", "cross")[: 1 + bool(case.family.cross)]:
+            expected = ValueZeroingEffect(case.model, layers, attention=attention).attribute(case.inputs, read)
+            forward = number(case, layers, attention=attention)
+            found = FeatureAblation(forward).attribute(torch.ones(expected.shape), additional_forward_args=case.inputs)
+            assert_same(found.double(), expected, 1e-7)
     assert expected.abs().max() > 1e-3
     assert footprint(case.model) == before
 
@@ -129,19 +85,9 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     assert footprint(case.model) == before
 
 
-@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
-def test_gates_of_encoder_tokens(name: str) -> None:
-    case = case_of(name)
-    expected = ValueZeroingEffect(case.model, case.layers, attention="cross").attribute(case.inputs, read)
-    forward = number(case, attention="cross")
-    found = FeatureAblation(forward).attribute(torch.ones(3, 7), additional_forward_args=case.inputs)
-    assert_same(found.double(), expected, 1e-7)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
-def test_other_interventions(name: str, kind: str) -> None:
-    case = case_of(name)
+def test_other_interventions(kind: str) -> None:
+    case = case_of("bert").example(1)
     expected = ValueZeroingEffect(case.model, case.layers, intervention=KINDS[kind]).attribute(case.inputs, read)
     forward = number(case, intervention=KINDS[kind])
     gates = torch.ones(expected.shape, dtype=torch.float64)
@@ -151,7 +97,7 @@ def test_other_interventions(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, pytest.param([0, 3], marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
 def test_gates_of_some_heads(name: str, heads: Any) -> None:
     case = case_of(name)
     expected = ValueZeroingEffect(case.model, case.layers, heads=heads).attribute(case.inputs, read)
@@ -177,142 +123,6 @@ def test_batches_of_any_kind(name: str) -> None:
         only = {key: value[row : row + 1] for key, value in case.inputs.items()}
         assert_same(forward(gates[row : row + 1], only), expected[row : row + 1])
         assert_same(forward(gates[[row, row + 3]], only), expected[[row, row + 3]])  # one example, repeated
-
-
-# Classes of Captum, on the embedded model.
-
-MODEL, TOKENIZER = load_model()
-TEXT = TOKENIZER("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-RIGHT, WRONG = TOKENIZER.convert_tokens_to_ids(["are", "is"])
-PLACE = TEXT["input_ids"][0].tolist().index(TOKENIZER.mask_token_id)
-GATES = torch.ones(TEXT["input_ids"].shape)
-
-
-LAYERS = find_layers(MODEL)
-TENSORS = TEXT["input_ids"], TEXT["attention_mask"]
-
-
-def GATED(gates: Tensor, *inputs: Any) -> Tensor:  # noqa: N802 - a constant, as the others
-    logits = ValueGates(MODEL, LAYERS)(gates, *inputs)
-    return logits[:, PLACE, RIGHT] - logits[:, PLACE, WRONG]
-
-
-def test_one_sentence_for_several_rows_of_gates() -> None:
-    """As SHAP's explainers call a function."""
-    gated, gates = ValueGates(MODEL), torch.rand(3, GATES.shape[1])
-    expected = torch.cat([gated(one, TEXT) for one in gates.split(1)])
-    for found in (gated(gates, TEXT), gated(gates, *TENSORS), gated(gates, **TEXT)):
-        assert_same(found, expected, 1e-4)
-
-
-def test_ablation_on_the_embedded_model() -> None:
-    expected = ValueZeroingEffect(MODEL, LAYERS).attribute(TEXT, (PLACE, RIGHT), foil=(PLACE, WRONG))
-    assert expected.abs().max() > 3
-    for inputs, per_eval in ((TEXT, 1), (TENSORS, 4), (TENSORS, 100)):
-        found = FeatureAblation(GATED).attribute(GATES, additional_forward_args=inputs, perturbations_per_eval=per_eval)
-        assert_same(found, expected, 4e-6 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize("size", [None, 7])
-def test_integrated_gradients_are_complete(size: int | None) -> None:
-    scores, delta = IntegratedGradients(GATED).attribute(
-        GATES, additional_forward_args=TENSORS, return_convergence_delta=True, internal_batch_size=size, n_steps=32
-    )
-    with torch.no_grad():
-        change = GATED(GATES, TEXT) - GATED(0 * GATES, TEXT)
-    assert delta.abs().max() < 1e-3
-    assert_same(scores.sum(1).float(), change, 1e-3)
-    assert change.abs().min() > 1
-
-
-def shapley(forward: Callable[[Tensor], Tensor], count: int) -> list[float]:
-    """Shapley values of tokens, by enumeration of all sets of other tokens."""
-    sets = [*itertools.product((0.0, 1.0), repeat=count)]
-    with torch.no_grad():
-        outputs = dict(zip(sets, forward(torch.tensor(sets)).tolist(), strict=True))
-    found = [0.0] * count
-    for one, token in itertools.product(sets, range(count)):
-        if one[token]:
-            size = int(sum(one)) - 1
-            weight = math.factorial(size) * math.factorial(count - 1 - size) / math.factorial(count)
-            without = (*one[:token], 0.0, *one[token + 1 :])
-            found[token] += weight * (outputs[one] - outputs[without])
-    return found
-
-
-def test_shapley_values_by_enumeration() -> None:
-    text = TOKENIZER("the pictures of some hat [MASK]", return_tensors="pt", add_special_tokens=False)
-    count = text["input_ids"].shape[1]
-    place = text["input_ids"][0].tolist().index(TOKENIZER.mask_token_id)
-    gated = ValueGates(MODEL, find_layers(MODEL))
-
-    def forward(gates: Tensor, inputs: Any) -> Tensor:
-        logits = gated(gates, inputs)[:, place]
-        return logits[:, RIGHT] - logits[:, WRONG]
-
-    gates, pairs = torch.ones(1, count), torch.tensor([[0, 0, 1, 1, 2, 2]])
-    whole = (forward(gates, text) - forward(0 * gates, text)).detach()
-    torch.manual_seed(0)
-    drawn = ShapleyValueSampling(forward).attribute(gates, additional_forward_args=text, n_samples=3)
-    assert_same(drawn.sum(1), whole, 1e-4)
-    exact = ShapleyValues(forward).attribute(gates, additional_forward_args=text, feature_mask=pairs)
-    of_pairs = shapley(lambda gates: forward(gates.repeat_interleave(2, 1), text), 3)
-    assert_same(exact[:, ::2].float(), torch.tensor([of_pairs]), 2e-5)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        lambda gated, given: LayerConductance(gated, LAYERS[1]).attribute(*given, n_steps=5),
-        lambda gated, given: NeuronConductance(gated, LAYERS[1]).attribute(given[0], (PLACE, 0), *given[1:], n_steps=5),
-        lambda gated, given: LayerGradientXActivation(gated, LAYERS[1]).attribute(given[0], *given[2:]),
-    ],
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_layer_methods_of_captum(method: Callable[..., Tensor], rows: int) -> None:
-    """Layer methods keep what a module returns for the whole batch. They equal those of a model with scaled values."""
-    gates = torch.linspace(0.3, 1.2, rows * GATES.shape[1]).view(rows, -1)
-    ids = TEXT["input_ids"].repeat(rows, 1)
-
-    class Twin(nn.Module):
-        def forward(self, gates: Tensor, ids: Tensor) -> Tensor:
-            with ExitStack() as stack:
-                for layer in LAYERS:
-                    value = layer.attention.self.value
-                    handle = value.register_forward_hook(lambda module, args, out: out * gates[..., None])
-                    stack.callback(handle.remove)
-                return MODEL(ids).logits
-
-    given = (gates, 0, (PLACE, RIGHT), ids)
-    before = footprint(MODEL)
-    assert_same(method(ValueGates(MODEL, LAYERS), given), method(Twin(), given), 1e-5)
-    assert footprint(MODEL) == before
-
-
-def test_layer_methods_on_functions_are_refused() -> None:
-    """A function runs one row of gates at a time, so a layer method would see one row of the batch."""
-    gated = ValueGates(lambda ids: MODEL(ids).logits, LAYERS)
-    for module in (LAYERS[1], MODEL.get_input_embeddings()):
-        with pytest.raises(RefusedError, match="each row of gates runs alone"):
-            LayerConductance(gated, module).attribute(GATES, 0, (PLACE, RIGHT), TEXT["input_ids"], n_steps=3)
-
-
-def test_inputs_in_pieces() -> None:
-    """KernelShap and Lime pass on the entries of what is no tuple. The subject has the largest score."""
-    for kind in (KernelShap, Lime):
-        for inputs in (TEXT, dict(TEXT), TEXT["input_ids"]):
-            with pytest.raises(ArgumentError, match=r"take additional_forward_args=\(inputs,\)"):
-                kind(GATED).attribute(GATES, additional_forward_args=inputs, n_samples=4)
-        torch.manual_seed(0)
-        found = kind(GATED).attribute(GATES, additional_forward_args=(TEXT,), n_samples=40, perturbations_per_eval=8)
-        assert int(found.argmax()) == TEXT.tokens().index("pictures")
-
-
-def test_ids_are_no_gates() -> None:
-    for inputs in (TEXT, TENSORS):
-        with pytest.raises(ArgumentError, match="gates holds token ids"):
-            FeatureAblation(GATED).attribute(TEXT["input_ids"], additional_forward_args=inputs)
-    assert GATED(GATES.long(), TEXT).shape == GATED(GATES * 2, TEXT).shape == (1,)
 
 
 # What it costs, and what it keeps.
@@ -403,17 +213,6 @@ def test_reassigned_options_are_used() -> None:
         vars(gated).update(layer=case.layers, heads=None, intervention="zero")
 
 
-def test_copies_and_pickles() -> None:
-    gated = ValueGates(MODEL)
-    expected = gated(GATES, TEXT)
-    assert_same(expected, MODEL(**TEXT).logits, 1e-5)
-    for other in (copy.copy(gated), copy.deepcopy(gated), pickle.loads(pickle.dumps(gated))):
-        assert_same(other(GATES, TEXT), expected, 1e-5)
-    assert gated.device == MODEL.device
-    with pytest.raises(AttributeError):
-        gated.nothing  # noqa: B018
-
-
 # Models of other kinds.
 
 
@@ -458,17 +257,6 @@ def test_values_that_the_user_names() -> None:
     assert_same(named(gates, case.inputs), ValueGates(case.model, case.layers)(gates, case.inputs))
     forward = lambda gates: read(named.forward(gates, case.inputs))  # noqa: E731
     check_gradient(forward, gates)
-
-
-@pytest.mark.parametrize("prepare", [offloaded, lambda case: torch.compile(case.model, backend="eager")])
-def test_models_as_people_run_them(prepare: Callable[[Case], Any]) -> None:
-    case = FAMILIES["llama"].build()
-    model = prepare(case)
-    before = footprint(case.model)
-    gates = torch.rand(3, 7, dtype=torch.float64)
-    expected = ValueGates(case_of("llama").model, case_of("llama").layers)(gates, case.inputs)
-    assert_same(ValueGates(model, case.layers)(gates, case.inputs), expected)
-    assert footprint(case.model) == before
 
 
 def test_one_of_two_inputs() -> None:
@@ -570,36 +358,3 @@ def test_caches_are_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ArgumentError, match="key-value cache"):
         ValueGates(model).forward(torch.ones(1, 3), input_ids=ids[:, -1:], past_key_values=cache)
-
-
-def test_method_of_ours_on_gates_is_refused() -> None:
-    """Two passes over the same layers at once. No number comes of it."""
-    with pytest.raises(RefusedError):
-        ValueZeroing(lambda ids: ValueGates(MODEL, LAYERS)(GATES, ids), LAYERS[-1]).attribute(TEXT["input_ids"])
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt_neo", "t5-decoder"])
-@pytest.mark.parametrize("when", [1, 2, 3])
-def test_model_is_unchanged_after_errors(name: str, when: int) -> None:
-    case = case_of(name)
-    before = footprint(case.model)
-    gates = torch.rand(3, length_of(case))
-
-    class InterruptionError(Exception):
-        pass
-
-    runs: list[int] = []
-
-    def interrupt(module: nn.Module, args: Any, kwargs: Any) -> None:
-        runs.append(1)
-        if len(runs) == when:
-            raise InterruptionError
-
-    gated = ValueGates(case.model, case.layers[1:])
-    with (
-        case.layers[2].register_forward_pre_hook(interrupt, with_kwargs=True),
-        torch.enable_grad(),
-        pytest.raises(InterruptionError),
-    ):
-        gated(gates.requires_grad_(), case.inputs)
-    assert footprint(case.model) == before
