@@ -5,11 +5,12 @@ A new class or option is one more row, and runs through every rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ from captum_vz import (
 )
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import WantedTokens
+from tests.engine.parameters import sampled
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
@@ -47,47 +49,36 @@ def cubes(output: Any) -> Tensor:
     return (hidden**3).flatten(1).sum(1)
 
 
-LAYER_METHODS = (
-    ValueZeroing,
-    LayerAttention,
-    LayerAttentionNorm,
-    LayerALTI,
-    HiddenTokenAttribution,
-    AttentionGradient,
-)
+LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI, HiddenTokenAttribution, AttentionGradient)
 STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow, ALTI)
 POST_NORM_METHODS = (GlobEnc,)  # of the stack, for families that norm what comes of their attention
 METHODS = (*LAYER_METHODS, *STACK_METHODS)
+SHELLS = (ValueZeroing, ValueZeroingRollout, AttentionGradient)  # maps of layers, joined maps, maps that need a graph
 ONE_THREAD_METHODS = (HiddenTokenAttribution, AttentionGradient)  # they need the one graph of one pass
+
+
+def each_of(methods: Sequence[Any]) -> pytest.MarkDecorator:
+    """One class for each shell, and the others each night."""
+    return pytest.mark.parametrize("method", sampled(methods, *(one for one in SHELLS if one in methods)))
+
+
+each_method = each_of(METHODS)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row: a class with its options, a tiny model, and how its inputs are handed over.
-
-    Args:
-        method: the class.
-        family: key of `FAMILIES`.
-        inputs: "tensor" (the mask goes into additional_forward_args), "tuple", "mapping" or "embeddings".
-        layers: the number of a layer, or None for the list of all of them.
-        options: of the constructor.
-        attribute: further keywords of `attribute`.
-    """
+    """One row: a class with its options, a tiny model, and how its inputs are handed over."""
 
     method: Callable[..., Any]
-    family: str = "bert"
-    inputs: str = "tensor"
-    layers: int | None = None
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
-    attribute: dict[str, Any] = field(default_factory=dict, hash=False)
+    family: str = "bert"  # key of `FAMILIES`
+    inputs: str = "tensor"  # the mask goes into additional_forward_args; or "tuple", "mapping" or "embeddings"
+    layers: int | None = None  # the number of a layer, or None for the list of all of them
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # of the constructor
+    attribute: dict[str, Any] = field(default_factory=dict, hash=False)  # further keywords
 
     @property
     def name(self) -> str:
-        place = "all-layers" if self.layers is None else f"layer-{self.layers}"
-        options = [
-            f"{key}-{value}" for key, value in {**self.options, **self.attribute}.items() if key != "feature_mask"
-        ]
-        return "-".join([self.method.__name__, self.family, self.inputs, place, *options])
+        return "-".join([self.method.__name__, self.family, self.inputs])
 
     @property
     def case(self) -> Case:
@@ -119,8 +110,8 @@ class Configuration:
             names[0] = "inputs_embeds"
         return lambda *values: self.case.model(**dict(zip(names, values, strict=True)))
 
-    def build(self, forward_func: Callable[..., Any] | None = None) -> Any:
-        return self.method(forward_func or self.forward_func, self.layer, **self.options)
+    def build(self) -> Any:
+        return self.method(self.forward_func, self.layer, **self.options)
 
     def run(self, **keywords: Any) -> Any:
         return self.build().attribute(**self.arguments, **self.attribute, **keywords)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 import transformers
 from torch import nn
 
-from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
-from tests.captum.configurations import LAYER_METHODS, METHODS, Configuration
+from captum_vz import LayerALTI, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from tests.captum.configurations import LAYER_METHODS, Configuration, each_method
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
@@ -21,7 +22,6 @@ Call = Callable[[Any], Any]  # of a method
 CASE = FAMILIES["bert"].case  # three examples of seven tokens
 IDS, MASK = CASE.inputs.values()
 EMPTY = IDS[:, :0]
-each_method = pytest.mark.parametrize("method", METHODS)
 
 
 def asked(**keywords: Any) -> Call:
@@ -85,9 +85,20 @@ def test_mask_of_one_example() -> None:
         ValueZeroing(case.model, case.layers).attribute(case.inputs, feature_mask=torch.zeros(1, 3, dtype=torch.long))
 
 
-def test_layers_in_another_order() -> None:
+def test_layers_in_another_order_or_left_out() -> None:
     with pytest.raises(AssertionError, match=r"another order than \[2, 1, 0\]"):
         of_layers(CASE.layers[::-1])(ValueZeroingRollout)
+    with pytest.raises(AssertionError, match=r"between the layers 0 \(BertLayer\) and 1"):
+        of_layers(CASE.layers[::2])(ValueZeroingRollout)
+
+
+def test_refusals_need_no_assertions() -> None:
+    """Assertions narrow types only: `python -O`, which removes them, takes no wrong call."""
+    for path in (Path(__file__).parents[2] / "captum_vz").rglob("*.py"):
+        text = path.read_text("utf-8")
+        checks = re.findall(r"^ *assert (.+)", text, re.MULTILINE)
+        assert all("is not None" in one or one.startswith("isinstance(") for one in checks), (path.name, checks)
+        assert "__debug__" not in text, path.name
 
 
 @each_method
@@ -140,7 +151,11 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (ValueZeroing, {"attention": "both"}, "attention is 'both'"),
     (LayerAttention, {"heads": [[0], [1]]}, "heads has 2 selections"),
     (LayerAttention, {"reduce_heads": "median"}, "reduce_heads is 'median'"),
-    (ValueZeroingRollout, {"residual": "half"}, "'half'"),
+    (ValueZeroing, {"distance": lambda a, b: a}, "distance"),
+    (ValueZeroing, {"distance": lambda a, b: a[..., 0] * torch.nan}, "not finite"),
+    (LayerALTI, {"p": 3}, "p is 3"),
+    *((ValueZeroingRollout, {"residual": residual}, repr(residual)) for residual in ("half", 0.7)),
+    (ValueZeroingRollout, {"other_mixing": "maybe"}, "'maybe'"),
     (ValueZeroingRollout, {"heads": [0, 9]}, "heads is [0, 9], but layer 0 has the query heads 0 to 3"),
 ]
 

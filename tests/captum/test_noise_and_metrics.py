@@ -1,4 +1,4 @@
-"""Captum's NoiseTunnel, sensitivity_max and infidelity on our classes, against what they are defined to compute."""
+"""Captum's NoiseTunnel and sensitivity_max on our classes, against what they are defined to compute."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import NoiseTunnel
-from captum.metrics import infidelity, sensitivity_max
+from captum.metrics import sensitivity_max
 from torch import Tensor
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, to_embeddings
-from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration, tensors
-
-each_method = pytest.mark.parametrize("method", METHODS)
+from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configuration, each_method, tensors
 
 # Positions that hold a token in each of the three examples (7, 5 and 3 long).
 TARGETS: dict[str, Any] = {
@@ -98,13 +96,17 @@ def moved(embeddings: Tensor) -> Tensor:
     return embeddings + 0.1 * embeddings.cos()
 
 
-@pytest.mark.parametrize("form", ["int", "list", "all"])
+@pytest.mark.parametrize(("form", "examples", "samples"), [("int", 1, 1), ("int", 3, 2), ("list", 3, 2), ("all", 3, 2)])
 @each_method
-def test_sensitivity_max_is_relative_change(method: Any, form: str) -> None:
-    """Also by `to_embeddings`, which returns a tuple for Captum's tuple, for layer methods too."""
+def test_sensitivity_max_is_relative_change(method: Any, form: str, examples: int, samples: int) -> None:
+    """Also by `to_embeddings`, which returns a tuple for Captum's tuple, for layer methods too.
+
+    Of one example and one sample, Captum would compare single rows of what is no tuple, without a word.
+    """
     configuration = on_embeddings(method)
     attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
+    embeddings, (further,) = configuration.arguments.values()
+    embeddings, further = embeddings[:examples], further[:examples]
     keywords = {"target": TARGETS[form], "additional_forward_args": further}
 
     def spread(inputs: Any, **keywords: Any) -> Any:
@@ -115,56 +117,5 @@ def test_sensitivity_max_is_relative_change(method: Any, form: str) -> None:
     expected = (before - after).flatten(1).norm(dim=1) / before.flatten(1).norm(dim=1)
     assert (expected > 0).all()
     for explain in (attribution.attribute, *([] if form == "all" else [spread])):
-        found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=2, **keywords)
+        found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=samples, **keywords)
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
-
-
-@pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("samples", [1, 3])
-@each_method
-def test_sensitivity_max_of_the_method_itself(method: Any, samples: int, examples: int) -> None:
-    """It takes the answer for a tuple. Of one example and one sample, it would compare single rows without a word."""
-    configuration = on_embeddings(method)
-    attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
-    keywords = {"target": 1, "additional_forward_args": further[:examples]}
-
-    def by_hand(inputs: Any, **keywords: Any) -> Any:
-        return tuple(tensors(attribution.attribute(inputs, **keywords)))
-
-    found, expected = (
-        sensitivity_max(
-            explain,
-            embeddings[:examples],
-            perturb_func=moved,
-            n_perturb_samples=samples,
-            max_examples_per_batch=2,
-            **keywords,
-        )
-        for explain in (attribution.attribute, by_hand)
-    )
-    assert torch.equal(found, expected)
-    assert (found > 0).all()
-
-
-@each_method
-def test_infidelity_of_a_row(method: Any) -> None:
-    configuration = on_embeddings(method)
-    embeddings, further = configuration.arguments.values()
-    row = configuration.run(target=2)
-    spread = to_embeddings(row, embeddings)
-
-    def value(embeddings: Tensor, mask: Tensor) -> Tensor:
-        """One number an example, as infidelity wants it."""
-        return configuration.forward_func(embeddings, mask).last_hidden_state[:, 2, 0]
-
-    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs - moved(inputs), moved(inputs)
-
-    found = infidelity(value, perturb, embeddings, spread, additional_forward_args=further, n_perturb_samples=2)
-
-    change = embeddings - moved(embeddings)
-    dropped = value(embeddings, *further) - value(moved(embeddings), *further)
-    for b in range(len(embeddings)):
-        told = sum((change[b, j] * row[b, j] / embeddings.shape[-1]).sum().item() for j in range(row.shape[1]))
-        assert found[b].item() == pytest.approx((told - dropped[b].item()) ** 2, rel=1e-8)

@@ -39,10 +39,7 @@ NAMED: list[tuple[Any, str]] = [
     ),
     (ValueZeroing(len, LAYERS[:2], [0, 1]), "ValueZeroing(len, layer=[BertLayer, BertLayer], device_ids=[0, 1])"),
     (ValueZeroingRollout(len, LAYERS[0], residual=0.5), "ValueZeroingRollout(len, layer=BertLayer, residual=0.5)"),
-    (
-        ValueZeroingEffect(len, nn.ModuleList(LAYERS * 2)),
-        "ValueZeroingEffect(len, layer=[BertLayer, ..., BertLayer])",
-    ),
+    (ValueZeroingEffect(len, nn.ModuleList(LAYERS * 2)), "ValueZeroingEffect(len, layer=[BertLayer, ..., BertLayer])"),
     (
         Rollout(LayerAttentionNorm(MODEL, LAYERS[2], include="encoder"), residual="add"),
         "Rollout(LayerAttentionNorm(BertModel, layer=encoder.layer.2, include='encoder'), residual='add')",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import HiddenTokenAttribution, ValueZeroing, ValueZeroingRollout
-from tests.captum.configurations import CONFIGURATIONS, METHODS, Configuration, tensors
+from tests.captum.configurations import CONFIGURATIONS, Configuration, each_method, tensors
 from tests.reference.case import Case
 
 
@@ -39,7 +39,7 @@ def test_rows_sum_to_one(configuration: Configuration) -> None:
         assert (one.mT[~real] == 0).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_results_carry_no_gradient(method: Any) -> None:
     configuration = Configuration(method)
     for target in (None, 1, [2, 0, 1]):

@@ -12,6 +12,7 @@ import pytest
 import captum_vz
 from tests.captum import configurations
 from tests.captum.configurations import POST_NORM_METHODS, AttentionGradient, Configuration, cubes
+from tests.engine.parameters import sampled
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
@@ -126,7 +127,7 @@ def test_captums_bases_attributes_and_methods(method: Any) -> None:
         attribution.attribute_future(**configuration.arguments)
 
 
-@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("method", sampled(METHODS[:-1], captum_vz.ValueZeroing))
 def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixture[str]) -> None:
     configuration = configuration_of(method)
     configuration.run(token=1, show_progress=True)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import NoiseTunnel
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification
 
-from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError
 from tests.captum.configurations import CONFIGURATIONS, Configuration
 from tests.reference.families import FAMILIES
@@ -152,13 +151,3 @@ def test_bad_tokens_and_targets_are_named(method: Any) -> None:
 def test_token_and_target_together() -> None:
     with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed"):
         Configuration(ValueZeroing).run(token=1, target=(1, 2))
-
-
-def test_noise_tunnel_expands_targets() -> None:
-    config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
-    model = BertForMaskedLM(config).double().eval()
-    embeddings = torch.randn(2, 4, 16, dtype=torch.float64)
-    method = Rollout(LayerAttention(lambda x: model(inputs_embeds=x).logits, find_layers(model)))
-    target = [(1, 29), (3, 0)]
-    found = NoiseTunnel(method).attribute(embeddings, nt_samples=3, stdevs=0.0, target=target)
-    torch.testing.assert_close(found, method.attribute(embeddings, token=[1, 3]))

@@ -7,30 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AlbertConfig,
-    AlbertForMaskedLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForQuestionAnswering,
-    BertForTokenClassification,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MarianConfig,
-    MarianMTModel,
-    PvtV2Config,
-    PvtV2Model,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
@@ -46,20 +24,28 @@ T5 = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers"
 SOUND = {"num_mel_bins": 4, "max_source_positions": TOKENS, "max_target_positions": 8}
 GPT2 = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 12}
 
+
+def small(kind: str, **config: Any) -> Callable[[], nn.Module]:
+    model_class = getattr(transformers, kind)
+    return lambda: model_class(model_class.config_class(**config))
+
+
+def two_berts() -> nn.Module:
+    configs = (transformers.BertConfig(**BERT) for _ in range(2))
+    return transformers.EncoderDecoderModel(transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*configs))
+
+
 ENCODER_DECODERS: dict[str, Callable[[], nn.Module]] = {
-    "bart": lambda: BartForConditionalGeneration(BartConfig(**HALVES, **IDS)),
-    "marian": lambda: MarianMTModel(MarianConfig(**HALVES, **IDS, max_position_embeddings=12)),
-    "t5": lambda: T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)),
-    "whisper": lambda: WhisperForConditionalGeneration(WhisperConfig(**HALVES, **IDS, **SOUND)),
-    "two berts": lambda: EncoderDecoderModel(
-        EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**BERT), BertConfig(**BERT))
-    ),
+    "bart": small("BartForConditionalGeneration", **HALVES, **IDS),
+    "t5": small("T5ForConditionalGeneration", **T5, decoder_start_token_id=0),
+    "whisper": small("WhisperForConditionalGeneration", **HALVES, **IDS, **SOUND),
+    "two berts": two_berts,
 }
 ONE_STACK: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**BERT, num_key_value_heads=1)),
-    "bert": lambda: BertForTokenClassification(BertConfig(**BERT)),
-    "albert": lambda: AlbertForMaskedLM(AlbertConfig(**BERT, embedding_size=8)),
+    "gpt2": small("GPT2LMHeadModel", **GPT2),
+    "llama": small("LlamaForCausalLM", **BERT, num_key_value_heads=1),
+    "bert": small("BertForTokenClassification", **BERT),
+    "albert": small("AlbertForMaskedLM", **BERT, embedding_size=8),
 }
 
 
@@ -74,14 +60,14 @@ def built(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def stack_of(model: nn.Module, side: str) -> list[nn.Module]:
-    if isinstance(model, EncoderDecoderModel):
+    if isinstance(model, transformers.EncoderDecoderModel):
         return list(model.encoder.encoder.layer if side == "encoder" else model.decoder.bert.encoder.layer)
     return find_layers(model, side)
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """As many tokens for the decoder as the encoder has."""
-    if isinstance(model, WhisperForConditionalGeneration):
+    if isinstance(model, transformers.WhisperForConditionalGeneration):
         sound = torch.randn(1, 4, 2 * TOKENS, generator=torch.Generator().manual_seed(1))
         return {"input_features": sound, "decoder_input_ids": ids()}
     return {"input_ids": ids(), "decoder_input_ids": ids().flip(1)}
@@ -171,7 +157,7 @@ def test_axis_is_shown_in_any_precision(dtype: torch.dtype) -> None:
 
 
 def test_start_logits_have_the_tokens_axis() -> None:
-    model = built(lambda: BertForQuestionAnswering(BertConfig(**BERT)))
+    model = built(small("BertForQuestionAnswering", **BERT))
     layer = find_layers(model)[0]
     assert_target_is_token(ValueZeroing(lambda x: model(x).start_logits, layer), ids(2), 3, 3)
     with pytest.raises(ArgumentError, match="a QuestionAnsweringModelOutput without logits"):
@@ -337,7 +323,7 @@ def test_a_filled_cache_is_not_filled_twice() -> None:
 def test_channels_of_an_image_are_no_tokens() -> None:
     config = {"depths": [1, 1], "hidden_sizes": [8, 4], "num_attention_heads": [1, 1], "num_encoder_blocks": 2}
     config |= {"patch_sizes": [2, 2], "strides": [2, 2], "sr_ratios": [1, 1], "mlp_ratios": [1, 1], "image_size": 4}
-    model = built(lambda: PvtV2Model(PvtV2Config(**config)))
+    model = built(small("PvtV2Model", **config))
     picture = torch.randn(1, 3, 4, 4)
     assert model(picture).last_hidden_state.shape[1] == 4
     for layer in find_layers(model):
