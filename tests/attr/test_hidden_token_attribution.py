@@ -165,7 +165,7 @@ def test_layers_that_return_their_input(probes: int | None) -> None:
 def test_probes_are_unbiased() -> None:
     """The error of the mean over n seeds is smaller than the error of one seed by the square root of n."""
     case = FAMILIES["bert"].case
-    layer, seeds = case.layers[1], 60
+    layer, seeds = case.layers[1], 30
     exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, token=1)
     one = partial(HiddenTokenAttribution, case.model, layer, probes=1, normalize=False)
     estimates = torch.stack([one(seed=seed).attribute(case.inputs, token=1) for seed in range(seeds)])

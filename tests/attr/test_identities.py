@@ -24,7 +24,6 @@ from captum_vz import (
     ValueZeroingRollout,
 )
 from tests.budget import set_budget
-from tests.captum.configurations import AttentionGradient
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
@@ -54,7 +53,6 @@ ASKED: dict[str, Callable[..., Any]] = {
     "knockout": partial(ValueZeroing, intervention="knockout"),
     "jacobian": HiddenTokenAttribution,
     "probes": partial(HiddenTokenAttribution, probes=2),
-    "gradient": AttentionGradient,
     "vectors": partial(LayerAttentionNorm, normalize=False, include="residual"),
 }
 POST_NORM = {"GlobEnc": GlobEnc, "encoder": partial(LayerAttentionNorm, include="encoder")}
@@ -63,7 +61,6 @@ BATCHES |= {*product(FAMILIES, ("ValueZeroing", "LayerAttention")), *product(PRE
 FAST = [("bert", "mean values"), ("gpt2", "probes")]
 
 
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 @pytest.mark.parametrize(("name", "asked"), quick(sorted(BATCHES), *FAST))
 def test_padded_batch_equals_its_examples(name: str, asked: str) -> None:
     case, method = FAMILIES[name].case, (ASKED | POST_NORM)[asked]

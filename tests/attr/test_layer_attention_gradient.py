@@ -12,7 +12,7 @@ from transformers import BloomConfig, BloomModel
 from captum_vz import LayerAttentionGradient, Rollout
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from tests.captum.footprint import footprint
-from tests.engine.compare import assert_same
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
@@ -60,6 +60,12 @@ def naive(case: Case, normalize: bool = True) -> list[Tensor]:
 def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
     case = FAMILIES[name].build(attn_implementation="eager")
     assert_same(maps_of(case, normalize=normalize), naive(case, normalize))
+
+
+@each_family
+def test_a_batch_is_its_examples(name: str) -> None:
+    case = FAMILIES[name].case
+    assert_batch_is_its_examples(method_of(case, case.layers[0]), case, target=number)
 
 
 def test_tokens_and_features() -> None:

@@ -68,7 +68,7 @@ def test_two_texts(lengths: tuple[int, int]) -> None:
     def similarity(x: Tensor, y: Tensor) -> Tensor:
         return (model(x).last_hidden_state[:, 0] * model(y).last_hidden_state[:, 0]).sum(-1)
 
-    for run in (0, 1, -1):
+    for run in (0, -1):
         found = ValueZeroingEffect(similarity, find_layers(model)).attribute(texts, run=run)
         alone = ValueZeroingEffect(similarity, find_layers(model)).attribute(texts[0], None, texts[1], run=run)
         torch.testing.assert_close(found[run], alone)

