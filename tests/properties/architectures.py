@@ -81,7 +81,6 @@ class Attention(nn.Module):
         return self.output(context)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The context, `(batch, tokens, head, head_width)`."""
         grouped = self.spec.shared > 1 and self.spec.call == "torch"
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
         return context.transpose(1, 2)
@@ -95,7 +94,6 @@ class AttentionInterface(Attention):
     """The same, through transformers' AttentionInterface."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The context, `(batch, tokens, head, head_width)`."""
         attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         context: Tensor = attend(self, query, key, value, mask)[0]
         return context
@@ -128,8 +126,6 @@ class FeedForward(nn.Module):
 
 
 class After(nn.Module):
-    """What comes after the attention."""
-
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.kind = spec.after
@@ -147,8 +143,6 @@ class After(nn.Module):
 
 
 class Layer(nn.Module):
-    """A home-made layer."""
-
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
@@ -163,11 +157,9 @@ class Layer(nn.Module):
         self.norms = nn.ModuleDict({f"{place} {part}": norm(spec.width) for place in places for part in parts})
 
     def norm(self, place: str, x: Tensor) -> Tensor:
-        """The input, after the norm at this place, if there is one."""
         return self.norms[place](x) if place in self.norms else x
 
     def attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The attention's output."""
         return self.after(self.attention(x, mask))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -180,8 +172,6 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after another."""
-
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -211,7 +201,6 @@ class Case:
         return f"{self.kind}: {about}, lengths={self.lengths}, heads={self.heads}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What hypothesis prints."""
         printer.text(repr(self))
 
     @property
@@ -378,7 +367,6 @@ class Halves(Layer):
     """A home-made layer whose attention sees each half of the sequence alone."""
 
     def attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The attention's output."""
         halves = x.reshape(-1, x.shape[1] // 2, x.shape[2])
         return self.attention(halves, None).reshape(x.shape)
 
