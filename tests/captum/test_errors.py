@@ -141,7 +141,7 @@ def overflowing_case() -> Case:
     return case
 
 
-HEADS = {ValueZeroing: (4, True, [0, True], 1.0, "all"), LayerAttention: (True, 1.0, [-1], -1, "median")}
+HEADS = {ValueZeroing: (4, [-1], True, [0, True], 1.0, "all"), LayerAttention: (True, 1.0, [-1], -1, "median")}
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (ValueZeroing, {"distance": "manhattan"}, "'manhattan'"),
     *((one, {"heads": heads}, f"heads is {heads!r}, but layer 0") for one, many in HEADS.items() for heads in many),
