@@ -9,29 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import BartConfig, BartModel
 
-from captum_vz import (
-    ALTI,
-    ALTIPlus,
-    AttentionFlow,
-    AttentionRollout,
-    GlobEnc,
-    HiddenTokenAttribution,
-    LayerALTI,
-    LayerAttention,
-    LayerAttentionGradient,
-    LayerAttentionNorm,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+from captum_vz import ALTIPlus, GlobEnc, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from tests.captum.configurations import LAYER_METHODS, METHODS
 from tests.engine.compare import assert_same
 from tests.reference.families import FAMILIES
-
-JOINING = (ValueZeroingRollout, AttentionRollout, AttentionFlow, GlobEnc, ALTI)
-OF_LAYERS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI, HiddenTokenAttribution)
-OF_OUTPUT = (ValueZeroingEffect, LayerAttentionGradient)
 
 
 def first_token(output: Any) -> Tensor:
@@ -40,13 +22,13 @@ def first_token(output: Any) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
-@pytest.mark.parametrize("method", [*JOINING, *OF_LAYERS, *OF_OUTPUT])
+@pytest.mark.parametrize("method", [*METHODS, GlobEnc, ValueZeroingEffect])
 def test_model_alone_is_enough(method: Any) -> None:
     case = FAMILIES["bert"].case
-    options = {"target": first_token} if method in OF_OUTPUT else {}
+    options = {"target": first_token} if method is ValueZeroingEffect else {}
     expected = method(case.model, find_layers(case.model)).attribute(case.inputs, **options)
     found = method(case.model).attribute(case.inputs, **options)
-    assert isinstance(found, list) == (method in (*OF_LAYERS, LayerAttentionGradient))
+    assert isinstance(found, list) == (method in LAYER_METHODS)
     assert_same(found, expected)
 
 
@@ -59,17 +41,13 @@ def test_both_stacks_of_alti_plus() -> None:
     assert torch.equal(ALTIPlus(model).attribute(inputs), ALTIPlus(model, both).attribute(inputs))
 
 
-@pytest.mark.parametrize(
-    ("forward_func", "error", "message"),
-    [
-        (len, ArgumentError, r"forward_func is a function, .* pass layer=captum_vz.find_layers\(model\)"),
+def test_layers_that_cannot_be_found() -> None:
+    for forward_func, error, message in (
+        (len, ArgumentError, "forward_func is a function"),
         ("bert", ArgumentError, "forward_func is 'bert': pass the model"),
         (nn.Linear(2, 2), UnsupportedLayerError, "Linear has no stack of layers with attention"),
-        (nn.Transformer(8, 2, 1, 1), ArgumentError, r"has several stacks .* Pass layer=find_layers\(model, stack\)"),
-    ],
-    ids=["function", "text", "no attention", "two stacks"],
-)
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, ValueZeroingEffect])
-def test_layers_that_cannot_be_found(method: Any, forward_func: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        method(forward_func)
+        (nn.Transformer(8, 2, 1, 1), ArgumentError, "has several stacks"),
+    ):
+        for method in (ValueZeroing, ValueZeroingRollout, ValueZeroingEffect):
+            with pytest.raises(error, match=message):
+                method(forward_func)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from captum_vz import ValueZeroingEffect
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.testbed import load_model
-from tests.attr.test_value_zeroing_effect import case_of
 from tests.engine.compare import assert_same
-from tests.reference import FAMILIES, Case
-from tests.reference.naive import context_by_hand, record, values_of
+from tests.reference import FAMILIES
+from tests.reference.effects import case_of, naive_edges
 
 ROW = 2  # a token that is no padding in any example
 
@@ -28,34 +27,11 @@ def read(output: Any) -> Tensor:
     return hidden[:, 3] - 0.5 * hidden[:, 5]
 
 
-@torch.no_grad()
-def naive_edges(case: Case, row: int) -> Tensor:
-    """The same by a hook that changes one row of the context of one layer, `(batch, layers, in)`."""
-    site = case.family.attention
-    runs, output = record(case, output_attentions=True)
-    found = torch.zeros(case.batch, len(case.layers), 7, dtype=torch.float64)
-    for number, layer in enumerate(case.layers):
-        values, weights = values_of(runs[number], site), output.attentions[number]
-        real = case.mask(case.family.mask, 7)
-        for j in range(7):
-            zeroed = (torch.arange(7) == j) & real
-
-            def give(module: nn.Module, args: tuple[Any, ...], *, zeroed: Tensor, of: tuple[Tensor, Tensor]) -> Any:
-                by_hand = context_by_hand(args[0], *of, site, zeroed.numpy(), range(site.heads))
-                context = args[0].clone()
-                context[:, row] = by_hand[:, row]
-                return (context,)
-
-            hook = partial(give, zeroed=zeroed, of=(weights, values))
-            with layer.get_submodule(site.output).register_forward_pre_hook(hook):
-                found[:, number, j] = (read(output) - read(case.model(**case.inputs))) * real[:, j]
-    return found
-
-
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "gemma2"])
 def test_edges_equal_a_hook_that_changes_one_row(name: str) -> None:
     case = FAMILIES[name].case
-    expected = naive_edges(case, ROW)
+    heads = range(case.family.attention.heads)
+    expected = torch.stack([naive_edges(case, layer, read, heads, ROW) for layer in range(len(case.layers))], 1)
     assert expected.abs().max() > 1e-3
     method = ValueZeroingEffect(case.model, case.layers, rows="target", by_layer=True)
     for most in (None, 2):

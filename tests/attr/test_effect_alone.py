@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import SwitchTransformersConfig, SwitchTransformersEncoderModel
 
 from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz._engine import keeps_examples_apart
 from captum_vz.errors import RefusedError
-from captum_vz.functional.interventions import ZeroValue
 from captum_vz.testbed import load_model
 from tests.engine.blocks import WIDTH, Block
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
-from tests.sweep.models import small_models
 
 TOKENS = 6
 PER_EVAL = [None, 1]
@@ -55,8 +54,6 @@ class Together(nn.Module):
 class Exit(Together):
     """Leaves after the first block if all examples are sure. Values are zeroed in the first block."""
 
-    together: Callable[[Tensor], Tensor] = torch.all
-
     @property
     def zeroed(self) -> list[nn.Module]:
         return [self.blocks[0]]
@@ -64,27 +61,6 @@ class Exit(Together):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-            if type(self).together(self.confidence(x) > self.threshold):
-                break
-        return self.head(x.mean(1))
-
-
-class ExitIfAny(Exit):
-    """Leaves if one example is sure."""
-
-    together = torch.any
-
-
-class Loop(Together):
-    """Runs its block again until all examples are sure, as adaptive computation does."""
-
-    @property
-    def zeroed(self) -> list[nn.Module]:
-        return [self.blocks[0]]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = self.blocks[0](x)
             if (self.confidence(x) > self.threshold).all():
                 break
         return self.head(x.mean(1))
@@ -115,16 +91,6 @@ class SwitchByBounds(Switch):
         x = self.blocks[0](x)
         sure = self.confidence(x).mean() > self.threshold
         return self.head(torch.where(sure, x, self.blocks[1](x)).mean(1))
-
-
-class LargestEntry(Together):
-    """Divides by the largest entry of the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-            x = x / x.abs().max()
-        return self.head(x.mean(1))
 
 
 class Statistics(Together):
@@ -196,61 +162,51 @@ def sentences(batch: int, seed: int) -> Tensor:
     return torch.randn(batch, TOKENS, WIDTH, dtype=torch.float64)
 
 
-DECIDING = [Exit, ExitIfAny, Loop, Switch, SwitchByBounds]
+DECIDING = [Exit, Switch, SwitchByBounds]
 
 
 @pytest.mark.parametrize("per_eval", PER_EVAL)
 @pytest.mark.parametrize("kind", DECIDING)
 def test_one_example_near_thresholds(kind: type[Together], per_eval: int | None) -> None:
-    for seed in range(2):
-        x = sentences(1, seed)
-        model = kind()
-        for threshold in near_thresholds(model, x):
-            model.threshold = threshold
-            found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
-            assert_same(found, naive(model, x))
+    x, model = sentences(1, 0), kind()
+    for threshold in near_thresholds(model, x):
+        model.threshold = threshold
+        found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
+        assert_same(found, naive(model, x))
 
 
 @pytest.mark.parametrize("kind", DECIDING)
 def test_two_examples_near_thresholds(kind: type[Together]) -> None:
     """Two examples that decide otherwise than alone are refused. Else each has the effects that it has alone."""
-    refused = answered = 0
-    for seed in range(2):
-        x = sentences(2, seed)
-        model = kind()
-        method = ValueZeroingEffect(model, model.zeroed)
-        for threshold in near_thresholds(model, x):
-            model.threshold = threshold
-            with torch.no_grad():
-                same = torch.allclose(model(x)[:, 0], torch.cat([model(one)[:, 0] for one in x.split(1)]))
-            if same:
-                assert_same(method.attribute(x, 0), naive(model, x))
-                answered += 1
-            else:
-                with pytest.raises(RefusedError, match="one example at a time"):
-                    method.attribute(x, 0)
-                refused += 1
-    assert refused
-    assert answered
+    outcomes, x, model = set(), sentences(2, 0), kind()
+    method = ValueZeroingEffect(model, model.zeroed)
+    for threshold in list(near_thresholds(model, x))[::2]:
+        model.threshold = threshold
+        with torch.no_grad():
+            same = torch.allclose(model(x)[:, 0], torch.cat([model(one)[:, 0] for one in x.split(1)]))
+        outcomes.add(same)
+        if same:
+            assert_same(method.attribute(x, 0), naive(model, x))
+        else:
+            with pytest.raises(RefusedError, match="one example at a time"):
+                method.attribute(x, 0)
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize("per_eval", PER_EVAL)
-@pytest.mark.parametrize("kind", [LargestEntry, Statistics, Crowded, OneAtATime])
+@pytest.mark.parametrize("kind", [Statistics, Crowded, OneAtATime])
 def test_one_example_of_a_shared_scale(kind: type[Together], per_eval: int | None) -> None:
-    for seed in range(3):
-        x = sentences(1, seed)
-        model = kind()
-        found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
-        assert_same(found, naive(model, x))
+    x, model = sentences(1, 0), kind()
+    found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
+    assert_same(found, naive(model, x))
 
 
 @pytest.mark.parametrize("per_eval", PER_EVAL)
-@pytest.mark.parametrize("kind", [LargestEntry, Statistics, Crowded])
+@pytest.mark.parametrize("kind", [Statistics, Crowded])
 def test_two_examples_of_a_shared_scale(kind: type[Together], per_eval: int | None) -> None:
-    for seed in range(3):
-        model = kind()
-        with pytest.raises(RefusedError, match="one example at a time"):
-            ValueZeroingEffect(model, model.zeroed).attribute(sentences(2, seed), 0, perturbations_per_eval=per_eval)
+    model = kind()
+    with pytest.raises(RefusedError, match="one example at a time"):
+        ValueZeroingEffect(model, model.zeroed).attribute(sentences(2, 0), 0, perturbations_per_eval=per_eval)
 
 
 class Apart(Together):
@@ -261,13 +217,6 @@ class Apart(Together):
             x = block(x)
             assert not x.isnan().any()
         return self.head(x.mean(1))
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("examples", [1, 3])
-def test_harmless_reads(examples: int) -> None:
-    model, x = Apart(), sentences(examples, 0)
-    assert_same(ValueZeroingEffect(model, model.zeroed).attribute(x, 0), naive(model, x))
 
 
 class Placed(Apart):
@@ -281,27 +230,16 @@ class Placed(Apart):
         return super().forward(x + self.places(torch.arange(x.shape[1])))
 
 
+@pytest.mark.filterwarnings("error")  # a check for NaN is harmless
 def test_as_many_places_as_examples() -> None:
     model, x = Placed(), sentences(TOKENS, 0)
     for layers in (model.zeroed, [model.blocks[1]]):
         assert_same(ValueZeroingEffect(model, layers).attribute(x, 0), naive(model, x, layers))
 
 
-def test_target_that_shares_a_scale() -> None:
-    """A function as target is code from elsewhere too."""
-    case = FAMILIES["bert"].case.example(0)
-
-    def share(output: Any) -> Tensor:
-        numbers: Tensor = output.last_hidden_state[:, 2, 3]
-        return numbers / numbers.abs().max()
-
-    found = ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, share)
-    assert not found.any() or (found.abs() == 2).any()  # a single number over its own size is 1 or -1
-
-
 def test_target_of_each_example() -> None:
     """A list has one target for each example. A function may count the examples of its batch."""
-    model, x, classes = Apart(), sentences(3, 0), [2, 0, 1]
+    model, x, classes = Apart(), sentences(2, 0), [2, 0]
     method = ValueZeroingEffect(model, model.zeroed)
 
     def one_by_one(of: list[int]) -> Tensor:
@@ -309,23 +247,8 @@ def test_target_of_each_example() -> None:
 
     others = [(target + 1) % 3 for target in classes]
     assert_same(method.attribute(x, classes), one_by_one(classes))
-    assert_same(method.attribute(x, lambda output: output[torch.arange(3), classes]), one_by_one(classes))
+    assert_same(method.attribute(x, lambda output: output[torch.arange(2), classes]), one_by_one(classes))
     assert_same(method.attribute(x, classes, foil=others), one_by_one(classes) - one_by_one(others))
-
-
-def test_intervention_that_mixes_examples() -> None:
-    """It is given one example at a time: a batch has the effects of its examples."""
-
-    class Mixed(ZeroValue):
-        def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-            return torch.where(zeroed[..., None], values.mean(0, keepdim=True) + 1, values)
-
-        def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
-            return weights @ self.new_values(values, zeroed)
-
-    plain = nn.Sequential(*Apart().blocks)
-    method, x = ValueZeroingEffect(plain, list(plain), intervention=Mixed()), sentences(2, 0)
-    assert_same(method.attribute(x, (0, 0)), torch.cat([method.attribute(one, (0, 0)) for one in x.split(1)]))
 
 
 @pytest.mark.parametrize("intervention", ["mean", "knockout"])
@@ -405,11 +328,11 @@ def decides_if_any_is_low(numbers_of: Callable[..., Tensor], **x: Tensor) -> Ten
     return numbers if (numbers.abs() < 0.1).any() else 2 * numbers
 
 
-@pytest.mark.parametrize(
-    "function",
-    [shares_a_scale, takes_one_example, runs_each_alone, decides_if_any_is_low],
-    ids=lambda one: one.__name__,
-)
+FUNCTIONS = [shares_a_scale, takes_one_example, runs_each_alone, decides_if_any_is_low]
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_functions_of_a_library_model(function: Callable[..., Tensor]) -> None:
     """A function that treats a batch in another way than its examples has the effects of one example at a time."""
     case = FAMILIES["bert"].case.example(0)
@@ -438,18 +361,17 @@ def test_library_models_are_trusted(name: str) -> None:
     assert not keeps_examples_apart(lambda **inputs: model(**inputs))
     with model.register_forward_hook(lambda module, args, output: output):
         assert not keeps_examples_apart(model)
-    model.train()
-    assert not keeps_examples_apart(model)
-
-
-@pytest.mark.parametrize("kind", ["switch_transformers", "nllb-moe"])
-def test_experts_are_not_trusted(kind: str) -> None:
-    assert not any(keeps_examples_apart(model) for model in small_models(kind))
-
-
-def test_batch_statistics_are_not_trusted() -> None:
-    model = FAMILIES["bert"].build().model
     model.pooler = nn.BatchNorm1d(3).eval()
     assert keeps_examples_apart(model)
     model.pooler = nn.BatchNorm1d(3, track_running_stats=False).eval()
     assert not keeps_examples_apart(model)
+    model.pooler = None
+    assert keeps_examples_apart(model)
+    model.train()
+    assert not keeps_examples_apart(model)
+
+
+def test_experts_are_not_trusted() -> None:
+    size = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2, "num_experts": 2}
+    size["num_sparse_encoder_layers"] = 1
+    assert not keeps_examples_apart(SwitchTransformersEncoderModel(SwitchTransformersConfig(**size)).eval())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch.nn.modules import module as torch_modules
 
 from captum_vz import HiddenTokenAttribution
 from tests.captum.configurations import embed
-from tests.captum.footprint import assert_same_numbers, footprint, numbers
-from tests.engine.compare import assert_batch_is_its_examples, assert_same
+from tests.captum.footprint import footprint
+from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
-from tests.reference.jacobian import naive_jacobian_norms, stepped_jacobian_norm, vectors_of
+from tests.reference.jacobian import naive_jacobian_norms, stepped_jacobian_norm
 
 each_family = pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama", "t5-encoder"])
 also_of_no_ids = ["albert-two-in-turn", "vit", "wav2vec2", "t5-decoder", "bart-decoder"]
@@ -32,11 +33,10 @@ def test_every_layer_of_every_family(name: str) -> None:
     assert_same(rows, [share[:, 1] for share in shares])
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_small_steps_find_the_same(name: str) -> None:
-    case = FAMILIES[name].case
+def test_small_steps_find_the_same() -> None:
+    case = FAMILIES["bert"].case
     maps = HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs)
-    for layer, b, i, j in [(0, 0, 3, 2), (2, 1, 4, 0), (1, 2, 2, 2)]:
+    for layer, b, i, j in [(0, 0, 3, 2), (2, 1, 2, 0)]:
         assert maps[layer][b, i, j].item() == pytest.approx(stepped_jacobian_norm(case, layer, b, i, j), rel=1e-6)
 
 
@@ -69,15 +69,6 @@ def test_gradient_times_input_of_one_layer(name: str) -> None:
         case.model, case.layers[1], embeddings=case.layers[0], multiply_by_inputs=True, normalize=False
     )
     assert_same(local.attribute(case.inputs), expected.sqrt())
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_stack_input_equals_first_hidden_state(name: str) -> None:
-    """In transformers, the first hidden state of BERT is the output of the embeddings' norm."""
-    case = FAMILIES[name].case
-    with torch.no_grad():
-        hidden = case.model(**case.inputs, output_hidden_states=True).hidden_states
-    assert torch.equal(vectors_of(case), hidden[0])
 
 
 @pytest.mark.parametrize("name", ["bert", "albert-two-in-turn", "t5-decoder", "wav2vec2"])
@@ -129,47 +120,22 @@ def test_other_threads_are_left_alone() -> None:
 def test_decoder_layers_with_encoder_tokens() -> None:
     case = FAMILIES["bart-decoder"].case
     embeddings = case.model.encoder.embed_tokens
-    maps = HiddenTokenAttribution(case.model, case.layers, embeddings=embeddings).attribute(case.inputs)
-    assert maps[0].shape == (3, 5, 7)
-    for one, expected in zip(maps, naive_jacobian_norms(case, embeddings), strict=True):
-        assert_same(one.sum(-1), case.inputs["decoder_attention_mask"].double())
-        assert_same(one * expected.sum(-1, keepdim=True), expected)
-    assert not maps[0].mT[case.inputs["attention_mask"] == 0].any()
-    method = HiddenTokenAttribution(case.model, case.layers, embeddings=embeddings)
+    method = HiddenTokenAttribution(case.model, case.layers[:1], embeddings=embeddings)
+    (found,) = method.attribute(case.inputs)
+    assert found.shape == (3, 5, 7)
+    expected = naive_jacobian_norms(case, embeddings, 1)[0]
+    assert_same(found.sum(-1), case.inputs["decoder_attention_mask"].double())
+    assert_same(found * expected.sum(-1, keepdim=True), expected)
+    assert not found.mT[case.inputs["attention_mask"] == 0].any()
     with pytest.raises(AssertionError, match="feature_mask has 5 tokens"):
         method.attribute(case.inputs, feature_mask=torch.arange(5)[None])
 
 
-@pytest.mark.parametrize(("name", "of"), [("bert", "embeddings.word_embeddings"), ("gpt2", "wte")])
-def test_vectors_that_a_module_returns(name: str, of: str) -> None:
-    case = FAMILIES[name].case
-    module = case.model.get_submodule(of)
+def test_vectors_that_a_module_returns() -> None:
+    case = FAMILIES["bert"].case.example(2)
+    module = case.model.embeddings.word_embeddings
     method = HiddenTokenAttribution(case.model, case.layers[:2], embeddings=module, normalize=False)
     assert_same(method.attribute(case.inputs), naive_jacobian_norms(case, module)[:2])
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_embeddings_with_norm_or_added_positions(name: str) -> None:
-    case = FAMILIES[name].case
-    words, behind = (
-        HiddenTokenAttribution(case.model, case.layers[0], embeddings=module).attribute(case.inputs)
-        for module in (case.model.get_input_embeddings(), None)
-    )
-    assert torch.allclose(words, behind, atol=1e-10) == (name == "gpt2")
-
-
-@each_family
-def test_padded_batch_equals_its_examples(name: str) -> None:
-    case = FAMILIES[name].case
-    for probes in (None, 2):
-        assert_batch_is_its_examples(HiddenTokenAttribution(case.model, case.layers[-1], probes=probes), case)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_later_tokens_have_no_effect(name: str) -> None:
-    case = FAMILIES[name].case
-    for one in HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs):
-        assert not one.triu(1).any()
 
 
 def passing_on(case: Case) -> Case:
@@ -196,34 +162,13 @@ def test_layers_that_return_their_input(probes: int | None) -> None:
             assert abs(size.item() ** 2 / 32 - 1) < 3 * sqrt(2 / (32 * probes))
 
 
-@pytest.mark.parametrize("probes", [4, 64])
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_deviation_of_probes(name: str, probes: int) -> None:
-    case = FAMILIES[name].case
-    exact = HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs)
-    method = HiddenTokenAttribution(case.model, case.layers, probes=probes, normalize=False)
-    for one, expected in zip(method.attribute(case.inputs), exact, strict=True):
-        there = expected > 0
-        relative = (one[there] / expected[there]).square() - 1
-        assert relative.square().mean().sqrt() <= sqrt(2 / probes)
-        assert relative.abs().max() <= 5 * sqrt(2 / probes)
-        assert relative.abs().max() > 0
-        assert not one[~there].any()
-
-
 def test_probes_are_unbiased() -> None:
     """The error of the mean over n seeds is smaller than the error of one seed by the square root of n."""
     case = FAMILIES["bert"].case
-    layer, seeds = case.layers[1], 60
+    layer, seeds = case.layers[1], 30
     exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, token=1)
-    estimates = torch.stack(
-        [
-            HiddenTokenAttribution(case.model, layer, probes=1, seed=seed, normalize=False).attribute(
-                case.inputs, token=1
-            )
-            for seed in range(seeds)
-        ]
-    )
+    one = partial(HiddenTokenAttribution, case.model, layer, probes=1, normalize=False)
+    estimates = torch.stack([one(seed=seed).attribute(case.inputs, token=1) for seed in range(seeds)])
     there = exact > 0
     relative = estimates.square().mean(0)[there] / exact[there].square() - 1
     assert relative.abs().max() < 4 * sqrt(2 / seeds)
@@ -276,18 +221,17 @@ def test_a_group_is_one_variable() -> None:
             assert_same(together[..., token], expected * there)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_vectors_in_place_of_ids(name: str) -> None:
-    case = FAMILIES[name].case
-    expected = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs)
+def test_vectors_in_place_of_ids() -> None:
+    case = FAMILIES["gpt2"].case
+    expected = HiddenTokenAttribution(case.model, case.layers, probes=2).attribute(case.inputs)
     vectors, mask = embed(case), case.inputs["attention_mask"]
     named = {"inputs_embeds": vectors, "attention_mask": mask}
-    assert_same(HiddenTokenAttribution(case.model, case.layers).attribute(named), expected)
+    assert_same(HiddenTokenAttribution(case.model, case.layers, probes=2).attribute(named), expected)
 
     def forward(vectors: Tensor, mask: Tensor) -> Any:
         return case.model(inputs_embeds=vectors, attention_mask=mask)
 
-    method = HiddenTokenAttribution(forward, case.layers)
+    method = HiddenTokenAttribution(forward, case.layers, probes=2)
     assert_same(method.attribute(vectors, additional_forward_args=mask), expected)
     assert_same(method.attribute((vectors, mask)), expected)
     assert not vectors.requires_grad
@@ -295,27 +239,10 @@ def test_vectors_in_place_of_ids(name: str) -> None:
 
 def test_layer_that_writes_into_its_input() -> None:
     case = FAMILIES["llama"].build()
-    expected = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs)
+    method = HiddenTokenAttribution(case.model, case.layers, probes=2)
+    expected = method.attribute(case.inputs)
     with case.layers[0].register_forward_pre_hook(lambda layer, args: (args[0].mul_(1.0), *args[1:])):
-        assert_same(HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs), expected)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_no_parameter_gradients_inside_no_grad(implementation: str) -> None:
-    case = FAMILIES["bert"].build(attn_implementation=implementation)
-    case.model.requires_grad_(True)
-    case.layers[0].output.dense.weight.grad = torch.ones_like(case.layers[0].output.dense.weight)
-    before, values = footprint(case.model), numbers(case.model)
-    method = HiddenTokenAttribution(case.model, case.layers)
-    with torch.no_grad():
-        inside = method.attribute(case.inputs, token=1)
-        assert not torch.is_grad_enabled()
-    for one, other in zip(inside, method.attribute(case.inputs, token=1), strict=True):
-        assert torch.equal(one, other)
-        assert not one.requires_grad
-    assert footprint(case.model) == before
-    assert_same_numbers(case.model, values)
-    assert (case.layers[0].output.dense.weight.grad == 1).all()
+        assert_same(method.attribute(case.inputs), expected)
 
 
 def test_unbatchable_backward_pass() -> None:
@@ -353,50 +280,14 @@ def test_torch_layers_with_tokens_first() -> None:
         assert_same(method.attribute(x.transpose(0, 1), **one), maps)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_torch_layers_with_isolated_padding(norm_first: bool) -> None:
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(20, 16)
-            self.layers = nn.ModuleList(
-                nn.TransformerEncoderLayer(16, 2, 24, 0.0, norm_first=norm_first, batch_first=True) for _ in range(2)
-            )
-
-        def forward(self, ids: Tensor) -> Tensor:
-            hidden = self.words(ids)
-            seen = (ids > 0).repeat_interleave(2, 0)[:, None] & (ids > 0).repeat_interleave(2, 0)[:, :, None]
-            for layer in self.layers:
-                hidden = layer(hidden, src_mask=~seen)
-            return hidden
-
-    model = Blocks().double().eval()
-    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
-    method = HiddenTokenAttribution(model, model.layers)
-    for index, alone in enumerate(method.attribute(ids[1:, :2])):
-        together = method.attribute(ids)[index]
-        assert_same(together[1, :2, :2], alone[0])
-        assert_same(together.sum(-1), (ids > 0).double())
-
-
-def test_half_precision_model() -> None:
-    half, whole = FAMILIES["llama"].build(torch.bfloat16), FAMILIES["llama"].case
-    found = HiddenTokenAttribution(half.model, half.layers[1]).attribute(half.inputs)
-    assert found.dtype == torch.float32
-    assert_same(found.double(), HiddenTokenAttribution(whole.model, whole.layers[1]).attribute(whole.inputs), 0.05)
-
-
 def test_bad_arguments() -> None:
     case = FAMILIES["bert"].case
     ids = case.inputs["input_ids"]
     for probes in (0, -1, 2.0, True):
-        with pytest.raises(AssertionError, match=f"probes is {probes!r}: pass an integer of at least 1, or None"):
+        with pytest.raises(AssertionError, match=f"probes is {probes!r}"):
             HiddenTokenAttribution(case.model, case.layers, probes=probes)  # type: ignore[arg-type]  # wrong on purpose
     method = HiddenTokenAttribution(case.model, case.layers)
-    with (
-        torch.inference_mode(),
-        pytest.raises(AssertionError, match=r"inference_mode\(\) is active"),
-    ):
+    with torch.inference_mode(), pytest.raises(AssertionError, match=r"inference_mode\(\) is active"):
         method.attribute(case.inputs)
     with pytest.raises(AssertionError, match=r"in the same thread, the Identity that is passed as"):
         HiddenTokenAttribution(case.model, case.layers, embeddings=nn.Identity()).attribute(ids)

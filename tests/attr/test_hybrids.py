@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
 
 from captum_vz import (
@@ -18,7 +17,6 @@ from captum_vz import (
     AttentionFlow,
     AttentionRollout,
     LayerAttention,
-    Rollout,
     ValueZeroing,
     ValueZeroingRollout,
     find_layers,
@@ -34,7 +32,6 @@ from tests.engine.blocks import (
     Convolution,
     Mean,
     SelfAttention,
-    Shift,
     Stopping,
     block_of,
     sequences,
@@ -46,33 +43,14 @@ from tests.reference.case import BEFORE_5, randomize
 SIZE = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 50}
 ATTENDS, OTHER = "full_attention", "linear_attention"
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
-DELTA = {
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "head_dim": 8,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-}
+DELTA = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+DELTA |= {"head_dim": 8, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4}
+DELTA |= {"num_experts_per_tok": 2}
+JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4}
 
 # name -> (fields of the config, indices of the layers with attention, name of the value module)
 HYBRIDS: dict[str, tuple[dict[str, Any], list[int], str]] = {
-    "Jamba": (
-        {
-            "num_hidden_layers": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "num_experts": 2,
-            "mamba_dt_rank": 4,
-            "use_mamba_kernels": False,
-        },
-        [1, 3],
-        "self_attn.v_proj",
-    ),
-    "Bamba": ({"num_hidden_layers": 3, "attn_layer_indices": [1], **MAMBA}, [1], "self_attn.v_proj"),
+    "Jamba": ({"num_hidden_layers": 4, "use_mamba_kernels": False, **JAMBA}, [1, 3], "self_attn.v_proj"),
     "GraniteMoeHybrid": (
         {"num_hidden_layers": 3, "layer_types": [ATTENDS, OTHER, ATTENDS], "shared_intermediate_size": 16, **MAMBA},
         [0, 2],
@@ -84,16 +62,7 @@ HYBRIDS: dict[str, tuple[dict[str, Any], list[int], str]] = {
         "temporal_block.v_proj",
     ),
     "Lfm2": ({"num_hidden_layers": 3, "layer_types": ["conv", ATTENDS, "conv"]}, [1], "self_attn.v_proj"),
-    "Qwen3Next": (
-        {"num_hidden_layers": 3, "layer_types": [OTHER, ATTENDS, OTHER], **DELTA},
-        [1],
-        "self_attn.v_proj",
-    ),
-    "MiniMax": (
-        {"num_hidden_layers": 3, "layer_types": [OTHER, ATTENDS, OTHER], "num_local_experts": 2, "head_dim": 8},
-        [1],
-        "self_attn.v_proj",
-    ),
+    "Qwen3Next": ({"num_hidden_layers": 3, "layer_types": [OTHER, ATTENDS, OTHER], **DELTA}, [1], "self_attn.v_proj"),
 }
 
 
@@ -187,30 +156,13 @@ def hybrid(other: type[Recurrent] = Recurrent) -> Stack:
     return Stack(Block(), other(CausalMean()), Block(), Block(), other(Mean()))
 
 
-ALONE: dict[str, Callable[[], list[nn.Module]]] = {
-    "linear": lambda: [nn.Linear(WIDTH, WIDTH)],
-    "root mean square norm": lambda: [nn.RMSNorm(WIDTH)],
-    "norm and linear": lambda: [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)],
-    "linear and norm": lambda: [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)],
-}
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_modules_for_each_token_between_layers(name: str) -> None:
-    torch.manual_seed(0)
-    model = Stack(Block(), *ALONE[name](), Block())
-    blocks = [model.layers[0], model.layers[-1]]
-    found = ValueZeroingRollout(model, blocks).attribute(sequences(2))
-    assert_same(found, ValueZeroingRollout(model, blocks, other_mixing="ignore").attribute(sequences(2)))
-
-
-ROLLOUTS: list[Callable[..., Any]] = [
-    ValueZeroingRollout,
-    AttentionRollout,
-    AttentionFlow,
-    ALTI,
-    lambda model, layers, **options: Rollout(LayerAttention(model, layers), **options),
-]
+def test_modules_for_each_token_between_layers() -> None:
+    linear, norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+    for between in ([nn.RMSNorm(WIDTH)], [linear, norm]):
+        model = Stack(Block(), *between, Block())
+        blocks = [model.layers[0], model.layers[-1]]
+        found = ValueZeroingRollout(model, blocks).attribute(sequences(2))
+        assert_same(found, ValueZeroingRollout(model, blocks, other_mixing="ignore").attribute(sequences(2)))
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -220,19 +172,10 @@ def test_steering_hook_may_mix(index: int) -> None:
     model.layers[index].register_forward_hook(lambda module, inputs, output: output + output.mean(1, keepdim=True))
     maps = LayerAttention(model, find_layers(model)).attribute(x)
     assert_same(maps[0], plain)
-    message = rf"the layers {index} \(Block\) mix their tokens in another way as well .* other_mixing='ignore'"
-    with pytest.raises(UnsupportedLayerError, match=message):
+    with pytest.raises(UnsupportedLayerError, match=rf"the layers {index} \(Block\) mix their tokens"):
         AttentionRollout(model, find_layers(model)).attribute(x)
     rollout = AttentionRollout(model, find_layers(model), residual=None, other_mixing="ignore")
     assert_same(rollout.attribute(x), maps[1] @ maps[0])
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_steering_hook_of_each_token(index: int) -> None:
-    model, x = Stack(Block(), Block()), sequences(2)
-    model.layers[index].register_forward_hook(lambda module, inputs, output: 2 * output.relu())
-    maps = LayerAttention(model, find_layers(model)).attribute(x)
-    assert_same(AttentionRollout(model, find_layers(model), residual=None).attribute(x), maps[1] @ maps[0])
 
 
 def test_hook_between_layers_is_named() -> None:
@@ -245,21 +188,20 @@ def test_hook_between_layers_is_named() -> None:
     assert_same(rollout.attribute(x), maps[1] @ maps[0])
 
 
-@pytest.mark.parametrize("method", ROLLOUTS)
+@pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout, AttentionFlow, ALTI])
 @pytest.mark.parametrize("other", [Recurrent, InPlace])
 def test_mixing_between_layers_is_refused(method: Any, other: type[Recurrent]) -> None:
     model, x = hybrid(other), sequences(2)
     layers = find_layers(model)
     assert layers == [model.layers[number] for number in (0, 2, 3)]
-    message = r"runs between the layers 0 \(Block\) and 1 \(Block\)"
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match=r"runs between the layers 0 \(Block\) and 1 \(Block\)"):
         method(model, layers).attribute(x)
     # With "ignore", the rollout multiplies the maps. Modules after the last layer are not tested.
     assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
 
 
-@pytest.mark.parametrize("mixer", [Convolution, Stopping, Mean, CausalMean, Shift])
+@pytest.mark.parametrize("mixer", [Convolution, Stopping, CausalMean])
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
 def test_mixing_inside_a_layer_is_refused(method: Any, mixer: type[nn.Module]) -> None:
     torch.manual_seed(0)
@@ -301,16 +243,13 @@ class Wary(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("error", [KeyError("nan"), AttributeError("nan"), AssertionError("nan"), StopIteration()])
-def test_layer_that_fails_on_nan(error: Exception) -> None:
-    model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
-    of = AttentionRollout(model, find_layers(model))
-    found = of.attribute(x)
-    of.other_mixing = "ignore"
-    assert_same(found, of.attribute(x))
-
-
-def test_out_of_memory_error_is_raised() -> None:
+def test_layer_that_fails_on_nan() -> None:
+    for error in (KeyError("nan"), AssertionError("nan"), StopIteration()):
+        model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
+        of = AttentionRollout(model, find_layers(model))
+        found = of.attribute(x)
+        of.other_mixing = "ignore"
+        assert_same(found, of.attribute(x))
     model = Stack(Block(), Block(after=Wary(torch.OutOfMemoryError("Tried to allocate 20.00 GiB"))))
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         AttentionRollout(model, find_layers(model)).attribute(sequences(2))
@@ -324,21 +263,6 @@ def test_ignored_mixing_multiplies_maps() -> None:
     assert_same(joined, [maps[0], maps[1] @ maps[0], maps[2] @ maps[1] @ maps[0]])
     row = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(x, token=3)
     assert_same(row, joined[-1][:, 3])
-
-
-def test_omitted_layers_are_refused() -> None:
-    torch.manual_seed(0)
-    model, x = Stack(*(Block() for _ in range(4))), sequences(2)
-    some = [model.layers[0], model.layers[1], model.layers[3]]
-    with pytest.raises(AssertionError, match=r"between the layers 1 \(Block\) and 2 \(Block\)"):
-        ValueZeroingRollout(model, some).attribute(x)
-    ValueZeroingRollout(model, list(model.layers)).attribute(x)
-
-
-def test_unknown_other_mixing_is_refused() -> None:
-    model = hybrid()
-    with pytest.raises(AssertionError, match="other_mixing is 'mean'"):
-        ValueZeroingRollout(model, find_layers(model), other_mixing="mean")
 
 
 def test_recurrent_mixer_of_a_real_layer() -> None:
@@ -363,39 +287,21 @@ def test_convolution_with_inline_attention() -> None:
     assert_same(joined, second @ first, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Jamba", "GraniteMoeHybrid"])
-def test_rollouts_of_real_hybrids(name: str) -> None:
-    model = model_of(name)
-    layers = find_layers(model)
-    with pytest.raises(AssertionError, match="runs between the layers 0"):
-        ValueZeroingRollout(model, layers).attribute(IDS)
-    first, second = ValueZeroing(model, layers).attribute(IDS)
-    assert_same(ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(IDS), second @ first)
-
-
 # What is alike in code and in all settings but one: the first mixes no tokens, the second does.
-AFTER = {
-    "size of a norm": (nn.LayerNorm(16), nn.LayerNorm((6, 16))),
-    "axis": (nn.Softmax(dim=-1), nn.Softmax(dim=1)),
-    "size of a kernel": (nn.AvgPool2d((1, 3), 1, (0, 1)), nn.AvgPool2d((3, 1), 1, (1, 0))),
-}
+AFTER = [
+    (nn.LayerNorm(16), nn.LayerNorm((6, 16))),
+    (nn.Softmax(dim=-1), nn.Softmax(dim=1)),
+    (nn.AvgPool2d((1, 3), 1, (0, 1)), nn.AvgPool2d((3, 1), 1, (1, 0))),
+]
 
 
-@pytest.mark.parametrize("name", AFTER)
-def test_layers_that_differ_in_one_setting(name: str) -> None:
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), one) for one in AFTER[name]]
+@pytest.mark.parametrize("after", AFTER)
+def test_layers_that_differ_in_one_setting(after: tuple[nn.Module, nn.Module]) -> None:
+    layers = [nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), one) for one in after]
     for order, mixer in ((layers, 1), (layers[::-1], 0)):
         model = nn.Sequential(*order).eval()
         with pytest.raises(UnsupportedLayerError, match=rf"the layers {mixer} \(Sequential\) mix their tokens"):
             AttentionRollout(model, list(model)).attribute(torch.randn(2, 6, 16))
-
-
-def test_list_inside_a_layer() -> None:
-    """T5 has the attention and the feed-forward of a block in a ModuleList."""
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}
-    encoder = transformers.T5EncoderModel(transformers.T5Config(**sizes))
-    assert [type(layer).__name__ for layer in find_layers(encoder)] == ["T5Block"] * 2
 
 
 def test_hybrid_stack_and_full_stack() -> None:
@@ -428,17 +334,11 @@ class Reading(nn.Module):
         return x + self.read(x)
 
 
-def into_last(x: Tensor) -> Tensor:
-    return functional.pad(x.sum(1, keepdim=True), (0, 0, x.shape[1] - 1, 0))
-
-
 def of_every_fourth(x: Tensor) -> Tensor:
     return x[:, 3::4].mean(1, keepdim=True).expand_as(x)
 
 
-@pytest.mark.parametrize(
-    "read", [lambda x: x[:, :1], lambda x: x[:, -1:], into_last, of_every_fourth, lambda x: Ahead()(x) * (x > 2)]
-)
+@pytest.mark.parametrize("read", [lambda x: x[:, -1:], of_every_fourth, lambda x: Ahead()(x) * (x > 2)])
 def test_mixing_of_some_tokens_is_refused(read: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     model, x = Stack(Block(), Block(after=Reading(read))), sequences(2, 12)

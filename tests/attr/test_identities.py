@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    HiddenTokenAttribution,
+    LayerALTI,
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
 from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
+from tests.reference.norms import PRE_NORM
 
 LAYER_METHODS = [ValueZeroing, LayerAttention]
 STACK_METHODS = [ValueZeroingRollout, AttentionRollout, AttentionFlow]
@@ -30,17 +45,32 @@ def real_tokens(case: Case) -> torch.Tensor:
     return case.mask(case.family.mask, length)
 
 
-@each_family
-def test_padded_batch_equals_its_examples(name: str) -> None:
-    case = FAMILIES[name].case
-    for method in LAYER_METHODS:
-        together = maps_of(case, method)
-        for index in range(case.batch):
-            for layer_map, alone in zip(together, maps_of(case.example(index), method), strict=True):
-                length = alone.shape[1]
-                assert_same(layer_map[index, :length, :length], alone[0])
-                assert not layer_map[index, length:].any()
-                assert not layer_map[index, :, length:].any()
+# All ways to ask for maps that have no identities in a file of their own.
+ASKED: dict[str, Callable[..., Any]] = {
+    **{method.__name__: method for method in (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI, ALTI)},
+    "each head": partial(ValueZeroing, reduce_heads=None),
+    "mean values": partial(ValueZeroing, intervention="mean"),
+    "knockout": partial(ValueZeroing, intervention="knockout"),
+    "jacobian": HiddenTokenAttribution,
+    "probes": partial(HiddenTokenAttribution, probes=2),
+    "vectors": partial(LayerAttentionNorm, normalize=False, include="residual"),
+}
+POST_NORM = {"GlobEnc": GlobEnc, "encoder": partial(LayerAttentionNorm, include="encoder")}
+BATCHES = {*product(("bert", "gpt2", "llama", "albert", "vit"), ASKED), *product(("bert", "roberta"), POST_NORM)}
+BATCHES |= {*product(FAMILIES, ("ValueZeroing", "LayerAttention")), *product(PRE_NORM, ("LayerAttentionNorm", "ALTI"))}
+FAST = [("bert", "mean values"), ("gpt2", "probes")]
+
+
+@pytest.mark.parametrize(("name", "asked"), quick(sorted(BATCHES), *FAST))
+def test_padded_batch_equals_its_examples(name: str, asked: str) -> None:
+    case, method = FAMILIES[name].case, (ASKED | POST_NORM)[asked]
+    together = as_list(maps_of(case, method))
+    for index in range(case.batch):
+        for layer_map, alone in zip(together, as_list(maps_of(case.example(index), method)), strict=True):
+            length = alone.shape[-1]
+            assert_same(layer_map[index, ..., :length, :length], alone[0])
+            assert not layer_map[index, ..., length:, :].any()
+            assert not layer_map[index, ..., length:].any()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -71,43 +101,28 @@ def as_list(maps: Any) -> list[torch.Tensor]:
     return maps if isinstance(maps, list) else [maps]
 
 
-@pytest.mark.parametrize("per_eval", [1, 3, 100])
+@pytest.mark.parametrize("size", [1, 5])
 @each_varied
-def test_any_number_of_perturbations_per_eval(name: str, per_eval: int) -> None:
-    case = FAMILIES[name].case
-    mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
-    for options in ({}, {"target": 1}, {"feature_mask": mask}):
-        assert_same(maps_of(case, perturbations_per_eval=per_eval, **options), maps_of(case, **options))
-
-
-@pytest.mark.parametrize("positions", [1, 5])
-@each_varied
-def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_size_of_chunk(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES[name].case
     mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
     for options in ({}, {"target": 1}, {"feature_mask": mask}):
         expected = maps_of(case, **options)
+        assert_same(maps_of(case, perturbations_per_eval=size, **options), expected)
         with monkeypatch.context() as patch:
             # A position of these models is 48 to 96 numbers wide.
-            set_budget(patch, chunk_bytes=positions * 96 * 8)
+            set_budget(patch, chunk_bytes=size * 96 * 8)
             assert_same(maps_of(case, **options), expected)
 
 
 @each_family
-def test_token_rows_sum_to_one(name: str) -> None:
+def test_rows_sum_to_one_and_see_no_later_token(name: str) -> None:
     case = FAMILIES[name].case
     real = real_tokens(case)
     for method in LAYER_METHODS + STACK_METHODS[:2]:
         for one in as_list(maps_of(case, method)):
             assert (one >= 0).all()
             assert_same(one.sum(-1), real.double())
-
-
-@each_family
-def test_only_causal_maps_are_lower_triangular(name: str) -> None:
-    case = FAMILIES[name].case
-    for method in LAYER_METHODS + STACK_METHODS[:2]:
-        for one in as_list(maps_of(case, method)):
             if case.causal:
                 assert not one.triu(1).any()
                 assert (one[:, 0, 0] == 1).all()
@@ -124,14 +139,6 @@ def test_layer_alone_or_with_others(name: str) -> None:
             assert_same(method(case.model, layer).attribute(case.inputs), expected)
         backwards = method(case.model, case.layers[::-1]).attribute(case.inputs)
         assert_same(backwards[::-1], together)
-
-
-@each_method
-def test_token_ids_equal_their_embeddings(method: Any) -> None:
-    case = FAMILIES["gpt2"].case
-    embeddings = case.model.wte(case.inputs["input_ids"])
-    embedded = {"inputs_embeds": embeddings, "attention_mask": case.inputs["attention_mask"]}
-    assert_same(maps_of(replace(case, inputs=embedded), method), maps_of(case, method))
 
 
 @each_method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, MPNetConfig,
 from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz._engine import traced_replays
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.functional import Intervention, rollout
+from captum_vz.functional import Intervention
 from tests.engine.blocks import Block, Convolution, Halves, sequences
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
@@ -103,30 +104,12 @@ def test_maps_equal_the_twin(name: str, attention: str, kind: str) -> None:
             assert_same(method.attribute(case.inputs), expected, tolerance=1e-9)
     assert_same(method.attribute(case.inputs, token=1), expected[:, 1], tolerance=1e-9)
     assert_same(method.attribute(case.inputs, perturbations_per_eval=2), expected, tolerance=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["mean", "knockout", "doubled"])
-def test_batch_equals_its_singles(kind: str) -> None:
-    case = FAMILIES["bert"].case
-    method = ValueZeroing(case.model, case.layers, intervention=KINDS[kind])
-    together = method.attribute(case.inputs)
-    for index in range(case.batch):
-        for found, alone in zip(together, method.attribute(case.example(index).inputs), strict=True):
-            length = alone.shape[1]
-            assert_same(found[index : index + 1, :length, :length], alone)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_zeroed_words_in_one_head(kind: str) -> None:
-    """Packed pairs equal the definition for groups of sources in one head."""
-    case = FAMILIES["gpt2"].case
-    words = torch.arange(case.inputs["input_ids"].shape[1])[None] // 2
-    method = ValueZeroing(case.model, case.layers[0], heads=1, intervention=KINDS[kind], normalize=False)
+    words = torch.arange(expected.shape[2])[None] // 2
+    of_head = ValueZeroing(case.model, case.layers[1], heads=1, intervention=KINDS[kind], **options)
     with traced_replays("definition"):
-        expected = method.attribute(case.inputs, feature_mask=words)
-    with traced_replays("packed pairs"):
-        assert_same(method.attribute(case.inputs, feature_mask=words), expected, tolerance=1e-9)
-    assert expected.any()
+        groups = of_head.attribute(case.inputs, feature_mask=words)
+    assert groups.any()
+    assert_same(of_head.attribute(case.inputs, feature_mask=words), groups, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["mean", "doubled"])
@@ -145,9 +128,8 @@ def test_inline_attention(kind: str) -> None:
             for source in range(length):
 
                 def replace(module: nn.Module, args: Any, values: Tensor, source: int = source) -> Tensor:
-                    values = values.clone()
-                    values[:, source] = values.mean(1) if kind == "mean" else 2 * values[:, source]
-                    return values
+                    new = values.mean(1, keepdim=True) if kind == "mean" else 2 * values[:, [source]]
+                    return values.index_copy(1, torch.tensor([source]), new)
 
                 with layer.attention.attn.v.register_forward_hook(replace):
                     moved = (model(**alone).last_hidden_state - clean).abs().sum(-1)[0]
@@ -189,22 +171,18 @@ def test_mean_effect_equals_hooks() -> None:
     model, ids, mask = classifier()
     effect = ValueZeroingEffect(model, find_layers(model), intervention="mean")
     found = effect.attribute({"input_ids": ids, "attention_mask": mask}, target=2)
-    projections = [layer.attention.self.value for layer in find_layers(model)]
     for example, length in enumerate((5, 3)):
         alone = ids[example : example + 1, :length]
         for source in range(length):
 
             def replace(module: nn.Module, args: Any, values: Tensor, source: int = source) -> Tensor:
-                values = values.clone()
-                values[:, source] = values.mean(1)
-                return values
+                return values.index_copy(1, torch.tensor([source]), values.mean(1, keepdim=True))
 
-            with torch.no_grad():
+            with torch.no_grad(), ExitStack() as hooks:
                 clean = model(alone).logits[0, 2]
-                handles = [one.register_forward_hook(replace) for one in projections]
+                for layer in find_layers(model):
+                    hooks.enter_context(layer.attention.self.value.register_forward_hook(replace))
                 moved = model(alone).logits[0, 2]
-                for handle in handles:
-                    handle.remove()
             torch.testing.assert_close(found[example, source], clean - moved)
     assert not found[1, 3:].any()
 
@@ -237,14 +215,6 @@ def test_values_that_read_no_others_share_a_run(method: Any) -> None:
     assert few < 0.7 * many
 
 
-def test_rollout_multiplies_these_maps() -> None:
-    case = FAMILIES["bert"].case
-    maps = ValueZeroing(case.model, case.layers, intervention="mean").attribute(case.inputs)
-    joined = ValueZeroingRollout(case.model, case.layers, intervention="mean")
-    assert joined.intervention == "mean"
-    assert_same(joined.attribute(case.inputs), rollout(maps)[-1])
-
-
 class Short(Intervention):
     def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
         return (weights @ values)[..., :1]
@@ -257,10 +227,7 @@ class Always(Intervention):
 
 @pytest.mark.parametrize(
     ("intervention", "message"),
-    [
-        (Short(), r"Short.new_context gave \(2, 6, 4, 1\): expected"),
-        (Always(), r"Always\.new_context changes what the model computes although no source is zeroed"),
-    ],
+    [(Short(), r"Short.new_context gave \(2, 6, 4, 1\)"), (Always(), "although no source is zeroed")],
 )
 def test_interventions_that_break_their_contract(intervention: Intervention, message: str) -> None:
     block = Block()
@@ -268,15 +235,14 @@ def test_interventions_that_break_their_contract(intervention: Intervention, mes
         ValueZeroing(block, block, intervention=intervention).attribute(sequences(2, 6))
 
 
-@pytest.mark.parametrize("intervention", ["none", None, Doubled])
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect, ValueZeroingRollout])
-def test_unknown_interventions(method: Any, intervention: Any) -> None:
-    block = Block()
-    with pytest.raises(ArgumentError, match="intervention is"):
-        method(block, block, intervention=intervention)
+def test_unknown_interventions() -> None:
+    for method in (ValueZeroing, ValueZeroingEffect, ValueZeroingRollout):
+        for intervention in ("none", None, Doubled):
+            with pytest.raises(ArgumentError, match="intervention is"):
+                method(Block(), Block(), intervention=intervention)
 
 
 def test_windows_can_only_be_zeroed() -> None:
     block = Halves(lambda x: x)
-    with pytest.raises(RefusedError, match="windows or in another order, where values can only be zeroed"):
+    with pytest.raises(RefusedError, match="where values can only be zeroed"):
         ValueZeroing(block, block, intervention="mean").attribute(sequences(2, 6))

@@ -11,11 +11,12 @@ from transformers import BloomConfig, BloomModel
 
 from captum_vz import LayerAttentionGradient, Rollout
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from tests.captum.footprint import assert_same_numbers, footprint, numbers
+from tests.captum.footprint import footprint
 from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 each_family = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "bart-decoder"])
 
 
@@ -55,7 +56,6 @@ def naive(case: Case, normalize: bool = True) -> list[Tensor]:
 
 
 @each_family
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 @pytest.mark.parametrize("normalize", [True, False])
 def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
     case = FAMILIES[name].build(attn_implementation="eager")
@@ -63,13 +63,11 @@ def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
 
 
 @each_family
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_a_batch_is_its_examples(name: str) -> None:
     case = FAMILIES[name].case
     assert_batch_is_its_examples(method_of(case, case.layers[0]), case, target=number)
 
 
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_tokens_and_features() -> None:
     case = FAMILIES["bert"].case
     method = method_of(case, case.layers[1], normalize=False)
@@ -81,7 +79,6 @@ def test_tokens_and_features() -> None:
     assert_same(method.attribute(case.inputs, number, feature_mask=mask), pooled[:, :, mask[0]] * there[:, None, :])
 
 
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_target_and_foil_are_indices_of_the_output() -> None:
     case = FAMILIES["bert"].case
     method = method_of(case, normalize=False)
@@ -101,32 +98,6 @@ def test_target_and_foil_are_indices_of_the_output() -> None:
         method.attribute(case.inputs, number, foil=1)
 
 
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
-@pytest.mark.parametrize("requires_grad", [True, False])
-def test_modes_without_gradients(requires_grad: bool) -> None:
-    case = FAMILIES["gpt2"].build()
-    expected = maps_of(case)
-    case.model.requires_grad_(requires_grad)
-    before, weights = footprint(case.model), numbers(case.model)
-    with torch.no_grad():
-        assert_same(maps_of(case), expected)
-    assert footprint(case.model) == before
-    assert_same_numbers(case.model, weights)
-    assert all(parameter.grad is None for parameter in case.model.parameters())
-    assert not any(one.requires_grad for one in expected)
-    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
-        maps_of(case)
-
-
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
-def test_model_runs_once() -> None:
-    case, runs = FAMILIES["bert"].case, []
-    with case.model.register_forward_hook(lambda *_: runs.append(0)):
-        maps_of(case)
-    assert len(runs) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_relevance_of_a_stack() -> None:
     case = FAMILIES["bert"].build(attn_implementation="eager")
     relevance = torch.diag_embed(case.mask(case.family.mask, 7).double())
@@ -153,6 +124,8 @@ def test_an_error_leaves_no_hooks() -> None:
 
 
 def test_layers_without_weights_or_gradients() -> None:
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
+        maps_of(FAMILIES["bert"].case)
     with pytest.raises(ArgumentError, match="target is 'logits', which does not index an output"):
         LayerAttentionGradient(nn.Identity(), nn.Identity()).attribute(torch.ones(1, 2), "logits")
     inline = BloomModel(BloomConfig(vocab_size=20, hidden_size=16, n_layer=1, n_head=2)).eval()

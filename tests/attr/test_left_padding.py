@@ -20,31 +20,25 @@ GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, **WORDS}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, **WORDS}
 BART = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "d_model": 16, **WORDS}
 BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
-OPT = {"ffn_dim": 32, "word_embed_proj_dim": 16, **BERT}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
-    "gpt-neo": ("GPTNeoForCausalLM", {**BERT, "attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 2}),
     "ctrl": ("CTRLLMHeadModel", {**GPT2, "dff": 32}),
     "bert": ("BertForMaskedLM", BERT),
-    "distilbert": ("DistilBertForMaskedLM", {**WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}),
     "bart": ("BartModel", BART),
     "roberta": ("RobertaForMaskedLM", BERT),
-    "opt": ("OPTForCausalLM", OPT),
     "llama": ("LlamaForCausalLM", BERT),
-    "mpt": ("MptForCausalLM", {"d_model": 16, "n_layers": 2, "n_heads": 2, "max_seq_len": 32, "vocab_size": 60}),
-    "bloom": ("BloomForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60}),
     "t5": ("T5EncoderModel", T5),
 }
-MOVED = {"gpt2", "gpt-neo", "ctrl", "bert", "distilbert", "bart"}
+MOVED = {"gpt2", "ctrl", "bert", "bart"}
 NAMED = MOVED - {"ctrl"}  # its positions are no embedding
 
 
-def built(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def built(name: str) -> nn.Module:
     kind, config = MODELS[name]
     model_class = getattr(transformers, kind)
     model = model_class(model_class.config_class(**config)).eval()
     randomize(model)
-    return model.to(dtype)
+    return model
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -80,26 +74,14 @@ def test_models_that_count_padding(name: str) -> None:
     expected = ValueZeroing(model, layer).attribute(alone(inputs))[0]
     assert ((found[1, 3:, 3:] - expected).abs().max() > 1e-3) == (name in MOVED)
     assert len(messages) == (name in NAMED)
+    if name in NAMED - {"bart"}:  # what the warning says to pass
+        positions = {"position_ids": (inputs["attention_mask"].cumsum(1) - 1).clamp(0)}
+        found, messages = told(ValueZeroing(model, layer), inputs | positions)
+        assert messages == []
+        torch.testing.assert_close(found[1, 3:, 3:], expected, rtol=1e-4, atol=1e-6)
     if name != "bart":  # whose decoder needs ids of its own
         failed = [check.name for check in verify(model, inputs).checks if check.outcome == "failed"]
         assert ("positions" in failed) == (name in MOVED)
-
-
-@pytest.mark.parametrize("name", sorted(NAMED))
-def test_what_the_warning_says_to_pass(name: str) -> None:
-    model = built(name)
-    inputs, method = inputs_of(model), ValueZeroing(model, layers_of(model)[1])
-    _, (message,) = told(method, inputs)
-    assert message.startswith("Value Zeroing: 1 example(s) begin with padding")
-    expected = method.attribute(alone(inputs))[0]
-    right = {key: torch.stack([x[0], x[1].roll(-3)]) for key, x in inputs.items()}
-    remedies = [(right, slice(0, 4))]
-    if name != "bart":
-        remedies.append((inputs | {"position_ids": (inputs["attention_mask"].cumsum(1) - 1).clamp(0)}, slice(3, 7)))
-    for form, kept in remedies:
-        found, messages = told(method, form)
-        assert messages == []
-        torch.testing.assert_close(found[1, kept, kept], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_every_way_to_call() -> None:
@@ -135,7 +117,5 @@ def test_verify_names_the_positions() -> None:
     report = verify(model, inputs)
     assert report.verdict.startswith("failed: positions: 1 example(s) begin with padding")
     assert "Pass position_ids=" in report.verdict
-    assert "Also failed: padding" in report.verdict
     positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(0)
     assert verify(model, inputs | {"position_ids": positions}).passed
-    assert verify(built("llama"), inputs).passed

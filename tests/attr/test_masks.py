@@ -67,19 +67,14 @@ def test_words_of_two_texts_and_of_a_batch() -> None:
     assert word_mask(tokenizer("the wug")).tolist() == [[0, 1, 2, 2, 2, 3]]  # lists, without an axis of texts
 
 
-@pytest.mark.parametrize("mask", [["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]])
-def test_wrong_list_is_refused(mask: Any) -> None:
+def test_wrong_list_is_refused() -> None:
     model, tokenizer = load_model()
-    inputs = tokenizer("the hat", return_tensors="pt")
-    with pytest.raises(ArgumentError, match="feature_mask is a list that is no list of words"):
-        ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=mask)
-
-
-def test_list_of_another_length_is_refused() -> None:
-    model, tokenizer = load_model()
-    inputs = tokenizer("the hat", return_tensors="pt")
-    with pytest.raises(ArgumentError, match=r"feature_mask is \(1, 3\), but the layer's attention has 1 example"):
-        ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=[None, 0, 1])
+    inputs, method = tokenizer("the hat", return_tensors="pt"), ValueZeroing(model, find_layers(model)[0])
+    for mask in (["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]):
+        with pytest.raises(ArgumentError, match="feature_mask is a list that is no list of words"):
+            method.attribute(inputs, feature_mask=mask)
+    with pytest.raises(ArgumentError, match=r"feature_mask is \(1, 3\)"):
+        method.attribute(inputs, feature_mask=[None, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -106,22 +101,16 @@ def test_patch_mask_counts_pixels(kind: Any, config: Any, extra: int) -> None:
         assert row[found == number].unique().numel() == 1
 
 
-@pytest.mark.parametrize(
-    ("mask", "told"),
-    [
+def test_wrong_pixel_mask_is_refused() -> None:
+    model = ViTModel(ViTConfig(image_size=8, patch_size=4, **SMALL))
+    for mask, told in (
         (torch.rand(8, 8), "of torch.float32: pass a tensor of integers"),
         (None, "of type NoneType: pass a tensor of integers"),
         (torch.zeros(2, 8, 8).long(), r"\(2, 8, 8\): pass one mask"),
         (torch.zeros(9, 8).long(), r"\(9, 8\), and a patch of ViTModel is 4"),
         (torch.zeros(8).long(), r"\(8,\): pass one mask"),
-    ],
-)
-def test_wrong_pixel_mask_is_refused(mask: Any, told: str) -> None:
-    model = ViTModel(ViTConfig(image_size=8, patch_size=4, **SMALL))
-    with pytest.raises(ArgumentError, match=told):
-        patch_mask(mask, model)
-
-
-def test_model_without_patches_is_refused() -> None:
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            patch_mask(mask, model)
     with pytest.raises(ArgumentError, match="a patch of BertForMaskedLM is None"):
         patch_mask(torch.zeros(8, 8).long(), load_model()[0])

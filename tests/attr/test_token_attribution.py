@@ -128,12 +128,10 @@ def test_ablation_equals_the_logit_decrease() -> None:
     scores = explain(FeatureAblation, ONE, position=PLACES[0])
     torch.testing.assert_close(scores[0], torch.stack(falls), rtol=1e-9, atol=1e-12)
     assert scores[0, 0] == scores[0, -1] == 0  # special tokens are their own baselines
-    torch.testing.assert_close(explain(FeatureAblation, ONE, position=PLACES[0], reduce="l2"), scores.abs())
 
 
 def test_occlusion_of_single_tokens_is_ablation() -> None:
     ablated = explain(FeatureAblation).float()  # as Captum's Occlusion answers
-    torch.testing.assert_close(explain(Occlusion), ablated)
     width = MODEL.config.hidden_size
     torch.testing.assert_close(explain(Occlusion, sliding_window_shapes=(1, width)), ablated)
     assert explain(Occlusion, sliding_window_shapes=(2, width)).shape == IDS.shape
@@ -144,7 +142,7 @@ def test_occlusion_of_single_tokens_is_ablation() -> None:
 @pytest.mark.parametrize("baselines", ["pad", "mask", "zero", "mean", 0, 0.5])
 def test_integrated_gradients_are_complete(baselines: Any) -> None:
     """Scores sum to the logit difference minus the baseline's. The baseline keeps the special tokens."""
-    scores = explain(IntegratedGradients, foil=IS, baselines=baselines, n_steps=64)
+    scores = explain(IntegratedGradients, foil=IS, baselines=baselines, n_steps=32)
     kept = [TOKENIZER.cls_token_id, TOKENIZER.sep_token_id, TOKENIZER.pad_token_id]
     special = torch.isin(IDS, torch.tensor(kept))
     if baselines == "zero":
@@ -273,83 +271,56 @@ def test_baseline_methods_agree_on_linear_model(method: Any) -> None:
     torch.testing.assert_close(scores, expected.detach())
 
 
-def test_deep_lift_completeness() -> None:
-    model = Bag(nn.ReLU()).double().eval()
-    scores = TokenAttribution(model, DeepLift, TINY).attribute(TINY_IDS, target=1)
-    baseline = torch.tensor([[0, 2, 2, 2, 1]]).expand(2, -1)
-    torch.testing.assert_close(scores.sum(1), (model(TINY_IDS) - model(baseline))[:, 1].detach())
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"inputs": torch.zeros(1, 3)}, "The token ids in inputs are"),
+    ({"inputs": {"attention_mask": IDS}}, "The token ids in inputs are"),
+    ({"baselines": "blank"}, "baselines is 'blank'"),
+    ({"baselines": True}, "baselines is True"),
+    ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
+    ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning"),
+    ({"return_convergence_delta": True}, "Leave return_convergence_delta out"),
+]
+WRONG_TARGETS: list[tuple[Any, Any, str]] = [
+    ([(6, ARE)] * 3, None, r"target has 3 entries, but the output .* has 2 examples"),
+    ((11, ARE), None, r"target is \(11, \d+\), which is out of range in axis 1"),
+    ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range in axis 2"),
+    ((True, ARE), None, "which does not index an output"),
+    ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
+    ((6, ARE), (6, 10**6), r"foil is \(6, 1000000\), which is out of range"),
+    ((6, ARE), 6, r"foil is 6|foil is \(6,\)"),
+    (ARE, None, r"target is \(\d+,\), which is out of range"),
+    (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples"),
+    (None, None, r"target None picks"),
+]
 
 
-def test_function_as_forward_func() -> None:
-    model = Bag(nn.ReLU()).double().eval()
-    scores = TokenAttribution(lambda **named: model(**named), Saliency, TINY, embeddings=model.words).attribute(
-        {"input_ids": TINY_IDS}, target=0
-    )
-    torch.testing.assert_close(scores, TokenAttribution(model, Saliency, TINY).attribute(TINY_IDS, target=0))
+def test_bad_arguments_are_refused() -> None:
+    for options, message in WRONG:
+        with pytest.raises(AssertionError, match=message):
+            explain(IntegratedGradients, **options)
+    for target, foil, message in WRONG_TARGETS:
+        for method in (Saliency, GradientShap):
+            with pytest.raises(ArgumentError, match=message):
+                TokenAttribution(MODEL, method, TOKENIZER).attribute(BATCH, target=target, foil=foil)
+    with torch.inference_mode(), pytest.raises(AssertionError, match="inference_mode"):
+        explain(Saliency)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inputs": torch.zeros(1, 3)}, "The token ids in inputs are"),
-        ({"inputs": {"attention_mask": IDS}}, "The token ids in inputs are"),
-        ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero', 'mean', a number or token ids"),
-        ({"baselines": True}, "baselines is True: pass 'pad', 'mask', 'zero', 'mean', a number or token ids"),
-        ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
-        ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
-        ({"return_convergence_delta": True}, "Leave return_convergence_delta out"),
-    ],
-)
-def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        explain(IntegratedGradients, **options)
-
-
-@pytest.mark.parametrize(
-    ("target", "foil", "message"),
-    [
-        ([(6, ARE)] * 3, None, r"target has 3 entries, but the output .* has 2 examples"),
-        ((11, ARE), None, r"target is \(11, \d+\), which is out of range in axis 1"),
-        ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range in axis 2"),
-        ((True, ARE), None, "which does not index an output"),
-        ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
-        ((6, ARE), (6, 10**6), r"foil is \(6, 1000000\), which is out of range"),
-        ((6, ARE), 6, "foil is 6|foil is \\(6,\\): pass one number for each example"),
-        (ARE, None, r"target is \(\d+,\), which is out of range"),
-        (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples"),
-        (None, None, r"target None picks"),
-    ],
-)
-@pytest.mark.parametrize("method", [Saliency, GradientShap])
-def test_bad_targets_are_named(method: Any, target: Any, foil: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        TokenAttribution(MODEL, method, TOKENIZER).attribute(BATCH, target=target, foil=foil)
-
-
-def test_small_integers_are_positions_too() -> None:
-    target = [(torch.tensor(place, dtype=torch.uint8), ARE) for place in PLACES]
-    found = TokenAttribution(MODEL, Saliency, TOKENIZER).attribute(BATCH, target=target)
-    torch.testing.assert_close(found, explain(Saliency))
-
-
-def test_unexpected_outputs_are_refused() -> None:
-    bag = Bag(nn.ReLU()).eval()
-    with pytest.raises(ArgumentError, match=r"target is \(1, 0\), but the output \(2, 3\) has 1 axes"):
-        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=(1, 0))
+def test_unexpected_models_are_refused() -> None:
+    bag, broken = Bag(nn.ReLU()).eval(), Bag(nn.ReLU()).eval()
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    for model, method, options, message in (
+        (bag, Saliency, {"target": (1, 0)}, r"target is \(1, 0\), but the output \(2, 3\) has 1 axes"),
+        (bag, IntegratedGradients, {"baselines": "mask"}, "has no mask token"),
+        (lambda **named: bag(**named), Saliency, {}, r"function without get_input_embeddings\(\)"),
+        (broken, Saliency, {}, "values that are not finite"),
+        (Bag(nn.ReLU()), Saliency, {}, "in train mode"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            TokenAttribution(model, method, TINY).attribute(TINY_IDS, **{"target": 0, **options})
     with pytest.raises(ArgumentError, match="gave a tuple without logits"):
         TokenAttribution(lambda **x: (bag(**x),), Saliency, TINY, embeddings=bag.words).attribute(TINY_IDS, target=0)
-    with pytest.raises(AssertionError, match="has no mask token"):
-        TokenAttribution(bag, IntegratedGradients, TINY).attribute(TINY_IDS, target=0, baselines="mask")
-    with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\)"):
-        TokenAttribution(lambda **named: bag(**named), Saliency, TINY).attribute(TINY_IDS, target=0)
-
-
-def test_nan_output_is_refused() -> None:
-    bag = Bag(nn.ReLU()).eval()
-    with torch.no_grad():
-        next(bag.parameters()).fill_(torch.nan)
-    with pytest.raises(AssertionError, match="values that are not finite"):
-        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
 def test_different_output_for_embeddings_is_refused() -> None:
@@ -361,13 +332,6 @@ def test_different_output_for_embeddings_is_refused() -> None:
 
     with pytest.raises(AssertionError, match="gives another output for inputs_embeds than for input_ids"):
         TokenAttribution(Positions(nn.ReLU()).eval(), Saliency, TINY).attribute(TINY_IDS, target=0)
-
-
-def test_inference_and_train_mode_are_refused() -> None:
-    with torch.inference_mode(), pytest.raises(AssertionError, match="inference_mode"):
-        explain(Saliency)
-    with pytest.raises(AssertionError, match="in train mode"):
-        TokenAttribution(Bag(nn.ReLU()), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
 PAIRS = [
@@ -387,15 +351,3 @@ def test_the_word_embedding_as_layer(of_layer: Any, plain: Any) -> None:
     )
     torch.testing.assert_close(found, expected)
     assert not words._forward_hooks
-
-
-def test_the_word_embedding_by_hand() -> None:
-    def logit(ids: Tensor) -> Tensor:
-        return MODEL(input_ids=ids).logits[:, PLACES[0]]
-
-    ids, base = ONE["input_ids"], torch.full_like(ONE["input_ids"], TOKENIZER.pad_token_id)
-    base[:, 0], base[:, -1] = TOKENIZER.cls_token_id, TOKENIZER.sep_token_id
-    words = MODEL.get_input_embeddings()
-    by_hand = LayerIntegratedGradients(logit, words).attribute(ids, base, target=ARE, n_steps=8).sum(-1)
-    method = TokenAttribution(MODEL, LayerIntegratedGradients, TOKENIZER, words)
-    torch.testing.assert_close(method.attribute(ONE, target=(PLACES[0], ARE), n_steps=8), by_hand)

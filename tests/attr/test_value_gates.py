@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from captum.attr import (
-    DataLoaderAttribution,
-    DeepLift,
-    FeatureAblation,
-    InputXGradient,
-    IntegratedGradients,
-    InternalInfluence,
-    KernelShap,
-    LayerConductance,
-    LayerGradientXActivation,
-    LayerIntegratedGradients,
-    Lime,
-    NeuronConductance,
-    NoiseTunnel,
-    Occlusion,
-    Saliency,
-    ShapleyValues,
-    ShapleyValueSampling,
-)
-from captum.metrics import infidelity, sensitivity_max
+from captum.attr import DeepLift, FeatureAblation
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import ValueGates, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Intervention
 from captum_vz.testbed import load_model
+from tests.attr.test_effect_of_models import Chance, Neighbours
 from tests.attr.test_interventions import KINDS
-from tests.attr.test_value_zeroing_effect import (
-    INLINE,
-    NAMES,
-    PAIRED,
-    WORDS,
-    Chance,
-    Neighbours,
-    case_of,
-    naive_effect,
-    offloaded,
-    read,
-)
 from tests.captum.footprint import footprint
-from tests.engine.blocks import WIDTH, Block
+from tests.engine.blocks import WIDTH, Block, Halves, sequences
 from tests.engine.compare import assert_same
 from tests.engine.test_sparse_patterns import LONGFORMER, model_of
-from tests.reference import FAMILIES, Attention, Case
+from tests.reference import FAMILIES, Case
+from tests.reference.effects import INLINE, NAMES, PAIRED, case_of, read, scaled_everywhere
 from tests.sweep.models import small_models, working_inputs
 
 # One of each way in which values are gated; the others run in the long tests.
@@ -71,15 +36,10 @@ def length_of(case: Case, attention: str = "self") -> int:
     return int(str(error.value).split(" source tokens")[0].split()[-1])
 
 
-def number(case: Case, layers: Any = None, of: Callable[[Any], Tensor] = read, **options: Any) -> Any:
+def number(case: Case, layers: Any = None, **options: Any) -> Any:
     """A function of gates and of the model's inputs, one number for each example."""
     gated = ValueGates(case.model, case.layers if layers is None else layers, **options)
-
-    def forward(gates: Tensor, inputs: Any) -> Tensor:
-        output = gated.forward(gates, inputs)
-        return of(output)
-
-    return forward
+    return lambda gates, inputs: read(gated.forward(gates, inputs))
 
 
 def check_gradient(forward: Callable[[Tensor], Tensor], gates: Tensor, step: float = 1e-4) -> None:
@@ -87,31 +47,16 @@ def check_gradient(forward: Callable[[Tensor], Tensor], gates: Tensor, step: flo
     assert torch.autograd.gradcheck(forward, gates.requires_grad_(), eps=step, atol=2e-3, rtol=1e-3)
 
 
-@contextmanager
-def scaled_everywhere(layers: Sequence[nn.Module], site: Attention, gates: Tensor) -> Iterator[None]:
-    """While the block runs, these layers' values are scaled by `gates (batch, in)`."""
-
-    def scale(module: nn.Module, args: tuple[Any, ...], values: Tensor) -> Tensor:
-        values = values.clone()
-        for head in range(site.value_heads):
-            values[..., site.columns(head)] = values[..., site.columns(head)] * gates[..., None]
-        return values
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(layer.get_submodule(site.value).register_forward_hook(scale))
-        yield
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_ablation_of_gates_is_the_effect(name: str) -> None:
     case = case_of(name)
     before = footprint(case.model)
     for layers in (case.layers[-1], case.layers):
-        expected = ValueZeroingEffect(case.model, layers).attribute(case.inputs, read)
-        gates = torch.ones(expected.shape)
-        found = FeatureAblation(number(case, layers)).attribute(gates, additional_forward_args=case.inputs)
-        assert_same(found.double(), expected, 1e-7)
+        for attention in ("self", "cross")[: 1 + bool(case.family.cross)]:
+            expected = ValueZeroingEffect(case.model, layers, attention=attention).attribute(case.inputs, read)
+            forward = number(case, layers, attention=attention)
+            found = FeatureAblation(forward).attribute(torch.ones(expected.shape), additional_forward_args=case.inputs)
+            assert_same(found.double(), expected, 1e-7)
     assert expected.abs().max() > 1e-3
     assert footprint(case.model) == before
 
@@ -133,66 +78,32 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     before = footprint(case.model)
     forward = number(case)
     shape = case.batch, length_of(case)
-    for gates in (torch.ones(shape), torch.linspace(0.2, 1, shape[0] * shape[1]).view(shape)):
-        gates = gates.double().requires_grad_()
-        check_gradient(lambda gates: forward(gates, case.inputs), gates)
-        slope = torch.autograd.grad(forward(gates, case.inputs).sum(), gates)[0]
-        assert slope.abs().max() > 1e-4
+    gates = torch.linspace(0.2, 1, shape[0] * shape[1]).view(shape).double().requires_grad_()
+    check_gradient(lambda gates: forward(gates, case.inputs), gates)
+    slope = torch.autograd.grad(forward(gates, case.inputs).sum(), gates)[0]
+    assert slope.abs().max() > 1e-4
     assert footprint(case.model) == before
 
 
-@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
-def test_gates_of_encoder_tokens(name: str) -> None:
-    case = case_of(name)
-    expected = ValueZeroingEffect(case.model, case.layers, attention="cross").attribute(case.inputs, read)
-    forward = number(case, attention="cross")
-    found = FeatureAblation(forward).attribute(torch.ones(3, 7), additional_forward_args=case.inputs)
-    assert_same(found.double(), expected, 1e-7)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
-def test_other_interventions(name: str, kind: str) -> None:
-    case = case_of(name)
+def test_other_interventions(kind: str) -> None:
+    case = case_of("bert").example(1)
     expected = ValueZeroingEffect(case.model, case.layers, intervention=KINDS[kind]).attribute(case.inputs, read)
     forward = number(case, intervention=KINDS[kind])
     gates = torch.ones(expected.shape, dtype=torch.float64)
     assert_same(FeatureAblation(forward).attribute(gates, additional_forward_args=case.inputs), expected)
-    for some in (gates, torch.linspace(0.1, 1, gates.numel(), dtype=torch.float64).view_as(gates)):
-        check_gradient(lambda gates: forward(gates, case.inputs), some)
-
-
-def test_mean_of_half_gates() -> None:
-    """In one layer of attention alone, half a gate is the mean of the two ends, because the output is linear in it."""
-    block = Block().attention
-    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    for kind in ("zero", "mean"):
-        gated = ValueGates(block, block, intervention=kind)
-        for token in range(5):
-            ends = [torch.ones(2, 5).index_fill(1, torch.tensor([token]), gate) for gate in (0.0, 1.0, 0.5)]
-            at_0, at_1, between = (gated(gates, x).detach() for gates in ends)
-            assert_same(between, (at_0 + at_1) / 2)
-            assert (at_0 - at_1).abs().max() > 1e-3
+    some = torch.linspace(0.1, 1, gates.numel(), dtype=torch.float64).view_as(gates)
+    check_gradient(lambda gates: forward(gates, case.inputs), some)
 
 
 @pytest.mark.parametrize("heads", [1, pytest.param([0, 3], marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
 def test_gates_of_some_heads(name: str, heads: Any) -> None:
     case = case_of(name)
     expected = ValueZeroingEffect(case.model, case.layers, heads=heads).attribute(case.inputs, read)
     forward = number(case, heads=heads)
     gates = torch.ones(3, 7, dtype=torch.float64)
     assert_same(FeatureAblation(forward).attribute(gates, additional_forward_args=case.inputs), expected)
-    check_gradient(lambda gates: forward(gates, case.inputs), gates)
-
-
-@pytest.mark.parametrize("groups", [WORDS, torch.tensor([[0] * 7, [1, 0, 1, 0, 2, 2, 2], [7, 8, 9, 9, 9, 9, 9]])])
-def test_tokens_of_a_feature_mask(groups: Tensor) -> None:
-    case = case_of("bert")
-    gates = torch.ones(3, 7, dtype=torch.float64)
-    found = FeatureAblation(number(case)).attribute(gates, additional_forward_args=case.inputs, feature_mask=groups)
-    real = case.inputs["attention_mask"].bool()
-    assert_same(found * real, naive_effect(case, groups=groups))
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5-decoder", "gpt_neo"])
@@ -211,242 +122,6 @@ def test_batches_of_any_kind(name: str) -> None:
         only = {key: value[row : row + 1] for key, value in case.inputs.items()}
         assert_same(forward(gates[row : row + 1], only), expected[row : row + 1])
         assert_same(forward(gates[[row, row + 3]], only), expected[[row, row + 3]])  # one example, repeated
-
-
-# Classes of Captum, on the embedded model.
-
-MODEL, TOKENIZER = load_model()
-TEXT = TOKENIZER("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-RIGHT, WRONG = TOKENIZER.convert_tokens_to_ids(["are", "is"])
-PLACE = TEXT["input_ids"][0].tolist().index(TOKENIZER.mask_token_id)
-GATES = torch.ones(TEXT["input_ids"].shape)
-
-
-def odds(gated: ValueGates) -> Callable[..., Tensor]:
-    def forward(gates: Tensor, *inputs: Any) -> Tensor:
-        logits = gated(gates, *inputs)
-        return logits[:, PLACE, RIGHT] - logits[:, PLACE, WRONG]
-
-    return forward
-
-
-LAYERS = find_layers(MODEL)
-GATED = odds(ValueGates(MODEL, LAYERS))
-TENSORS = TEXT["input_ids"], TEXT["attention_mask"]
-
-
-def test_one_sentence_for_several_rows_of_gates() -> None:
-    """As SHAP's explainers call a function."""
-    gated, gates = ValueGates(MODEL), torch.rand(3, GATES.shape[1])
-    expected = torch.cat([gated(one, TEXT) for one in gates.split(1)])
-    for found in (gated(gates, TEXT), gated(gates, *TENSORS), gated(gates, **TEXT)):
-        assert_same(found, expected, 1e-4)
-
-
-def change(gates: Tensor = GATES) -> Tensor:
-    """The effect of all values, f(1) - f(0), `(1,)`."""
-    with torch.no_grad():
-        return GATED(gates, TEXT) - GATED(0 * gates, TEXT)
-
-
-@pytest.mark.parametrize("inputs", [TEXT, TENSORS], ids=["mapping", "tensors"])
-@pytest.mark.parametrize("per_eval", [1, 4, 100])
-def test_ablation_on_the_embedded_model(inputs: Any, per_eval: int) -> None:
-    expected = ValueZeroingEffect(MODEL, find_layers(MODEL)).attribute(TEXT, (PLACE, RIGHT), foil=(PLACE, WRONG))
-    found = FeatureAblation(GATED).attribute(GATES, additional_forward_args=inputs, perturbations_per_eval=per_eval)
-    assert expected.abs().max() > 3
-    assert_same(found, expected, 4e-6 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize("inputs", [TEXT, TENSORS], ids=["mapping", "tensors"])
-@pytest.mark.parametrize("size", [None, 7])
-def test_integrated_gradients_are_complete(inputs: Any, size: int | None) -> None:
-    scores, delta = IntegratedGradients(GATED).attribute(
-        GATES, additional_forward_args=inputs, return_convergence_delta=True, internal_batch_size=size
-    )
-    assert delta.abs().max() < 1e-3
-    assert_same(scores.sum(1).float(), change(), 1e-3)
-    assert change().abs().min() > 1
-
-
-def shapley(forward: Callable[[Tensor], Tensor], count: int) -> list[float]:
-    """Shapley values of tokens, by enumeration of all sets of other tokens."""
-    sets = [*itertools.product((0.0, 1.0), repeat=count)]
-    with torch.no_grad():
-        outputs = dict(zip(sets, forward(torch.tensor(sets)).tolist(), strict=True))
-    found = [0.0] * count
-    for one, token in itertools.product(sets, range(count)):
-        if one[token]:
-            size = int(sum(one)) - 1
-            weight = math.factorial(size) * math.factorial(count - 1 - size) / math.factorial(count)
-            without = (*one[:token], 0.0, *one[token + 1 :])
-            found[token] += weight * (outputs[one] - outputs[without])
-    return found
-
-
-def test_shapley_values_by_enumeration() -> None:
-    text = TOKENIZER("the pictures of some hat [MASK]", return_tensors="pt", add_special_tokens=False)
-    count = text["input_ids"].shape[1]
-    place = text["input_ids"][0].tolist().index(TOKENIZER.mask_token_id)
-    gated = ValueGates(MODEL, find_layers(MODEL))
-
-    def forward(gates: Tensor, inputs: Any) -> Tensor:
-        logits = gated(gates, inputs)[:, place]
-        return logits[:, RIGHT] - logits[:, WRONG]
-
-    expected = torch.tensor([shapley(lambda gates: forward(gates, text), count)])
-    gates = torch.ones(1, count)
-    whole = (forward(gates, text) - forward(0 * gates, text)).detach()
-    assert_same(expected.sum(1), whole, 1e-4)
-    torch.manual_seed(0)
-    drawn = ShapleyValueSampling(forward).attribute(gates, additional_forward_args=text, n_samples=15)
-    assert_same(drawn.sum(1), whole, 1e-4)
-    assert (drawn - expected).abs().max() < 0.5 * expected.abs().max()
-    # The same for pairs of tokens, in all orders.
-    pairs = torch.tensor([[0, 0, 1, 1, 2, 2]])
-    exact = ShapleyValues(forward).attribute(gates, additional_forward_args=text, feature_mask=pairs)
-    of_pairs = shapley(lambda gates: forward(gates.repeat_interleave(2, 1), text), 3)
-    assert_same(exact[:, ::2].float(), torch.tensor([of_pairs]), 2e-5)
-
-
-def test_surrogates_find_the_subject() -> None:
-    """The subject, "pictures", has the largest score under each class that fits a linear model to random gates."""
-    subject = TEXT.tokens().index("pictures")
-    expected = int(FeatureAblation(GATED).attribute(GATES, additional_forward_args=TEXT).argmax())
-    assert expected == subject
-    torch.manual_seed(0)
-    for kind, options in (
-        (KernelShap, {"n_samples": 60}),
-        (Lime, {"n_samples": 60}),
-    ):
-        found = kind(GATED).attribute(GATES, additional_forward_args=TENSORS, **options)
-        assert found.shape == GATES.shape
-        assert int(found.argmax()) == subject, kind.__name__
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        lambda gated, given: LayerConductance(gated, LAYERS[1]).attribute(*given, n_steps=5),
-        lambda gated, given: LayerIntegratedGradients(gated, LAYERS[1]).attribute(*given, n_steps=5),
-        lambda gated, given: InternalInfluence(gated, LAYERS[1]).attribute(*given, n_steps=5),
-        lambda gated, given: NeuronConductance(gated, LAYERS[1]).attribute(given[0], (PLACE, 0), *given[1:], n_steps=5),
-        lambda gated, given: LayerGradientXActivation(gated, LAYERS[1]).attribute(given[0], *given[2:]),
-    ],
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_layer_methods_of_captum(method: Callable[..., Tensor], rows: int) -> None:
-    """Layer methods keep what a module returns for the whole batch. They equal those of a model with scaled values."""
-    gates = torch.linspace(0.3, 1.2, rows * GATES.shape[1]).view(rows, -1)
-    ids = TEXT["input_ids"].repeat(rows, 1)
-
-    class Twin(nn.Module):
-        def forward(self, gates: Tensor, ids: Tensor) -> Tensor:
-            with ExitStack() as stack:
-                for layer in LAYERS:
-                    value = layer.attention.self.value
-                    handle = value.register_forward_hook(lambda module, args, out: out * gates[..., None])
-                    stack.callback(handle.remove)
-                return MODEL(ids).logits
-
-    given = (gates, 0, (PLACE, RIGHT), ids)
-    before = footprint(MODEL)
-    assert_same(method(ValueGates(MODEL, LAYERS), given), method(Twin(), given), 1e-5)
-    assert footprint(MODEL) == before
-
-
-def test_layer_methods_on_functions_are_refused() -> None:
-    """A function runs one row of gates at a time, so a layer method would see one row of the batch."""
-    gated = ValueGates(lambda ids: MODEL(ids).logits, LAYERS)
-    for module in (LAYERS[1], MODEL.get_input_embeddings()):
-        with pytest.raises(RefusedError, match="each row of gates runs alone"):
-            LayerConductance(gated, module).attribute(GATES, 0, (PLACE, RIGHT), TEXT["input_ids"], n_steps=3)
-
-
-def test_inputs_in_pieces() -> None:
-    """KernelShap and Lime pass on the entries of what is no tuple."""
-    for kind in (KernelShap, Lime):
-        for inputs in (TEXT, dict(TEXT), TEXT["input_ids"]):
-            with pytest.raises(ArgumentError, match=r"take additional_forward_args=\(inputs,\)"):
-                kind(GATED).attribute(GATES, additional_forward_args=inputs, n_samples=4)
-        torch.manual_seed(0)
-        found = kind(GATED).attribute(GATES, additional_forward_args=(TEXT,), n_samples=60, perturbations_per_eval=8)
-        assert int(found.argmax()) == TEXT.tokens().index("pictures")
-
-
-@pytest.mark.parametrize("kind", [FeatureAblation, IntegratedGradients, ShapleyValueSampling])
-def test_ids_are_no_gates(kind: Any) -> None:
-    for inputs in (TEXT, TENSORS):
-        with pytest.raises(ArgumentError, match="gates holds token ids"):
-            kind(GATED).attribute(TEXT["input_ids"], additional_forward_args=inputs)
-    assert GATED(GATES.long(), TEXT).shape == GATED(GATES * 2, TEXT).shape == (1,)
-
-
-def test_occlusion_of_spans() -> None:
-    """A span of two tokens is a feature of two tokens. Each token has the mean of its spans."""
-    found = Occlusion(GATED).attribute(GATES, (2,), additional_forward_args=TENSORS)
-    effect = ValueZeroingEffect(MODEL, find_layers(MODEL))
-    count = GATES.shape[1]
-    spans = []
-    for start in range(count - 1):
-        groups = torch.arange(count).clone()
-        groups[start + 1] = start
-        scores = effect.attribute(TEXT, (PLACE, RIGHT), foil=(PLACE, WRONG), feature_mask=groups[None])
-        spans.append(scores[0, start])
-    both = torch.stack(spans)
-    expected = torch.stack([both[max(0, j - 1) : j + 1].mean() for j in range(count)])
-    assert_same(found[0], expected, 2e-5)
-
-
-@pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients")
-def test_saliency_is_the_slope() -> None:
-    step = 1e-2
-    at = GATES.repeat(2 * GATES.shape[1], 1)
-    at += step * torch.cat([torch.eye(GATES.shape[1]), -torch.eye(GATES.shape[1])])
-    with torch.no_grad():
-        up, down = GATED(at, TEXT).chunk(2)
-    slopes = Saliency(GATED).attribute(GATES, abs=False, additional_forward_args=TENSORS)
-    assert_same(slopes[0], (up - down) / (2 * step), 5e-3)
-    assert_same(InputXGradient(GATED).attribute(GATES, additional_forward_args=TENSORS), slopes, 1e-6)
-
-
-def test_noise_and_metrics() -> None:
-    method = IntegratedGradients(GATED)
-    plain = method.attribute(GATES, additional_forward_args=TENSORS, n_steps=10)
-    smoothed = NoiseTunnel(method).attribute(
-        GATES, nt_samples=4, stdevs=1e-6, additional_forward_args=TENSORS, n_steps=10
-    )
-    assert_same(smoothed, plain, 1e-3)
-
-    def perturb(gates: Tensor) -> tuple[Tensor, Tensor]:
-        kept = (torch.rand(gates.shape) > 0.2).to(gates)
-        return 1 - kept, gates * kept
-
-    # Infidelity is zero for scores whose sum over each set of tokens is the effect of this set.
-    torch.manual_seed(0)
-    found = infidelity(GATED, perturb, GATES, plain.float(), additional_forward_args=TENSORS, n_perturb_samples=30)
-    torch.manual_seed(0)
-    worse = infidelity(GATED, perturb, GATES, 0 * plain.float(), additional_forward_args=TENSORS, n_perturb_samples=30)
-    assert 0 < found.item() < worse.item()
-    moved = sensitivity_max(
-        method.attribute, GATES, perturb_radius=0.02, additional_forward_args=TENSORS, n_steps=10, n_perturb_samples=3
-    )
-    assert 0 < moved.item() < 0.5
-
-
-def test_dataloader_of_gates() -> None:
-    texts = ["the hats [MASK] here.", "the hat [MASK] here.", "the boys [MASK] here.", "the boy [MASK] here."]
-    ids = TOKENIZER(texts, return_tensors="pt")["input_ids"]
-    place = ids[0].tolist().index(TOKENIZER.mask_token_id)
-    gated = ValueGates(MODEL, find_layers(MODEL))
-
-    def forward(gates: Tensor, ids: Tensor) -> Tensor:
-        return gated(gates, ids)[:, place, RIGHT]
-
-    loader = DataLoader(TensorDataset(torch.ones(ids.shape), ids), batch_size=3)
-    found = DataLoaderAttribution(FeatureAblation(forward)).attribute(loader, input_roles=(0, 1))
-    effect = ValueZeroingEffect(MODEL, find_layers(MODEL)).attribute(ids, (place, RIGHT))
-    assert_same(found[0].view_as(effect), effect, 4e-5)
 
 
 # What it costs, and what it keeps.
@@ -537,20 +212,6 @@ def test_reassigned_options_are_used() -> None:
         vars(gated).update(layer=case.layers, heads=None, intervention="zero")
 
 
-def test_copies_and_pickles() -> None:
-    gated = ValueGates(MODEL, find_layers(MODEL))
-    expected = gated(GATES, TEXT)
-    for other in (copy.copy(gated), copy.deepcopy(gated), pickle.loads(pickle.dumps(gated))):
-        assert_same(other(GATES, TEXT), expected, 1e-5)
-    assert gated.device == MODEL.device
-    with pytest.raises(AttributeError):
-        gated.nothing  # noqa: B018
-
-
-def test_layers_by_default() -> None:
-    assert_same(ValueGates(MODEL)(GATES, TEXT), MODEL(**TEXT).logits, 1e-5)
-
-
 # Models of other kinds.
 
 
@@ -597,45 +258,16 @@ def test_values_that_the_user_names() -> None:
     check_gradient(forward, gates)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_layers_of_torch(batch_first: bool) -> None:
-    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=batch_first, dtype=torch.float64)
-    stack = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
-    x = torch.randn(2, 5, 16, dtype=torch.float64)
-
-    def forward(x: Tensor) -> Tensor:
-        y = stack(x if batch_first else x.transpose(0, 1))
-        return y if batch_first else y.transpose(0, 1)
-
-    expected = ValueZeroingEffect(forward, list(stack.layers)).attribute(x, target=(4, 2))
-    gated = ValueGates(forward, list(stack.layers))
-    gates = torch.ones(2, 5, dtype=torch.float64)
-    assert_same(FeatureAblation(gated).attribute(gates, target=(4, 2), additional_forward_args=x), expected)
-    check_gradient(lambda gates: gated(gates, x)[:, 4, 2], gates)
-
-
-@pytest.mark.parametrize("prepare", [offloaded, lambda case: torch.compile(case.model, backend="eager")])
-def test_models_as_people_run_them(prepare: Callable[[Case], Any]) -> None:
-    case = FAMILIES["llama"].build()
-    model = prepare(case)
-    before = footprint(case.model)
-    gates = torch.rand(3, 7, dtype=torch.float64)
-    expected = ValueGates(case_of("llama").model, case_of("llama").layers)(gates, case.inputs)
-    assert_same(ValueGates(model, case.layers)(gates, case.inputs), expected)
-    assert footprint(case.model) == before
-
-
-@pytest.mark.parametrize("run", [0, 1])
-def test_one_of_two_inputs(run: int) -> None:
-    case = case_of("bert")
+def test_one_of_two_inputs() -> None:
+    case = case_of("bert").example(2)
 
     def twice(**inputs: Tensor) -> Tensor:
         rolled = {**inputs, "input_ids": inputs["input_ids"].roll(1, 1)}
         return read(case.model(**inputs)) - 2 * read(case.model(**rolled))
 
-    expected = ValueZeroingEffect(twice, case.layers).attribute(case.inputs, run=run)
-    gated = ValueGates(twice, case.layers, run=run)
-    gates = torch.ones(3, 7, dtype=torch.float64)
+    gates = torch.ones(1, 3, dtype=torch.float64)
+    expected = ValueZeroingEffect(twice, case.layers).attribute(case.inputs, run=1)
+    gated = ValueGates(twice, case.layers, run=1)
     assert_same(FeatureAblation(gated).attribute(gates, additional_forward_args=case.inputs), expected)
     with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
         ValueGates(twice, case.layers)(gates, case.inputs)
@@ -644,20 +276,16 @@ def test_one_of_two_inputs(run: int) -> None:
 # Refusals.
 
 
-@pytest.mark.parametrize("gates", [torch.ones(3, 6), torch.ones(2, 7), torch.ones(3, 8)])
-def test_gates_of_another_shape(gates: Tensor) -> None:
-    case = case_of("bert")
-    with pytest.raises(ArgumentError, match=r"attention has 3 example\(s\) of 7 source .*torch.ones\(3, 7\)"):
-        ValueGates(case.model, case.layers)(gates, *case.inputs.values())
-
-
 def test_wrong_arguments() -> None:
     case = case_of("bert")
     gated, gates = ValueGates(case.model, case.layers), torch.ones(3, 7)
+    for wrong in (torch.ones(3, 6), torch.ones(2, 7), torch.ones(3, 8)):
+        with pytest.raises(ArgumentError, match=r"attention has 3 example\(s\) of 7 source .*torch.ones\(3, 7\)"):
+            gated(wrong, *case.inputs.values())
     for wrong in (torch.ones(7), [1.0], None, torch.ones(3, 0)):
         with pytest.raises(ArgumentError, match="pass one number for each source token"):
             gated(wrong, case.inputs)
-    with pytest.raises(ArgumentError, match=r"DeepLift passes it, which explains modules only \(take Integrated"):
+    with pytest.raises(ArgumentError, match="DeepLift passes it"):
         DeepLift(gated).attribute(gates, target=0, additional_forward_args=case.inputs)
     with pytest.raises(ArgumentError, match="inputs is None"):
         gated(gates)
@@ -671,7 +299,7 @@ def test_wrong_arguments() -> None:
         ValueGates(case.model, FAMILIES["bert"].build().layers[0])(gates, case.inputs)
     with pytest.raises(RefusedError, match="has no second attention"):
         ValueGates(case.model, case.layers, attention="cross")(gates, case.inputs)
-    with pytest.raises(ArgumentError, match="without logits: pass a forward_func that returns a tensor"):
+    with pytest.raises(ArgumentError, match="without logits"):
         ValueGates(lambda **inputs: [case.model(**inputs)], case.layers)(gates, case.inputs)
     pair = case_of("bart-decoder")
     with pytest.raises(ArgumentError, match="different sources"):
@@ -679,10 +307,9 @@ def test_wrong_arguments() -> None:
 
 
 def test_windows_are_refused() -> None:
-    (model, *_) = small_models("swin")
-    inputs, _ = working_inputs(model)
-    with pytest.raises(UnsupportedLayerError, match="in windows, or in another order, where Value Gates cannot"):
-        ValueGates(model, model.encoder.layers[0].blocks[0])(torch.ones(len(next(iter(inputs.values()))), 4), inputs)
+    block = Halves(lambda x: x)
+    with pytest.raises(UnsupportedLayerError, match="in windows, or in another order"):
+        ValueGates(block, block)(torch.ones(2, 6), sequences(2, 6))
 
 
 def test_intervention_on_weights_alone() -> None:
@@ -716,12 +343,11 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module) -> None:
         assert_same(gated(several, x[:1].repeat(2, 1, 1)), torch.cat(alone))
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_random_output_is_refused(own: bool) -> None:
+def test_random_output_is_refused() -> None:
     block = Block()
-    gated = ValueGates(nn.Sequential(block, Chance(torch.Generator() if own else None)), block)
-    with pytest.raises(RefusedError, match="With gates of 1, the model gave another output"):
-        gated(torch.ones(1, 5), torch.randn(1, 5, WIDTH, dtype=torch.float64))
+    for own in (torch.Generator(), None):
+        with pytest.raises(RefusedError, match="With gates of 1, the model gave another output"):
+            ValueGates(nn.Sequential(block, Chance(own)), block)(torch.ones(1, 5), sequences(1, 5))
 
 
 def test_caches_are_refused() -> None:
@@ -730,38 +356,3 @@ def test_caches_are_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ArgumentError, match="key-value cache"):
         ValueGates(model).forward(torch.ones(1, 3), input_ids=ids[:, -1:], past_key_values=cache)
-
-
-def test_method_of_ours_on_gates_is_refused() -> None:
-    """Two passes over the same layers at once. No number comes of it."""
-    layers = find_layers(MODEL)
-    gated = ValueGates(MODEL, layers)
-    with pytest.raises(RefusedError):
-        ValueZeroing(lambda ids: gated(GATES, ids), layers[-1]).attribute(TEXT["input_ids"])
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt_neo", "t5-decoder"])
-@pytest.mark.parametrize("when", [1, 2, 3])
-def test_model_is_unchanged_after_errors(name: str, when: int) -> None:
-    case = case_of(name)
-    before = footprint(case.model)
-    gates = torch.rand(3, length_of(case))
-
-    class InterruptionError(Exception):
-        pass
-
-    runs: list[int] = []
-
-    def interrupt(module: nn.Module, args: Any, kwargs: Any) -> None:
-        runs.append(1)
-        if len(runs) == when:
-            raise InterruptionError
-
-    gated = ValueGates(case.model, case.layers[1:])
-    with (
-        case.layers[2].register_forward_pre_hook(interrupt, with_kwargs=True),
-        torch.enable_grad(),
-        pytest.raises(InterruptionError),
-    ):
-        gated(gates.requires_grad_(), case.inputs)
-    assert footprint(case.model) == before

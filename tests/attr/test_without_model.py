@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +15,7 @@ from captum_vz.errors import ArgumentError
 IDS = torch.tensor([[7, 3, 5, 3, 9], [7, 4, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 POSITIONS = ["nearest", "first", "last", "uniform"]
-BASELINES: list[Callable[..., Any]] = [
-    RandomAttribution,
-    *[lambda highest=highest, **options: PositionAttribution(highest=highest, **options) for highest in POSITIONS],
-]
+BASELINES = [RandomAttribution, *(partial(PositionAttribution, highest=highest) for highest in POSITIONS)]
 each_baseline = pytest.mark.parametrize("build", BASELINES, ids=["random", *POSITIONS])
 
 
@@ -36,14 +33,12 @@ def test_rows_padding_and_causal_mask(build: Any, causal: bool) -> None:
 @each_baseline
 def test_token_and_target_pick_rows(build: Any) -> None:
     whole = build().attribute(IDS, attention_mask=MASK)
+    vectors = build().attribute({"inputs_embeds": torch.randn(2, 5, 3), "attention_mask": MASK})
+    torch.testing.assert_close(vectors.sum(-1), MASK.float())
     assert torch.equal(build().attribute(IDS, token=1, attention_mask=MASK), whole[:, 1])
     assert torch.equal(build().attribute(IDS, token=-1, attention_mask=MASK), whole[:, -1])
     assert torch.equal(build().attribute(IDS, token=[4, 2], attention_mask=MASK), whole[[0, 1], [4, 2]])
     assert torch.equal(build().attribute(IDS, (1, 9), "ignored", attention_mask=MASK), whole[:, 1])
-
-
-@each_baseline
-def test_single_target_is_refused(build: Any) -> None:
     with pytest.raises(ArgumentError, match="may name a class, but"):
         build().attribute(IDS, 1)
 
@@ -57,20 +52,9 @@ def test_padded_batch_equals_its_examples(build: Any) -> None:
     torch.testing.assert_close(left[:, 2:, 2:], whole[1:, :3, :3], rtol=0, atol=0)
 
 
-@each_baseline
-def test_embeddings_are_tokens_too(build: Any) -> None:
-    maps = build().attribute({"inputs_embeds": torch.randn(2, 5, 3), "attention_mask": MASK})
-    torch.testing.assert_close(maps.sum(-1), MASK.float())
-
-
 def test_positions_in_loops() -> None:
-    distance: dict[str, Callable[[int, int], int]] = {
-        "nearest": lambda i, j: abs(i - j),
-        "first": lambda i, j: j,
-        "last": lambda i, j: 4 - j,
-        "uniform": lambda i, j: 0,
-    }
-    for highest, far in distance.items():
+    distances = (lambda i, j: abs(i - j), lambda i, j: j, lambda i, j: 4 - j, lambda i, j: 0)
+    for highest, far in zip(POSITIONS, distances, strict=True):
         found = PositionAttribution(highest=highest).attribute(IDS[:1])[0]
         for i in range(5):
             total = sum(1 / (1 + far(i, k)) for k in range(5))
@@ -88,18 +72,6 @@ def test_scores_depend_on_the_sentence() -> None:
     state = torch.get_rng_state()
     of.attribute(IDS)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@each_baseline
-def test_torchs_defaults_change_nothing(build: Any) -> None:
-    expected = build().attribute(IDS, attention_mask=MASK)
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            found = build().attribute(IDS, attention_mask=MASK)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_every_source_has_the_same_chance() -> None:
@@ -136,24 +108,18 @@ def test_list_of_layers() -> None:
     assert all(torch.equal(one, PositionAttribution().attribute(IDS)) for one in places)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+@each_baseline
+def test_bad_arguments_are_refused(build: Any) -> None:
+    for arguments, message in (
         ({"inputs": torch.zeros(5)}, r"inputs is \(5,\): pass token ids"),
         ({"inputs": {}}, "inputs is NoneType: pass token ids"),
         ({"inputs": IDS[:, :0]}, r"inputs is \(2, 0\)"),
-        ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\): pass 1 for tokens"),
+        ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\)"),
         ({"inputs": IDS, "token": 5}, "token 5 is out of range"),
-        ({"inputs": IDS, "feature_mask": MASK[:, :3]}, r"feature_mask is \(2, 3\): pass integers \(1, 5\) or \(2, 5\)"),
+        ({"inputs": IDS, "feature_mask": MASK[:, :3]}, r"feature_mask is \(2, 3\)"),
         ({"inputs": IDS, "feature_mask": MASK.float()}, r"feature_mask is torch.float32 \(2, 5\)"),
-    ],
-)
-@each_baseline
-def test_bad_arguments_are_refused(build: Any, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        build().attribute(**arguments)
-
-
-def test_another_position_is_refused() -> None:
+    ):
+        with pytest.raises(AssertionError, match=message):
+            build().attribute(**arguments)
     with pytest.raises(AssertionError, match="highest is 'middle'"):
         PositionAttribution(highest="middle")

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import NoiseTunnel
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from captum_vz import ALTI, ALTIPlus, LayerALTI
+from captum_vz import ALTI, ALTIPlus
 from captum_vz.functional import encoder_decoder_rollout
 from tests.captum.footprint import assert_same_numbers, footprint, numbers
 from tests.engine.compare import assert_same
@@ -35,22 +34,6 @@ def inputs_of(name: str) -> dict[str, Tensor]:
 def test_every_layer_of_every_model(name: str, p: Any) -> None:
     found = method_of(name, p=p).attribute(inputs_of(name), all_layers=True)
     assert_same(found, naive_alti_plus(*stacks(name), name in POST_NORM, f"l{p}"))
-
-
-@each_model
-def test_row_sums_and_padding(name: str) -> None:
-    case = stacks(name)[1]
-    scores = method_of(name).attribute(case.inputs)
-    assert scores.shape == (case.batch, TOKENS, SOURCES + TOKENS)
-    real = case.inputs["decoder_attention_mask"].bool()
-    heard = case.mask(case.family.source_mask, SOURCES)
-    assert_same(scores.sum(-1), real.double())
-    source, prefix = scores.split([SOURCES, TOKENS], dim=-1)
-    assert not source.mT[~heard].any()
-    assert not prefix.mT[~real].any()
-    assert not prefix.triu(1).any()
-    assert (source.sum(-1)[real] > 0.01).all()
-    assert (prefix.sum(-1)[real] > 0.01).all()
 
 
 @each_model
@@ -106,67 +89,12 @@ def test_decoder_layers_without_the_encoder(name: str) -> None:
     assert_same(scores[..., SOURCES:], whole[..., SOURCES:])
 
 
-@each_model
-def test_self_attention_of_every_decoder(name: str) -> None:
-    """Also where no norm follows it but the one before the next attention."""
-    decoder = stacks(name)[1]
-    maps = LayerALTI(decoder.model, decoder.layers).attribute(decoder.inputs)
-    for one in maps:
-        assert_same(one.sum(-1), decoder.inputs["decoder_attention_mask"].double())
-        assert not one.triu(1).any()
-
-
-class Blocks(nn.Module):
-    """torch.nn's own encoder and decoder layers."""
-
-    def __init__(self, norm_first: bool) -> None:
-        super().__init__()
-        options = {"dim_feedforward": 24, "dropout": 0.0, "norm_first": norm_first, "batch_first": True}
-        self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, **options) for _ in range(2)])
-        self.decoder = nn.ModuleList([nn.TransformerDecoderLayer(16, 2, **options) for _ in range(2)])
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        for layer in self.encoder:
-            source = layer(source)
-        for layer in self.decoder:
-            target = layer(target, source, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
-        return target
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_the_layers_of_torch(norm_first: bool) -> None:
-    model = Blocks(norm_first).eval()
-    layers = [*model.encoder, *model.decoder]
-    scores = torch.cat(ALTIPlus(model, layers).attribute((torch.randn(2, 6, 16), torch.randn(2, 4, 16))), 2)
-    assert scores.shape == (2, 4, 10)
-    assert_same(scores.sum(-1), torch.ones(2, 4), 1e-6)
-    assert not scores[..., 6:].triu(1).any()
-
-
 def test_users_cache_stays() -> None:
     method, inputs = method_of("bart"), inputs_of("bart")
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     scores = method.attribute({**inputs, "past_key_values": cache, "use_cache": True})
     assert (cache.get_seq_length(), cache.cross_attention_cache.get_seq_length()) == (0, 0)
     assert_same(scores, method.attribute({**inputs, "use_cache": False}))
-
-
-def test_noise_tunnel_without_noise() -> None:
-    case, method = stacks("bart")[1], method_of("bart")
-    names = [name for name in case.inputs if name != "input_ids"]
-    vectors = case.model.encoder.embed_tokens(case.inputs["input_ids"])
-
-    def forward(vectors: Tensor, *others: Tensor) -> Any:
-        return case.model(inputs_embeds=vectors, **dict(zip(names, others, strict=True)))
-
-    smoothed = NoiseTunnel(ALTIPlus(forward, method.layer)).attribute(
-        vectors,
-        nt_samples=2,
-        stdevs=0.0,
-        token=2,
-        additional_forward_args=tuple(case.inputs[name] for name in names),
-    )
-    assert_same(smoothed, method.attribute(case.inputs, token=2))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -177,13 +105,6 @@ def test_model_is_unchanged(implementation: str) -> None:
     assert footprint(model) == before
     assert_same_numbers(model, values)
     assert_same(scores, method_of("bart").attribute(inputs_of("bart")))
-
-
-def test_half_precision_is_followed_in_float32() -> None:
-    model = ENCODER_DECODERS["bart"][1].build(torch.bfloat16).model
-    scores = ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))
-    assert scores.dtype == torch.float32
-    assert_same(scores.double(), method_of("bart").attribute(inputs_of("bart")), 0.05)
 
 
 def test_known_rollouts() -> None:
@@ -201,18 +122,16 @@ def test_known_rollouts() -> None:
 
 def test_bad_arguments() -> None:
     encoder, decoder = stacks("bart")
-    inputs = decoder.inputs
-    with pytest.raises(AssertionError, match="layers of an encoder, then"):
-        ALTIPlus(decoder.model, encoder.layers).attribute(inputs)
-    gpt2 = FAMILIES["gpt2"].case
-    with pytest.raises(AssertionError, match=r"layers of an encoder, then"):
-        ALTIPlus(gpt2.model, gpt2.layers).attribute(gpt2.inputs)
-    with pytest.raises(AssertionError, match=r"another order than \[3, 4, 5, 0, 1, 2\]"):
-        ALTIPlus(decoder.model, [*decoder.layers, *encoder.layers]).attribute(inputs)
-    with pytest.raises(AssertionError, match=r"ALTIPlus takes no feature_mask"):
-        method_of("bart").attribute(inputs, feature_mask=torch.zeros(1, 12, dtype=torch.long))
-    with pytest.raises(AssertionError, match="token 5 is out of range"):
-        method_of("bart").attribute(inputs, token=5)
+    gpt2, right = FAMILIES["gpt2"].case, [*encoder.layers, *decoder.layers]
+    for case, layers, options, message in (
+        (decoder, encoder.layers, {}, "layers of an encoder, then"),
+        (gpt2, gpt2.layers, {}, "layers of an encoder, then"),
+        (decoder, right[3:] + right[:3], {}, r"another order than \[3, 4, 5, 0, 1, 2\]"),
+        (decoder, right, {"feature_mask": torch.zeros(1, 12, dtype=torch.long)}, "ALTIPlus takes no feature_mask"),
+        (decoder, right, {"token": 5}, "token 5 is out of range"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            ALTIPlus(case.model, layers).attribute(case.inputs, **options)
     with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
         method_of("bart", p=3)
     with pytest.raises(AssertionError, match=r"needs the map of at least one layer of a decoder"):
@@ -233,5 +152,5 @@ def test_unsupported_layer_is_refused() -> None:
             return self.inner(hidden) * hidden.sigmoid()
 
     model.decoder.layers[1].encoder_attn.out_proj = Gated(model.decoder.layers[1].encoder_attn.out_proj)
-    with pytest.raises(AssertionError, match=r"The layer BartDecoderLayer hands its attention's context to a Gated"):
+    with pytest.raises(AssertionError, match="context to a Gated"):
         ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))

@@ -1,4 +1,4 @@
-"""LayerAttentionNorm against the naive twin that writes every vector out, in float64."""
+"""LayerAttentionNorm, and GlobEnc's rollouts of it, against the naive twin that writes every vector out, in float64."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BloomConfig, BloomModel
 
-from captum_vz import LayerAttentionNorm, find_layers
+from captum_vz import GlobEnc, LayerAttentionNorm, find_layers
 from captum_vz._engine import AttentionBlock, Decomposition, LayerPass, LayerRecord, attention_site, decompositions
-from tests.budget import set_budget
 from tests.engine.compare import assert_same
-from tests.reference import FAMILIES, Case
-from tests.reference.norms import (
-    POST_NORMS,
-    PRE_NORM,
-    naive_attention_norm,
-    naive_mixing_ratio,
-    naive_vectors,
-)
+from tests.reference import FAMILIES, Case, naive_rollout
+from tests.reference.norms import POST_NORMS, PRE_NORM, naive_attention_norm, naive_mixing_ratio, naive_vectors
 
 # What each family has: a decoder's block with two attentions does not end in the norm of the first.
 INCLUDED = {
@@ -86,69 +80,17 @@ def test_vectors_and_biases_sum_to_output(name: str, include: str) -> None:
     assert not sums[~real].any()
 
 
-@each_varied
-def test_the_rows_of_targets(name: str, include: Any) -> None:
-    case = FAMILIES[name].case
-    method = LayerAttentionNorm(case.model, case.layers[1], include=include)
-    whole = method.attribute(case.inputs)
-    assert_same(method.attribute(case.inputs, token=1), whole[:, 1])
-    assert_same(method.attribute(case.inputs, token=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
-    assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2])
-    assert_same(method.attribute(case.inputs, token=slice(0, 3)), whole[:, :3])
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 @each_varied
 def test_vectors_of_a_group_are_summed(name: str, include: Any, normalize: bool) -> None:
     case = FAMILIES[name].case
     tokens = case.inputs["input_ids"].shape[1]
     pairs = torch.arange(tokens) // 2
-    for mask in (
-        pairs[None],
-        torch.zeros(1, tokens, dtype=torch.long),
-        torch.arange(tokens).flip(0)[None],
-        torch.stack([pairs, torch.arange(tokens) % 2, torch.zeros(tokens, dtype=torch.long)]),
-    ):
+    for mask in (pairs[None], torch.stack([pairs, torch.arange(tokens) % 2, 0 * pairs])):
         method = LayerAttentionNorm(case.model, case.layers[1], include=include, normalize=normalize)
         whole = method.attribute(case.inputs, feature_mask=mask)
         assert_same(whole, naive_attention_norm(case, 1, include, groups=mask, normalize=normalize))
         assert_same(method.attribute(case.inputs, feature_mask=mask, token=2), whole[:, 2])
-
-
-@each
-def test_padded_batch_equals_its_examples(name: str, include: Any) -> None:
-    case = FAMILIES[name].case
-    method = LayerAttentionNorm(case.model, case.layers, include=include, normalize=False)
-    together = method.attribute(case.inputs)
-    for index in range(case.batch):
-        for layer_map, alone in zip(together, method.attribute(case.example(index).inputs), strict=True):
-            length = alone.shape[1]
-            assert_same(layer_map[index, :length, :length], alone[0])
-            assert not layer_map[index, length:].any()
-            assert not layer_map[index, :, length:].any()
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@each_varied
-def test_any_size_of_chunk(name: str, include: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = FAMILIES[name].case
-    method = LayerAttentionNorm(case.model, case.layers[0], include=include)
-    mask = torch.arange(case.inputs["input_ids"].shape[1])[None] // 2
-    for options in ({}, {"feature_mask": mask}):
-        expected = method.attribute(case.inputs, **options)
-        with monkeypatch.context() as patch:
-            set_budget(patch, chunk_bytes=rows * 7 * 32 * 8)
-            assert_same(method.attribute(case.inputs, **options), expected)
-
-
-@pytest.mark.parametrize("name", [name for name in INCLUDED if name != "gemma2"])
-def test_a_model_loaded_with_sdpa(name: str) -> None:
-    include = INCLUDED[name][-1]
-    expected, same = (
-        LayerAttentionNorm(case.model, case.layers, include=include).attribute(case.inputs)
-        for case in (FAMILIES[name].case, FAMILIES[name].build(attn_implementation="sdpa"))
-    )
-    assert_same(same, expected, 1e-6)  # eager attention may compute its softmax in float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -197,20 +139,14 @@ def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
         assert abs(found[b, i, j].item() - np.sqrt((vector**2).sum())) < 1e-10
 
 
-@pytest.mark.parametrize(("name", "include"), [("gpt2", "layer_norm"), ("llama", "encoder"), ("gpt-neox", "encoder")])
-def test_pre_norm_layers_refuse_later_norms(name: str, include: Any) -> None:
-    case = FAMILIES[name].case
-    with pytest.raises(AssertionError, match=r"\(pre-norm\), so include='\w+' is not defined"):
-        LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
-
-
 @pytest.mark.parametrize(
     ("name", "include", "complaint"),
     [
-        ("gemma2", "residual", "Gemma2DecoderLayer has no residual connection that can be recognised"),
-        ("olmo2", "residual", "Olmo2DecoderLayer has no residual connection that can be recognised"),
-        ("granite", "layer_norm", "GraniteDecoderLayer has no residual connection that can be recognised"),
-        ("bart-decoder", "encoder", "BartDecoderLayer does not end in a norm that can be recognised"),
+        ("gpt2", "layer_norm", r"\(pre-norm\), so include='layer_norm' is not defined"),
+        ("llama", "encoder", r"\(pre-norm\), so include='encoder' is not defined"),
+        ("gemma2", "residual", "Gemma2DecoderLayer has no residual connection"),
+        ("granite", "layer_norm", "GraniteDecoderLayer has no residual connection"),
+        ("bart-decoder", "encoder", "BartDecoderLayer does not end in a norm"),
     ],
 )
 def test_structures_that_are_not_recognised(name: str, include: Any, complaint: str) -> None:
@@ -226,24 +162,15 @@ class Gate(nn.Module):
         return x * x.sigmoid()
 
 
-def test_nonlinear_projection_is_refused() -> None:
+def test_unrecognised_modules_are_refused() -> None:
     case = FAMILIES["bert"].build()
-    case.layers[0].attention.output.dense = Gate()
-    with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
-        LayerAttentionNorm(case.model, case.layers[0]).attribute(case.inputs)
-
-
-def test_unrecognised_norm_is_refused() -> None:
-    case = FAMILIES["bert"].build()
-    case.layers[0].attention.output.LayerNorm = nn.Tanh()
     method = LayerAttentionNorm(case.model, case.layers[0], include="layer_norm")
+    case.layers[0].attention.output.LayerNorm = nn.Tanh()
     with pytest.raises(AssertionError, match="sum of its residual and its attention's output that is not recognised"):
         method.attribute(case.inputs)
-
-
-def test_unreadable_attention_is_refused() -> None:
-    from transformers import BloomConfig, BloomModel
-
+    case.layers[0].attention.output.dense = Gate()
+    with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
+        method.attribute(case.inputs)
     model = BloomModel(BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2)).eval()
     with pytest.raises(AssertionError, match="weights of BloomAttention cannot be read"):
         LayerAttentionNorm(model, find_layers(model)).attribute(torch.tensor([[1, 2]]))
@@ -261,17 +188,48 @@ def test_tokens_in_a_cache_are_sources() -> None:
     assert_same(method.attribute(ids[:, 3:]), LayerAttentionNorm(case.model, case.layers[0]).attribute(ids)[:, 3:])
 
 
-def test_a_mixing_ratio_takes_targets() -> None:
-    case = FAMILIES["bert"].case
-    method = LayerAttentionNorm(case.model, case.layers[0])
-    assert_same(method.mixing_ratio(case.inputs, target=(2, 5)), method.mixing_ratio(case.inputs, token=2))
-
-
 def test_unknown_options_are_refused() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match="include is 'all'"):
         LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="residual connection of a cross-attention is not a source token"):
+    with pytest.raises(AssertionError, match="residual connection of a cross-attention"):
         LayerAttentionNorm(model, model, include="residual", attention="cross")
     with pytest.raises(AssertionError, match="the mixing ratio needs self-attention"):
         LayerAttentionNorm(model, model, attention="cross").mixing_ratio(torch.ones(1, 2))
+
+
+# GlobEnc: the rollout of the norms of whole layers.
+
+each_post_norm = pytest.mark.parametrize("name", ["bert", "roberta", "electra", "distilbert", "bart-encoder"])
+
+
+@each_post_norm
+def test_rollouts_of_every_layer(name: str) -> None:
+    """Rows that are not divided by their sums are known up to a factor, and rank otherwise."""
+    case = FAMILIES[name].case
+    real = case.inputs["attention_mask"].bool()
+    for normalize in (True, False):
+        maps = [naive_attention_norm(case, index, "encoder", normalize=normalize) for index in range(len(case.layers))]
+        found = GlobEnc(case.model, case.layers, normalize=normalize).attribute(case.inputs, all_layers=True)
+        expected = naive_rollout(maps)
+        if normalize:
+            divided = found[-1]
+            assert_same(found, expected)
+            assert_same(divided.sum(-1), real.double())
+            for residual in (0.5, "renormalize"):
+                mixed = GlobEnc(case.model, case.layers, residual=residual).attribute(case.inputs, all_layers=True)
+                assert_same(mixed, naive_rollout(maps, residual))
+        else:
+            assert_same(found[0].amax((1, 2)), torch.ones(case.batch, dtype=torch.float64))
+            assert_same([by_largest(one) for one in found], [by_largest(one) for one in expected])
+    assert not torch.allclose(found[-1][0] / found[-1][0].sum(-1, keepdim=True), divided[0], atol=1e-4)
+
+
+def by_largest(maps: Tensor) -> Tensor:
+    return maps / maps.amax((1, 2), keepdim=True)
+
+
+def test_pre_norm_layers_are_refused() -> None:
+    case = FAMILIES["gpt2"].case
+    with pytest.raises(AssertionError, match="GPT2Block norms the attention's input"):
+        GlobEnc(case.model, case.layers).attribute(case.inputs)

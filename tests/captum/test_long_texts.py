@@ -59,21 +59,17 @@ def test_both_lengths_are_named(name: str, by_name: bool) -> None:
         assert isinstance(error.value.__cause__, (RuntimeError, IndexError, ValueError))
 
 
-def test_decoder_ids_of_whisper() -> None:
-    sound = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": POSITIONS}
-    model = transformers.WhisperModel(transformers.WhisperConfig(**HALVES, **IDS, **sound)).eval()
-    inputs = {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": ids(POSITIONS + 1)}
-    with pytest.raises(ArgumentError, match="11 tokens, but"):
-        ValueZeroing(model, find_layers(model, "decoder")[0]).attribute(inputs)
-
-
 def test_all_entry_points() -> None:
+    sound = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": POSITIONS}
+    whisper = transformers.WhisperModel(transformers.WhisperConfig(**HALVES, **IDS, **sound)).eval()
+    spoken = {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": ids(25)}
     model, _ = built("bert")
     layers, message = find_layers(model), "25 tokens, but .* 10 positions"
     calls = {
         "effect": lambda: ValueZeroingEffect(model, layers).attribute(ids(25), target=(0, 1)),
         "captum": lambda: TokenAttribution(model, Saliency, None).attribute(ids(25), target=(0, 1), baselines="zero"),
         "verify": lambda: verify(model, ids(25)),
+        "decoder": lambda: ValueZeroing(whisper, find_layers(whisper, "decoder")[0]).attribute(spoken),
         "function": lambda: LayerAttention(lambda x: model(x)[0], layers).attribute(ids(25)),
         "embeddings": lambda: LayerAttention(model, layers).attribute({"inputs_embeds": torch.randn(2, 25, 16)}),
     }

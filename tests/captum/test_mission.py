@@ -1,14 +1,19 @@
-"""The same call for Captum's methods and the methods of this package, on one sentence."""
+"""The same call and the same pictures for Captum's methods and the methods of this package."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import matplotlib.pyplot as plt
+import pytest
 import torch
 from captum.attr import (
     IntegratedGradients,
+    LayerAttribution,
     LayerGradientXActivation,
     LayerIntegratedGradients,
+    LLMAttributionResult,
     Saliency,
     visualization,
 )
@@ -17,6 +22,7 @@ from torch import Tensor
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers, token_scores
 from captum_vz.testbed import load_model
 from captum_vz.visualization import text_record
+from tests.captum.configurations import LAYER_METHODS, Configuration, each_method
 
 model, tokenizer = load_model()
 encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
@@ -53,21 +59,15 @@ def from_ids() -> dict[str, Tensor]:
     return one_call(captums, logits, ids)
 
 
-def test_one_call_from_embeddings() -> None:
-    scores = from_embeddings()
-    whole = model(ids).logits[:, mask, are]
-    nothing = model(inputs_embeds=torch.zeros_like(words(ids))).logits[:, mask, are]
-    gained = scores["Integrated Gradients"].sum((1, 2))
-    torch.testing.assert_close(gained, whole - nothing, rtol=0.01, atol=0.01)  # completeness
-    assert (token_scores(scores["Saliency"], "l2") > 0).all()
-
-
-def test_one_call_from_ids() -> None:
+def test_one_call_from_ids_and_embeddings() -> None:
     scores, others = from_ids(), from_embeddings()
-    blank = torch.full_like(ids, 0)  # Captum's baseline of ids is id 0
-    gained = model(ids).logits[:, mask, are] - model(blank).logits[:, mask, are]
-    torch.testing.assert_close(scores["Integrated Gradients"].sum((1, 2)), gained, rtol=0.01, atol=0.01)
+    whole = model(ids).logits[:, mask, are]
+    blank = model(torch.full_like(ids, 0)).logits[:, mask, are]  # Captum's baseline of ids is id 0
+    nothing = model(inputs_embeds=torch.zeros_like(words(ids))).logits[:, mask, are]
+    for given, lost in ((scores, blank), (others, nothing)):  # completeness
+        torch.testing.assert_close(given["Integrated Gradients"].sum((1, 2)), whole - lost, rtol=0.01, atol=0.01)
     torch.testing.assert_close(scores["Saliency"].abs(), others["Saliency"])
+    assert (token_scores(others["Saliency"], "l2") > 0).all()
     for name in MAPS:
         torch.testing.assert_close(scores[name], others[name])
 
@@ -90,3 +90,57 @@ def test_all_methods_in_one_picture() -> None:
     assert all(row.shape == ids.shape and row.isfinite().all() for row in rows.values())
     assert all(name in page for name in scores)
     assert all(page.count(f"> {token} ") == len(scores) * tokens.count(token) for token in tokens)
+
+
+# What Captum draws takes our maps as they are, and shows their numbers.
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("way", ["heat_map", "blended_heat_map", "masked_image", "alpha_scaling"])
+@each_method
+def test_visualize_image_attr_draws_cls(method: Any, way: str) -> None:
+    configuration = Configuration(method, "vit", layers=2 if method in LAYER_METHODS else None)
+    image = configuration.case.inputs["pixel_values"][0].permute(1, 2, 0).numpy()  # (8, 8, 3), four patches
+    row = configuration.run(token=0)[:1]  # what [CLS], the first token, draws on
+    patches = row[:, 1:].reshape(1, 1, 2, 2)
+    attributions = LayerAttribution.interpolate(patches, (8, 8))[0].permute(1, 2, 0).numpy()
+    figure, axes = visualization.visualize_image_attr(
+        attributions,
+        original_image=(image - image.min()) / (image.max() - image.min()),
+        method=way,
+        sign="positive",
+        outlier_perc=1e-3,
+        use_pyplot=False,
+    )
+    figure.canvas.draw()
+    (drawn,) = axes.images[-1:]
+    assert drawn.get_array().shape[:2] == (8, 8)
+    if way == "heat_map":
+        corners = torch.tensor(drawn.get_array()[::4, ::4])  # one pixel a patch
+        torch.testing.assert_close(corners, patches[0, 0] / patches.max(), rtol=1e-6, atol=0)
+
+
+@each_method
+def test_plots_of_tokens(method: Any) -> None:
+    configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
+    square = configuration.run()[0]
+    tokens = [f"token{place}" for place in range(len(square))]
+    result = LLMAttributionResult(input_tokens=tokens, output_tokens=tokens, seq_attr=square[2], token_attr=square)
+    figure, axes = result.plot_token_attr(show=False)
+    figure.canvas.draw()
+    torch.testing.assert_close(torch.tensor(axes.images[0].get_array()), square)
+    written = [text.get_text() for text in axes.texts]
+    assert written == [f"{score:.4f}" for score in square.flatten().tolist()]
+    assert [label.get_text() for label in axes.get_xticklabels()] == tokens
+    # Causal: what stands above the diagonal is nothing at all.
+    assert {written[i * len(tokens) + j] for i in range(len(tokens)) for j in range(i + 1, len(tokens))} == {"0.0000"}
+    figure, axes = result.plot_seq_attr()
+    figure.canvas.draw()
+    # Two bars a token, one for what is positive and one for what is negative.
+    heights = torch.tensor([bar.get_height() for bar in axes.patches], dtype=square.dtype).unflatten(0, (2, -1))
+    torch.testing.assert_close(heights.sum(0), square[2], rtol=1e-6, atol=1e-8)

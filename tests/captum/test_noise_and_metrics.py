@@ -1,4 +1,4 @@
-"""Captum's NoiseTunnel, sensitivity_max and infidelity on our classes, against what they are defined to compute."""
+"""Captum's NoiseTunnel and sensitivity_max on our classes, against what they are defined to compute."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import NoiseTunnel
-from captum.metrics import infidelity, sensitivity_max
+from captum.metrics import sensitivity_max
 from torch import Tensor
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, to_embeddings
-from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration, tensors
-
-each_method = pytest.mark.parametrize("method", METHODS)
+from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configuration, each_method, tensors
 
 # Positions that hold a token in each of the three examples (7, 5 and 3 long).
 TARGETS: dict[str, Any] = {
@@ -75,26 +73,22 @@ def test_noise_tunnel_averages_over_noisy_copies(method: Any, nt_type: str, nt_s
     assert not torch.allclose(smoothed, configuration.run(target=target))
 
 
-@pytest.mark.parametrize("method", STACK_METHODS)
-def test_noise_tunnel_with_a_tuple(method: Any) -> None:
-    configuration = on_embeddings(method)
-    embeddings, further = configuration.arguments.values()
-    (smoothed,) = NoiseTunnel(configuration.build()).attribute(
-        (embeddings,), nt_samples=2, stdevs=0.0, target=2, additional_forward_args=further
-    )
-    torch.testing.assert_close(smoothed, configuration.run(target=2), rtol=1e-10, atol=1e-13)
-
-
 @each_method
 def test_noise_tunnel_repeats_feature_mask(method: Any) -> None:
     configuration = on_embeddings(method)
     masks = torch.tensor([[0, 0, 1, 1, 2, 2, 3], [0, 1, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]])
+    (embeddings, further), stack = configuration.arguments.values(), method in STACK_METHODS
     smoothed = NoiseTunnel(configuration.build()).attribute(
-        **configuration.arguments, nt_samples=2, stdevs=0.0, target=2, feature_mask=masks
+        (embeddings,) if stack else embeddings,  # a stack answers a tuple for a tuple
+        nt_samples=2,
+        stdevs=0.0,
+        target=2,
+        feature_mask=masks,
+        additional_forward_args=further,
     )
     expected = configuration.run(target=2, feature_mask=masks)
-    torch.testing.assert_close(smoothed, expected, rtol=1e-10, atol=1e-13)
-    assert not torch.allclose(smoothed, configuration.run(target=2))
+    torch.testing.assert_close(smoothed[0] if stack else smoothed, expected, rtol=1e-10, atol=1e-13)
+    assert not torch.allclose(expected, configuration.run(target=2))
 
 
 def moved(embeddings: Tensor) -> Tensor:
@@ -102,86 +96,26 @@ def moved(embeddings: Tensor) -> Tensor:
     return embeddings + 0.1 * embeddings.cos()
 
 
-@pytest.mark.parametrize("form", ["int", "list", "all"])
+@pytest.mark.parametrize(("form", "examples", "samples"), [("int", 1, 1), ("int", 3, 2), ("list", 3, 2), ("all", 3, 2)])
 @each_method
-def test_sensitivity_max_is_relative_change(method: Any, form: str) -> None:
+def test_sensitivity_max_is_relative_change(method: Any, form: str, examples: int, samples: int) -> None:
+    """Also by `to_embeddings`, which returns a tuple for Captum's tuple, for layer methods too.
+
+    Of one example and one sample, Captum would compare single rows of what is no tuple, without a word.
+    """
     configuration = on_embeddings(method)
     attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
+    embeddings, (further,) = configuration.arguments.values()
+    embeddings, further = embeddings[:examples], further[:examples]
     keywords = {"target": TARGETS[form], "additional_forward_args": further}
-    found = sensitivity_max(attribution.attribute, embeddings, perturb_func=moved, n_perturb_samples=2, **keywords)
 
-    before = attribution.attribute(embeddings, **keywords)
-    after = attribution.attribute(moved(embeddings), **keywords)
-    for b in range(len(embeddings)):
-        assert found[b].item() == pytest.approx(((before[b] - after[b]).norm() / before[b].norm()).item(), rel=1e-8)
-    assert (found > 0).all()
-
-
-@pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("samples", [1, 3])
-@each_method
-def test_sensitivity_max_of_the_method_itself(method: Any, samples: int, examples: int) -> None:
-    """It takes the answer for a tuple. Of one example and one sample, it would compare single rows without a word."""
-    configuration = on_embeddings(method)
-    attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
-    keywords = {"target": 1, "additional_forward_args": further[:examples]}
-
-    def by_hand(inputs: Any, **keywords: Any) -> Any:
-        return tuple(tensors(attribution.attribute(inputs, **keywords)))
-
-    found, expected = (
-        sensitivity_max(
-            explain,
-            embeddings[:examples],
-            perturb_func=moved,
-            n_perturb_samples=samples,
-            max_examples_per_batch=2,
-            **keywords,
-        )
-        for explain in (attribution.attribute, by_hand)
-    )
-    assert torch.equal(found, expected)
-    assert (found > 0).all()
-
-
-@each_method
-def test_infidelity_of_a_row(method: Any) -> None:
-    configuration = on_embeddings(method)
-    embeddings, further = configuration.arguments.values()
-    row = configuration.run(target=2)
-    spread = to_embeddings(row, embeddings)
-
-    def value(embeddings: Tensor, mask: Tensor) -> Tensor:
-        """One number an example, as infidelity wants it."""
-        return configuration.forward_func(embeddings, mask).last_hidden_state[:, 2, 0]
-
-    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs - moved(inputs), moved(inputs)
-
-    found = infidelity(value, perturb, embeddings, spread, additional_forward_args=further, n_perturb_samples=2)
-
-    change = embeddings - moved(embeddings)
-    dropped = value(embeddings, *further) - value(moved(embeddings), *further)
-    for b in range(len(embeddings)):
-        told = sum((change[b, j] * row[b, j] / embeddings.shape[-1]).sum().item() for j in range(row.shape[1]))
-        assert found[b].item() == pytest.approx((told - dropped[b].item()) ** 2, rel=1e-8)
-
-
-@each_method
-def test_sensitivity_max_with_embeddings(method: Any) -> None:
-    """`to_embeddings` returns a tuple for Captum's tuple, for layer methods too."""
-    configuration = on_embeddings(method)
-    attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
-    keywords = {"target": 2, "additional_forward_args": further}
-
-    def explain(inputs: Any, **keywords: Any) -> Any:
+    def spread(inputs: Any, **keywords: Any) -> Any:
         (row,) = tensors(attribution.attribute(inputs, **keywords))
         return to_embeddings(row, inputs)
 
-    found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=1, **keywords)
     before, after = (attribution.attribute(x, **keywords) for x in (embeddings, moved(embeddings)))
-    expected = (before - after).norm(dim=1) / before.norm(dim=1)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+    expected = (before - after).flatten(1).norm(dim=1) / before.flatten(1).norm(dim=1)
+    assert (expected > 0).all()
+    for explain in (attribution.attribute, *([] if form == "all" else [spread])):
+        found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=samples, **keywords)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,18 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import HiddenTokenAttribution, ValueZeroing, ValueZeroingRollout
-from tests.captum.configurations import (
-    CONFIGURATIONS,
-    METHODS,
-    Configuration,
-    tensors,
-)
+from tests.captum.configurations import CONFIGURATIONS, Configuration, each_method, tensors
 from tests.reference.case import Case
-
-each_method = pytest.mark.parametrize("method", METHODS)
-of_maps = pytest.mark.parametrize("method", [ValueZeroing])
-of_rollouts = pytest.mark.parametrize("method", [ValueZeroingRollout])
-each_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda one: one.name)
 
 
 def positions(case: Case) -> int:
@@ -28,7 +19,7 @@ def positions(case: Case) -> int:
     return 5 if "pixel_values" in case.inputs else case.inputs["input_ids"].shape[1]  # four patches and [CLS]
 
 
-@each_configuration
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda one: one.name)
 def test_rows_sum_to_one(configuration: Configuration) -> None:
     if configuration.options.get("normalize") is False:
         configuration = Configuration(configuration.method, configuration.family, configuration.inputs)
@@ -58,91 +49,51 @@ def test_results_carry_no_gradient(method: Any) -> None:
             assert one.dtype == torch.float64
 
 
-def layer_forms(layers: list[nn.Module]) -> dict[str, tuple[Any, int | None]]:
-    """`layer` in every form, with how many maps a list must hold (None: no list)."""
-    return {
-        "module": (layers[1], None),
-        "list": (layers, len(layers)),
-        "list of one": ([layers[1]], 1),
-        "tuple": (tuple(layers), len(layers)),
-        "ModuleList": (nn.ModuleList(layers), len(layers)),
-    }
+LISTS: dict[str, Callable[[list[nn.Module]], Any]] = {"list": list, "tuple": tuple, "ModuleList": nn.ModuleList}
 
 
-@pytest.mark.parametrize("form", ["module", "list", "list of one", "tuple", "ModuleList"])
-@pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
-@of_maps
-def test_a_list_for_a_list(method: Any, inputs: str, form: str) -> None:
-    configuration = Configuration(method, inputs=inputs)
-    layer, count = layer_forms(configuration.case.layers)[form]
-    answer = method(configuration.forward_func, layer).attribute(**configuration.arguments)
-    if count is None:
-        assert isinstance(answer, Tensor)
-    else:
+@pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping", "embeddings"])
+def test_a_list_for_a_list(inputs: str) -> None:
+    """Of maps. Each form of the inputs gives the same numbers."""
+    configuration = Configuration(ValueZeroing, inputs=inputs)
+    layers, expected = configuration.case.layers, Configuration(ValueZeroing).run()
+    for form in LISTS.values():
+        answer = ValueZeroing(configuration.forward_func, form(layers)).attribute(**configuration.arguments)
         assert isinstance(answer, list)
-        assert len(answer) == count
+        torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-14)
+    for layer in ([layers[1]], layers[1]):
+        answer = ValueZeroing(configuration.forward_func, layer).attribute(**configuration.arguments)
+        assert isinstance(answer, list if isinstance(layer, list) else Tensor)
+        torch.testing.assert_close(tensors(answer)[0], expected[1], rtol=1e-12, atol=1e-14)
 
 
-@of_maps
-def test_a_list_is_its_layers(method: Any) -> None:
-    together = Configuration(method).run()
-    for index, one in enumerate(together):
-        torch.testing.assert_close(one, Configuration(method, layers=index).run(), rtol=1e-12, atol=1e-14)
-
-
-@of_maps
-def test_maps_keep_the_given_order(method: Any) -> None:
-    configuration = Configuration(method)
-    backwards = method(configuration.forward_func, configuration.layer[::-1]).attribute(**configuration.arguments)
-    for one, other in zip(backwards[::-1], configuration.run(), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("form", ["module", "list", "tuple", "ModuleList"])
-@pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
-@of_rollouts
-def test_a_tuple_for_a_tuple(method: Any, inputs: str, form: str) -> None:
-    configuration = Configuration(method, inputs=inputs)
-    layer, _ = layer_forms(configuration.case.layers)[form]
-    answer = method(configuration.forward_func, layer).attribute(**configuration.arguments)
-    if inputs == "tuple":
-        assert isinstance(answer, tuple)
-        assert len(answer) == len(configuration.arguments["inputs"])
-    else:
-        assert isinstance(answer, Tensor)
-    assert all(isinstance(one, Tensor) for one in tensors(answer))
+@pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping", "embeddings"])
+def test_a_tuple_for_a_tuple(inputs: str) -> None:
+    """Of rollouts, which answer one map for any list of layers."""
+    configuration = Configuration(ValueZeroingRollout, inputs=inputs)
+    expected = Configuration(ValueZeroingRollout).run()
+    for form in (*LISTS.values(), lambda layers: layers[0]):
+        layers = form(configuration.case.layers)
+        answer = ValueZeroingRollout(configuration.forward_func, layers).attribute(**configuration.arguments)
+        assert isinstance(answer, tuple if inputs == "tuple" else Tensor)
+        assert all(isinstance(one, Tensor) for one in tensors(answer))
+        assert inputs != "tuple" or len(answer) == len(configuration.arguments["inputs"])
+        if not isinstance(layers, nn.Module) or isinstance(layers, nn.ModuleList):
+            first = answer[0] if inputs == "tuple" else answer
+            torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("inputs", ["tensor", "tuple"])
-@of_rollouts
-def test_all_layers_are_shorter_stacks(method: Any, inputs: str) -> None:
-    configuration = Configuration(method, inputs=inputs)
+def test_all_layers_are_shorter_stacks(inputs: str) -> None:
+    configuration = Configuration(ValueZeroingRollout, inputs=inputs)
     steps = configuration.run(all_layers=True, token=1)
     assert isinstance(steps, list)
     assert len(steps) == len(configuration.case.layers)
     for depth, step in enumerate(steps, start=1):
-        shorter = method(configuration.forward_func, configuration.layer[:depth])
+        shorter = ValueZeroingRollout(configuration.forward_func, configuration.layer[:depth])
         expected = shorter.attribute(**configuration.arguments, token=1)
         assert type(step) is type(expected)
-        for one, other in zip(tensors(step), tensors(expected), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("inputs", ["tuple", "mapping", "embeddings"])
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_forms_of_inputs_agree(method: Any, inputs: str) -> None:
-    expected = Configuration(method).maps()
-    for one, other in zip(Configuration(method, inputs=inputs).maps(), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-@of_maps
-def test_one_further_argument(method: Any) -> None:
-    configuration = Configuration(method)
-    ids, mask = configuration.case.inputs.values()
-    answer = configuration.build().attribute(ids, additional_forward_args=mask)
-    for one, other in zip(tensors(answer), configuration.maps(), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(tensors(step), tensors(expected), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("per_eval", [1, 2, 7, 100])
@@ -150,7 +101,5 @@ def test_one_further_argument(method: Any) -> None:
 def test_perturbations_per_eval(method: Any, per_eval: int) -> None:
     for target in (None, [2, 0, 1]):
         expected = Configuration(method).maps(token=target)
-        for one, other in zip(
-            Configuration(method).maps(perturbations_per_eval=per_eval, token=target), expected, strict=True
-        ):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+        found = Configuration(method).maps(perturbations_per_eval=per_eval, token=target)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import captum.attr
@@ -11,6 +12,7 @@ import pytest
 import captum_vz
 from tests.captum import configurations
 from tests.captum.configurations import POST_NORM_METHODS, AttentionGradient, Configuration, cubes
+from tests.engine.parameters import sampled
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
@@ -18,7 +20,7 @@ ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values"
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING[:3], "reduce_heads", *ZEROING[3:]],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
-    "ValueZeroingEffect": [*SHARED, "attention", "heads", "values", "intervention"],
+    "ValueZeroingEffect": [*SHARED, "attention", "heads", "values", "intervention", "rows", "by_layer", "window"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize", "reduce_heads"],
     "LayerAttentionGradient": [*SHARED, "attention", "normalize"],
@@ -52,22 +54,8 @@ ATTRIBUTE = {
     "perturbations_per_eval": None,
     "show_progress": False,
 }
-NAMES = {
-    "ValueZeroing": "Value Zeroing",
-    "ValueZeroingRollout": "Value Zeroing Rollout",
-    "ValueZeroingEffect": "Value Zeroing Effect",
-    "LayerAttention": "Layer Attention",
-    "LayerAttentionNorm": "Layer Attention Norm",
-    "LayerAttentionGradient": "Layer Attention Gradient",
-    "AttentionRollout": "Attention Rollout",
-    "GlobEnc": "Glob Enc",
-    "LayerALTI": "Layer ALTI",  # Captum would put a space before each capital
-    "ALTI": "ALTI",
-    "AttentionFlow": "Attention Flow",
-    "HiddenTokenAttribution": "Hidden Token Attribution",
-    "ALTIPlus": "ALTI Plus",
-    "ALTILogit": "ALTI Logit",
-}
+NAMES = {name: re.sub("(?<=[a-z])(?=[A-Z])", " ", name) for name in CONSTRUCTORS}  # no space inside of "ALTI"
+NAMES["LayerALTI"], NAMES["ALTIPlus"], NAMES["ALTILogit"] = "Layer ALTI", "ALTI Plus", "ALTI Logit"
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
 ITSELF = {AttentionGradient: captum_vz.LayerAttentionGradient}
@@ -76,8 +64,7 @@ STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
 # The last one's target is a class, so that it is not in the tables of methods that draw maps.
 METHODS = (*LAYER_METHODS, *STACK_METHODS, captum_vz.ValueZeroingEffect)
 OF_OTHER_MODELS = (captum_vz.ALTIPlus, captum_vz.ALTILogit)  # than those that all the others run on
-OF_ALL_TOKENS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit)  # of an output, which has no rows
-EXPLAINING_OUTPUTS = (*OF_ALL_TOKENS, captum_vz.LayerAttentionGradient)
+EXPLAINING_OUTPUTS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit, captum_vz.LayerAttentionGradient)
 OF_NUMBER = {"target": cubes}
 each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
 
@@ -86,6 +73,7 @@ def configuration_of(method: Any) -> Configuration:
     return Configuration(method, attribute=OF_NUMBER if method is captum_vz.LayerAttentionGradient else {})
 
 
+@pytest.mark.all_cases
 @each_method
 def test_constructor_signature(method: Any) -> None:
     parameters = inspect.signature(method.__init__).parameters
@@ -99,15 +87,16 @@ def test_constructor_signature(method: Any) -> None:
         assert parameters["residual"].default == RESIDUALS[method.__name__]
 
 
+@pytest.mark.all_cases
 @each_method
 def test_attribute_follows_captums_argument_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
     own: dict[str, Any] = {"foil": None} if method in EXPLAINING_OUTPUTS else {}
-    own |= {} if method in OF_ALL_TOKENS else {"token": None}
-    own |= {"all_layers": False} if joins else {}
-    # ALTILogit reads the terms of one stack of layers.
-    own |= {} if method is captum_vz.ALTILogit else {"run": None}
+    # ALTILogit names tokens by its target, and reads the terms of one stack of layers.
+    logit = method is captum_vz.ALTILogit
+    own |= ({} if logit else {"token": None}) | ({"all_layers": False} if joins else {})
+    own |= {} if logit else {"run": None}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
@@ -121,19 +110,11 @@ def test_value_zeroing_follows_feature_ablation() -> None:
 
 
 @each_method
-def test_attribute_has_wrapped_function(method: Any) -> None:
-    # NoiseTunnel and TCAV call it, so that their inner calls are not logged.
-    assert inspect.isfunction(method.attribute.__wrapped__)
-
-
-@each_method
-def test_captums_bases(method: Any) -> None:
+def test_captums_bases_attributes_and_methods(method: Any) -> None:
     assert issubclass(method, captum.attr.PerturbationAttribution)
     assert issubclass(method, captum.attr.LayerAttribution) == (method in LAYER_METHODS)
-
-
-@each_method
-def test_captums_attributes_and_methods(method: Any) -> None:
+    # NoiseTunnel and TCAV call it, so that their inner calls are not logged.
+    assert inspect.isfunction(method.attribute.__wrapped__)
     configuration = configuration_of(method)
     attribution = method(configuration.forward_func, configuration.layer, [0], **configuration.options)
     assert attribution.layer is configuration.layer
@@ -142,16 +123,11 @@ def test_captums_attributes_and_methods(method: Any) -> None:
     assert attribution.get_name() == method.get_name() == NAMES[method.__name__]
     assert attribution.has_convergence_delta() is False
     assert attribution.multiplies_by_inputs is False
-
-
-@each_method
-def test_attribute_future_is_refused(method: Any) -> None:
-    configuration = configuration_of(method)
     with pytest.raises(NotImplementedError, match=f"attribute_future is not implemented for {method.__name__}"):
-        configuration.build().attribute_future(**configuration.arguments)
+        attribution.attribute_future(**configuration.arguments)
 
 
-@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("method", sampled(METHODS[:-1], captum_vz.ValueZeroing))
 def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixture[str]) -> None:
     configuration = configuration_of(method)
     configuration.run(token=1, show_progress=True)

@@ -7,43 +7,41 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import NoiseTunnel
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification
 
-from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError
 from tests.captum.configurations import CONFIGURATIONS, Configuration
 from tests.reference.families import FAMILIES
 
 # Positions that hold a token in each of the three examples.
-TOKENS: dict[str, tuple[Any, Any]] = {
-    "int": (2, 2),
-    "negative int": (-5, -5),
-    "numpy integer": (np.int64(2), 2),
-    "tensor of no dimension": (torch.tensor(1), 1),
-    "list": ([2, 0, 1], [2, 0, 1]),
-    "list of negative ints": ([-5, 1, -5], [-5, 1, -5]),
-    "list of numpy integers": ([np.int32(2), 0, torch.tensor(1)], [2, 0, 1]),
-    "tensor of ints": (torch.tensor([1, 2, 0], dtype=torch.uint8), [1, 2, 0]),
-    "array of ints": (np.array([1, 2, 0]), [1, 2, 0]),
-    "tensor of rows": (torch.tensor([[1, 2], [0, -5], [2, 2]]), [[1, 2], [0, -5], [2, 2]]),
-    "list of lists": ([[1, 2], [0, -5], [2, 2]], [[1, 2], [0, -5], [2, 2]]),
-    "tensor of one column": (torch.tensor([[1], [0], [2]]), [[1], [0], [2]]),
-    "slice": (slice(0, 3), slice(0, 3)),
-    "slice with a step": (slice(None, 4, 2), slice(None, 4, 2)),
-}
+TOKENS: list[tuple[Any, Any]] = [
+    (2, 2),
+    (-5, -5),
+    (np.int64(2), 2),
+    (torch.tensor(1), 1),
+    ([2, 0, 1], [2, 0, 1]),
+    ([-5, 1, -5], [-5, 1, -5]),
+    ([np.int32(2), 0, torch.tensor(1)], [2, 0, 1]),
+    (torch.tensor([1, 2, 0], dtype=torch.uint8), [1, 2, 0]),
+    (np.array([1, 2, 0]), [1, 2, 0]),
+    *((form([[1, 2], [0, -5], [2, 2]]), [[1, 2], [0, -5], [2, 2]]) for form in (list, torch.tensor)),
+    (torch.tensor([[1], [0], [2]]), [[1], [0], [2]]),
+    (slice(0, 3), slice(0, 3)),
+    (slice(None, 4, 2), slice(None, 4, 2)),
+]
 # Indices of an output (batch, tokens, d), with the rows that they name.
-TARGETS: dict[str, tuple[Any, Any]] = {
-    "int": (2, 2),
-    "tensor of one entry": (torch.tensor([2]), 2),
-    "tuple of one": ((1,), 1),
-    "tuple of two": ((2, 9), 2),
-    "tuple, negative": ((-5, -32), -5),
-    "list of ints": ([2, 0, 1], [2, 0, 1]),
-    "tensor of ints": (torch.tensor([1, 2, 0]), [1, 2, 0]),
-    "list of tuples": ([(1, 0), (2, 31), (-5, 1)], [1, 2, -5]),
-}
+TARGETS: list[tuple[Any, Any]] = [
+    (2, 2),
+    (torch.tensor([2]), 2),
+    ((1,), 1),
+    ((2, 9), 2),
+    ((-5, -32), -5),
+    ([2, 0, 1], [2, 0, 1]),
+    (torch.tensor([1, 2, 0]), [1, 2, 0]),
+    ([(1, 0), (2, 31), (-5, 1)], [1, 2, -5]),
+]
 
 
 def sliced(full: Tensor, rows: Any) -> Tensor:
@@ -56,18 +54,13 @@ def assert_rows(found: Tensor, full: Tensor, rows: Any) -> None:
     torch.testing.assert_close(found, sliced(full, rows), rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("form", TOKENS)
-def test_every_form_of_token(form: str) -> None:
+def test_every_form_of_token_and_target() -> None:
     configuration = Configuration(ValueZeroing, layers=1)
-    token, rows = TOKENS[form]
-    assert_rows(configuration.run(token=token), configuration.run(), rows)
-
-
-@pytest.mark.parametrize("form", TARGETS)
-def test_every_form_of_target(form: str) -> None:
-    configuration = Configuration(ValueZeroing, layers=1)
-    target, rows = TARGETS[form]
-    assert_rows(configuration.run(target=target), configuration.run(), rows)
+    whole = configuration.run()
+    for token, rows in TOKENS:
+        assert_rows(configuration.run(token=token), whole, rows)
+    for target, rows in TARGETS:
+        assert_rows(configuration.run(target=target), whole, rows)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.name)
@@ -96,18 +89,18 @@ def classifier() -> tuple[nn.Module, list[nn.Module], Tensor]:
     return model, find_layers(model), torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
 
 
-@pytest.mark.parametrize("target", [1, 99, torch.tensor([0, 1]), (1, 0)])
 @pytest.mark.parametrize("method", [LayerAttention, ValueZeroingRollout])
-def test_a_class_is_refused(method: Any, target: Any) -> None:
+def test_a_class_is_refused(method: Any) -> None:
     model, layers, ids = classifier()
-    with pytest.raises(ArgumentError, match="no axis of the layer's 4 output tokens"):
-        method(model, layers).attribute(ids, target=target)
+    for target in (1, 99, torch.tensor([0, 1]), (1, 0)):
+        with pytest.raises(ArgumentError, match="no axis of the layer's 4 output tokens"):
+            method(model, layers).attribute(ids, target=target)
     assert method(model, layers[:1]).attribute(ids, token=0) is not None
 
 
 def test_output_of_other_tokens_is_refused() -> None:
     model, layers, ids = classifier()
-    shown = "which has no axis of the layer's 4 output tokens"
+    shown = "no axis of the layer's 4 output tokens"
     outputs = {
         torch.zeros(2, 5, 30): shown,
         torch.zeros(2, 3): shown,
@@ -123,65 +116,38 @@ def test_output_of_other_tokens_is_refused() -> None:
             LayerAttention(forward, layers).attribute(ids, target=(1, 0))
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ((7, 0), r"target is \(7, 0\), which is out of range in axis 1"),
-        ((0, 32), r"target is \(0, 32\), which is out of range in axis 2"),
-        ([(0, 1), (0, 1), (0, -33)], r"target is \(0, -33\), which is out of range"),
-        ((0, 1, 2), r"target is \(0, 1, 2\), but the output \(3, 7, 32\) has 2 axes after the batch"),
-        ([0, 1], "target has 2 entries, but the batch has 3"),
-        ((slice(0, 2), 3), "whose first index is no output token"),
-        ((), "which does not index an output"),
-        ("the", "which does not index an output"),
-        (True, "which does not index an output"),
-        ([0, (1, 2), 2], "which does not index an output"),
-        (torch.tensor([0.0, 1.0, 2.0]), r"target is a tensor \(3,\) of torch.float32: pass one integer"),
-    ],
-)
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_bad_targets_are_named(method: Any, target: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Configuration(method).run(target=target)
+WRONG: list[tuple[str, Any, str]] = [
+    ("target", (7, 0), r"target is \(7, 0\), which is out of range in axis 1"),
+    ("target", (0, 32), r"target is \(0, 32\), which is out of range in axis 2"),
+    ("target", [(0, 1), (0, 1), (0, -33)], r"target is \(0, -33\), which is out of range"),
+    ("target", (0, 1, 2), r"but the output \(3, 7, 32\) has 2 axes after the batch"),
+    ("target", [0, 1], "target has 2 entries, but the batch has 3"),
+    ("target", (slice(0, 2), 3), "whose first index is no output token"),
+    *(("target", wrong, "which does not index an output") for wrong in ((), "the", True, [0, (1, 2), 2])),
+    ("target", torch.tensor([0.0, 1.0, 2.0]), r"target is a tensor \(3,\) of torch.float32"),
+    ("token", 7, "token 7 is out of range"),
+    ("token", -8, "token -8 is out of range"),
+    ("token", [0, 1, 7], "token 7 is out of range"),
+    ("token", [[0], [1], [-8]], "token -8 is out of range"),
+    ("token", [0, 1], "token has 2 entries, but the batch has 3"),
+    ("token", torch.tensor([0]), "token has 1 entries, but the batch has 3"),
+    ("token", slice(5, 5), "which selects none of the 7 output tokens"),
+    ("token", (1, 2), r"token is \(1, 2\), which names no output tokens"),
+    *(("token", wrong, "which names no output tokens") for wrong in ([], [[0, 1], [0], [1]], [0, [1], 2], 1.0, True)),
+    ("token", np.bool_(True), "which names no output tokens"),
+    ("token", torch.tensor([True]), r"token is a tensor \(1,\) of torch.bool"),
+    ("token", torch.zeros(3, 2, 2, dtype=torch.long), r"token is a tensor \(3, 2, 2\) of torch.int64"),
+]
 
 
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (7, "token 7 is out of range"),
-        (-8, "token -8 is out of range"),
-        ([0, 1, 7], "token 7 is out of range"),
-        ([[0], [1], [-8]], "token -8 is out of range"),
-        ([0, 1], "token has 2 entries, but the batch has 3"),
-        (torch.tensor([0]), "token has 1 entries, but the batch has 3"),
-        (slice(5, 5), r"token is slice\(5, 5, None\), which selects none of the 7 output tokens"),
-        ((1, 2), r"token is \(1, 2\), which names no output tokens: pass an int"),
-        ([], "which names no output tokens"),
-        ([[0, 1], [0], [1]], "which names no output tokens"),
-        ([0, [1], 2], "which names no output tokens"),
-        (1.0, "which names no output tokens"),
-        (True, "which names no output tokens"),
-        (np.bool_(True), "which names no output tokens"),
-        (torch.tensor([True]), r"token is a tensor \(1,\) of torch.bool"),
-        (torch.zeros(3, 2, 2, dtype=torch.long), r"token is a tensor \(3, 2, 2\) of torch.int64: pass an int"),
-    ],
-)
+@pytest.mark.all_cases
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_bad_tokens_are_named(method: Any, token: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Configuration(method).run(token=token)
+def test_bad_tokens_and_targets_are_named(method: Any) -> None:
+    for name, value, message in WRONG:
+        with pytest.raises(ArgumentError, match=message):
+            Configuration(method).run(**{name: value})
 
 
 def test_token_and_target_together() -> None:
     with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed"):
         Configuration(ValueZeroing).run(token=1, target=(1, 2))
-
-
-def test_noise_tunnel_expands_targets() -> None:
-    config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
-    model = BertForMaskedLM(config).double().eval()
-    embeddings = torch.randn(2, 4, 16, dtype=torch.float64)
-    method = Rollout(LayerAttention(lambda x: model(inputs_embeds=x).logits, find_layers(model)))
-    target = [(1, 29), (3, 0)]
-    found = NoiseTunnel(method).attribute(embeddings, nt_samples=3, stdevs=0.0, target=target)
-    torch.testing.assert_close(found, method.attribute(embeddings, token=[1, 3]))

@@ -6,6 +6,7 @@ A barrier inside the forward functions holds both passes open while the model ru
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event, get_ident
@@ -13,16 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.captum.configurations import METHODS, tensors
+from captum_vz import ValueZeroing
+from captum_vz.errors import RefusedError
+from tests.captum.configurations import METHODS, each_method, tensors
 from tests.captum.footprint import footprint
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
 SECONDS = 600  # a barrier that is broken fails the test in place of hanging it
-
-each_method = pytest.mark.parametrize("method", METHODS)
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +168,44 @@ def test_parallel_explanations_equal_serial_ones(method: Any) -> None:
     answers = together(*(lambda example=example: attribution.attribute(example, token=1) for example in examples))
     for answer, other in zip(answers, expected, strict=True):
         assert_equal(answer, other)
+
+
+# DataParallel: its module is explained, and a function that runs replicas in threads of their own is refused.
+
+
+def replica_of(network: nn.Module) -> nn.Module:
+    """A copy as torch.nn.parallel.replicate wires it: it shares hooks and has plain tensors in place of parameters."""
+    copies = {module: module._replicate_for_data_parallel() for module in network.modules()}
+    for module, copy in copies.items():
+        copy._former_parameters = OrderedDict()
+        for name, child in module._modules.items():
+            copy._modules[name] = None if child is None else copies[child]
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                copy._parameters[name] = None
+            else:
+                setattr(copy, name, parameter.detach())
+    return copies[network]
+
+
+@each_method
+def test_replicas_are_refused(method: Any) -> None:
+    case = FAMILIES["bert"].build()
+    before = footprint(case.model)
+
+    def forward(**inputs: Tensor) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(replica_of(case.model), **inputs).result()
+
+    with pytest.raises(RefusedError, match=r"did not run layer 0 .* that forward_func calls in this thread"):
+        method(forward, case.layers).attribute(case.inputs)
+    assert footprint(case.model) == before
+
+
+def test_module_of_several_devices() -> None:
+    case = FAMILIES["bert"].build()
+    parallel = nn.DataParallel(case.model)
+    parallel.device_ids = [0, 1]  # as on two GPUs
+    with pytest.warns(UserWarning, match="its module is explained, on one device"):
+        found = ValueZeroing(parallel, case.layers).attribute(case.inputs)
+    assert_equal(found, ValueZeroing(case.model, case.layers).attribute(case.inputs))

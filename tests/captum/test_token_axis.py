@@ -7,37 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AlbertConfig,
-    AlbertForMaskedLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForQuestionAnswering,
-    BertForTokenClassification,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MarianConfig,
-    MarianMTModel,
-    PvtV2Config,
-    PvtV2Model,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
 from tests.reference.case import randomize
 
 TOKENS, WIDTH, WORDS = 6, 16, 30
-NOT_SHOWN = "not shown"
 HALVES = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
 HALVES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": WIDTH, "vocab_size": WORDS}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
@@ -47,20 +24,28 @@ T5 = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers"
 SOUND = {"num_mel_bins": 4, "max_source_positions": TOKENS, "max_target_positions": 8}
 GPT2 = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 12}
 
+
+def small(kind: str, **config: Any) -> Callable[[], nn.Module]:
+    model_class = getattr(transformers, kind)
+    return lambda: model_class(model_class.config_class(**config))
+
+
+def two_berts() -> nn.Module:
+    configs = (transformers.BertConfig(**BERT) for _ in range(2))
+    return transformers.EncoderDecoderModel(transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*configs))
+
+
 ENCODER_DECODERS: dict[str, Callable[[], nn.Module]] = {
-    "bart": lambda: BartForConditionalGeneration(BartConfig(**HALVES, **IDS)),
-    "marian": lambda: MarianMTModel(MarianConfig(**HALVES, **IDS, max_position_embeddings=12)),
-    "t5": lambda: T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)),
-    "whisper": lambda: WhisperForConditionalGeneration(WhisperConfig(**HALVES, **IDS, **SOUND)),
-    "two berts": lambda: EncoderDecoderModel(
-        EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**BERT), BertConfig(**BERT))
-    ),
+    "bart": small("BartForConditionalGeneration", **HALVES, **IDS),
+    "t5": small("T5ForConditionalGeneration", **T5, decoder_start_token_id=0),
+    "whisper": small("WhisperForConditionalGeneration", **HALVES, **IDS, **SOUND),
+    "two berts": two_berts,
 }
 ONE_STACK: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**BERT, num_key_value_heads=1)),
-    "bert": lambda: BertForTokenClassification(BertConfig(**BERT)),
-    "albert": lambda: AlbertForMaskedLM(AlbertConfig(**BERT, embedding_size=8)),
+    "gpt2": small("GPT2LMHeadModel", **GPT2),
+    "llama": small("LlamaForCausalLM", **BERT, num_key_value_heads=1),
+    "bert": small("BertForTokenClassification", **BERT),
+    "albert": small("AlbertForMaskedLM", **BERT, embedding_size=8),
 }
 
 
@@ -75,14 +60,14 @@ def built(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def stack_of(model: nn.Module, side: str) -> list[nn.Module]:
-    if isinstance(model, EncoderDecoderModel):
+    if isinstance(model, transformers.EncoderDecoderModel):
         return list(model.encoder.encoder.layer if side == "encoder" else model.decoder.bert.encoder.layer)
     return find_layers(model, side)
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """As many tokens for the decoder as the encoder has."""
-    if isinstance(model, WhisperForConditionalGeneration):
+    if isinstance(model, transformers.WhisperForConditionalGeneration):
         sound = torch.randn(1, 4, 2 * TOKENS, generator=torch.Generator().manual_seed(1))
         return {"input_features": sound, "decoder_input_ids": ids()}
     return {"input_ids": ids(), "decoder_input_ids": ids().flip(1)}
@@ -110,6 +95,18 @@ def moves(forward: Callable[[], Tensor], last: nn.Module, token: int) -> list[in
     return found
 
 
+def assert_target_is_token(method: Any, inputs: Any, target: Any = (2, 1), token: Any = 2) -> None:
+    by_target, by_token = method.attribute(inputs, target=target), method.attribute(inputs, token=token)
+    torch.testing.assert_close(by_target, by_token, rtol=0, atol=0)
+
+
+def assert_not_shown(
+    forward: Any, layer: Any, inputs: Any = None, target: Any = (2, 1), kind: Any = ValueZeroing
+) -> None:
+    with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
+        kind(forward, layer).attribute(vectors() if inputs is None else inputs, target=target)
+
+
 @pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_tokens_of_the_encoder_are_refused(name: str, as_function: bool) -> None:
@@ -119,10 +116,8 @@ def test_tokens_of_the_encoder_are_refused(name: str, as_function: bool) -> None
     assert moves(lambda: model(**inputs).logits, layers[-1], 2) != [2]
     forward = (lambda **given: model(**given).logits) if as_function else model
     for layer in (layers[0], layers[-1], layers):
-        with pytest.raises(ArgumentError, match=NOT_SHOWN):
-            ValueZeroing(forward, layer).attribute(inputs, target=(2, 5))
-    with pytest.raises(ArgumentError, match=NOT_SHOWN):
-        AttentionRollout(forward, layers).attribute(inputs, target=[(2, 5)])
+        assert_not_shown(forward, layer, inputs, (2, 5))
+    assert_not_shown(forward, layers, inputs, [(2, 5)], AttentionRollout)
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
@@ -134,53 +129,37 @@ def test_tokens_of_the_decoder_are_named(name: str, as_function: bool) -> None:
     assert moves(lambda: model(**inputs).logits, layers[-1], 2) == [2]
     forward = (lambda **given: model(**given).logits) if as_function else model
     for attention in ("self", "cross"):
-        method = ValueZeroing(forward, layers, attention=attention)
-        pairs = zip(method.attribute(inputs, target=(2, 5)), method.attribute(inputs, token=2), strict=True)
-        assert all(torch.equal(by_target, by_token) for by_target, by_token in pairs)
+        assert_target_is_token(ValueZeroing(forward, layers, attention=attention), inputs, (2, 5), 2)
 
 
+@pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
 @pytest.mark.parametrize("name", ONE_STACK)
-def test_structure_of_a_library_model_is_enough(name: str) -> None:
+def test_a_function_is_called_once_more(name: str, as_function: bool) -> None:
+    """The structure of a library model is enough."""
     model = built(ONE_STACK[name])
     layers = find_layers(model)
     assert moves(lambda: model(ids()).logits, layers[-1], 2) == [2]
     calls: list[Any] = []
     model.register_forward_hook(lambda *given: calls.append(1))
-    found = ValueZeroing(model, layers[0]).attribute(ids(3), target=[(2, 1), (0, 1), (5, 1)])
-    assert calls == [1]
-    assert torch.equal(found, ValueZeroing(model, layers[0]).attribute(ids(3), token=[2, 0, 5]))
-
-
-@pytest.mark.parametrize("name", ONE_STACK)
-def test_a_function_is_called_once_more(name: str) -> None:
-    model = built(ONE_STACK[name])
-    layers = find_layers(model)
-    calls: list[Any] = []
-    model.register_forward_hook(lambda *given: calls.append(1))
-    method = ValueZeroing(lambda x: model(x).logits, layers)
-    states = torch.get_rng_state()
-    found = method.attribute(ids(3), target=[(2, 1), (0, 1), (5, 1)])
-    assert calls == [1, 1]
+    method, states = ValueZeroing((lambda x: model(x).logits) if as_function else model, layers), torch.get_rng_state()
+    method.attribute(ids(3), target=[(2, 1), (0, 1), (5, 1)])
+    assert calls == [1] * (1 + as_function)
     assert torch.equal(torch.get_rng_state(), states)
-    pairs = zip(found, method.attribute(ids(3), token=[2, 0, 5]), strict=True)
-    assert all(torch.equal(by_target, by_token) for by_target, by_token in pairs)
+    assert_target_is_token(method, ids(3), [(2, 1), (0, 1), (5, 1)], [2, 0, 5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_axis_is_shown_in_any_precision(dtype: torch.dtype) -> None:
     model = built(ONE_STACK["llama"]).to(dtype)
-    method = LayerAttention(lambda x: model(x).logits, find_layers(model)[0])
-    assert torch.equal(method.attribute(ids(), target=(2, 1)), method.attribute(ids(), token=2))
+    assert_target_is_token(LayerAttention(lambda x: model(x).logits, find_layers(model)[0]), ids())
     model = built(ENCODER_DECODERS["bart"]).to(dtype)
-    with pytest.raises(ArgumentError, match="not shown"):
-        LayerAttention(model, find_layers(model, "encoder")[0]).attribute(ids(), target=(2, 5))
+    assert_not_shown(model, find_layers(model, "encoder")[0], ids(), (2, 5), LayerAttention)
 
 
 def test_start_logits_have_the_tokens_axis() -> None:
-    model = built(lambda: BertForQuestionAnswering(BertConfig(**BERT)))
+    model = built(small("BertForQuestionAnswering", **BERT))
     layer = find_layers(model)[0]
-    method = ValueZeroing(lambda x: model(x).start_logits, layer)
-    assert torch.equal(method.attribute(ids(2), target=3), method.attribute(ids(2), token=3))
+    assert_target_is_token(ValueZeroing(lambda x: model(x).start_logits, layer), ids(2), 3, 3)
     with pytest.raises(ArgumentError, match="a QuestionAnsweringModelOutput without logits"):
         ValueZeroing(model, layer).attribute(ids(2), target=3)
 
@@ -259,42 +238,33 @@ def vectors() -> Tensor:
     return torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("kind", SAME_TOKENS)
-def test_tokens_of_unknown_models_are_named(kind: str, place: int) -> None:
+def test_tokens_of_unknown_models_are_named(kind: str) -> None:
     model = built(lambda: Model(SAME_TOKENS[kind]))
-    method = ValueZeroing(model, model.blocks[place])
-    whole = method.attribute((vectors(),))
-    found = method.attribute((vectors(),), target=[(2, 1), (4, 1)])
-    torch.testing.assert_close(found, torch.stack([whole[0, 2], whole[1, 4]]))
+    for place in (0, 3):
+        assert_target_is_token(ValueZeroing(model, model.blocks[place]), vectors(), [(2, 1), (4, 1)], [2, 4])
 
 
 @pytest.mark.parametrize("make", [lambda x: (9 * x).long(), lambda x: x > 0], ids=["integers", "signs"])
 def test_an_output_without_fractions(make: Callable[[Tensor], Tensor]) -> None:
     model = built(lambda: Model(lambda model, x: make(model.head(model.run(x)))))
-    method = ValueZeroing(model, model.blocks[1])
-    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
-    with pytest.raises(ArgumentError, match="not shown"):
-        ValueZeroing(lambda x: model(x).flip(1), model.blocks[1]).attribute(vectors(), target=(2, 1))
+    assert_target_is_token(ValueZeroing(model, model.blocks[1]), vectors())
+    assert_not_shown(lambda x: model(x).flip(1), model.blocks[1])
 
 
 def test_layers_below_the_output() -> None:
     model = built(lambda: Model(lambda model, x: (model.run(x, 0, 2), model.run(x, 2, 4))[0]))
     layers = list(model.blocks[:2])
-    method = ValueZeroing(model, layers[1])
-    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    assert_target_is_token(ValueZeroing(model, layers[1]), vectors())
     for other in (layers[0], layers, model.blocks[3]):
-        with pytest.raises(ArgumentError, match="not shown"):
-            ValueZeroing(model, other).attribute(vectors(), target=(2, 1))
+        assert_not_shown(model, other)
 
 
-@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("kind", OTHER_TOKENS)
-def test_other_axes_of_this_length_are_refused(kind: str, place: int) -> None:
+def test_other_axes_of_this_length_are_refused(kind: str) -> None:
     model = built(lambda: Model(OTHER_TOKENS[kind]))
-    target = [1, 4] if kind == "classes" else [(1, 1), (4, 1)]
-    with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
-        ValueZeroing(model, model.blocks[place]).attribute((vectors(),), target=target)
+    for layer in model.blocks[:2]:
+        assert_not_shown(model, layer, target=[1, 4] if kind == "classes" else [(1, 1), (4, 1)])
 
 
 def test_layers_without_a_list() -> None:
@@ -307,17 +277,11 @@ def test_layers_without_a_list() -> None:
             return self.head(self.upper(self.lower(x)))
 
     model = built(Two)
-    method = ValueZeroing(model, model.upper)
-    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
-    with pytest.raises(ArgumentError, match="not shown"):
-        ValueZeroing(model, model.lower).attribute(vectors(), target=(2, 1))
-
-
-def test_layers_in_a_sequential() -> None:
+    assert_target_is_token(ValueZeroing(model, model.upper), vectors())
+    assert_not_shown(model, model.lower)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Linear(WIDTH, 9)).eval()
     for layer in model[1:3]:
-        method = ValueZeroing(model, layer)
-        assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+        assert_target_is_token(ValueZeroing(model, layer), vectors())
 
 
 def test_layers_with_the_tokens_first() -> None:
@@ -327,8 +291,7 @@ def test_layers_with_the_tokens_first() -> None:
 
     encoder, head = built(layers), nn.Linear(WIDTH, 9)
     forward = lambda x: head(encoder(x.transpose(0, 1))).transpose(0, 1)  # noqa: E731 - as a user writes it
-    method = ValueZeroing(forward, encoder.layers[0])
-    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    assert_target_is_token(ValueZeroing(forward, encoder.layers[0]), vectors())
 
 
 def test_a_model_with_two_towers() -> None:
@@ -337,18 +300,15 @@ def test_a_model_with_two_towers() -> None:
         return other(x)
 
     one, other = (built(lambda: Model(SAME_TOKENS["head"])) for _ in range(2))
-    method = ValueZeroing(forward, other.blocks[-1])
-    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
-    with pytest.raises(ArgumentError, match="not shown"):
-        ValueZeroing(forward, one.blocks[-1]).attribute(vectors(), target=(2, 1))
+    assert_target_is_token(ValueZeroing(forward, other.blocks[-1]), vectors())
+    assert_not_shown(forward, one.blocks[-1])
 
 
 def test_a_filled_cache_is_not_filled_twice() -> None:
     model = built(ONE_STACK["llama"])
     cache = model(ids(), use_cache=True).past_key_values
     forward = lambda x: model(x, past_key_values=cache).logits  # noqa: E731 - as a user writes it
-    with pytest.raises(ArgumentError, match="not shown"):
-        LayerAttention(forward, find_layers(model)[1]).attribute(ids()[:, :2], target=(1, 5))
+    assert_not_shown(forward, find_layers(model)[1], ids()[:, :2], (1, 5), LayerAttention)
     assert cache.get_seq_length() == TOKENS + 2
     cache.crop(-2)
     found = LayerAttention(model, find_layers(model)[1]).attribute(
@@ -361,9 +321,8 @@ def test_a_filled_cache_is_not_filled_twice() -> None:
 def test_channels_of_an_image_are_no_tokens() -> None:
     config = {"depths": [1, 1], "hidden_sizes": [8, 4], "num_attention_heads": [1, 1], "num_encoder_blocks": 2}
     config |= {"patch_sizes": [2, 2], "strides": [2, 2], "sr_ratios": [1, 1], "mlp_ratios": [1, 1], "image_size": 4}
-    model = built(lambda: PvtV2Model(PvtV2Config(**config)))
+    model = built(small("PvtV2Model", **config))
     picture = torch.randn(1, 3, 4, 4)
     assert model(picture).last_hidden_state.shape[1] == 4
     for layer in find_layers(model):
-        with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
-            ValueZeroing(model, layer).attribute(picture, target=(2, 0))
+        assert_not_shown(model, layer, picture, (2, 0))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from captum_vz import find_layers
 from tests.engine.blocks import attention_function, eager_attention_forward
 from tests.properties.by_name import AttendByName
 
@@ -27,42 +28,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What a home-made layer is made of.
+    """What a home-made layer is made of."""
 
-    Attributes:
-        heads: The number of query heads.
-        shared: How many query heads share a value.
-        head_width: The number of features of a head.
-        width: The number of features of a token.
-        inner: The number of features inside the feed-forward layer.
-        call: How attention is called: "torch", "by name" or "transformers".
-        norm: Where norms are: "pre", "post", "both" or "none".
-        rms: Whether norms are RMS norms.
-        activation: The activation of the feed-forward layer.
-        feed_forward: "plain", "gated", "experts" or "none".
-        parallel: Whether attention and feed-forward layer read the same input.
-        hidden: What hides sources: "nothing", "later", "window" or "bias" (nothing is hidden, far sources weigh less).
-        padded: Whether the examples have different lengths.
-        context: What happens to the context before its projection: "plain", "gate" or "norm".
-        after: What comes after the attention: "nothing", "scale", "convolution" or "shift".
-        bias: Whether linear modules have a bias.
-    """
-
-    heads: int = 2
-    shared: int = 1
+    heads: int = 2  # of queries
+    shared: int = 1  # how many query heads share a value
     head_width: int = 4
     width: int = 8
-    inner: int = 12
-    call: str = "torch"
-    norm: str = "pre"
+    inner: int = 12  # features inside the feed-forward layer
+    call: str = "torch"  # how attention is called: or "by name" or "transformers"
+    norm: str = "pre"  # or "post", "both" or "none"
     rms: bool = False
     activation: str = "gelu"
-    feed_forward: str = "plain"
-    parallel: bool = False
-    hidden: str = "nothing"
-    padded: bool = False
-    context: str = "plain"
-    after: str = "nothing"
+    feed_forward: str = "plain"  # or "gated", "experts" or "none"
+    parallel: bool = False  # whether attention and feed-forward layer read the same input
+    hidden: str = "nothing"  # what hides sources: or "later", "window" or "bias" (far sources weigh less)
+    padded: bool = False  # whether the examples have different lengths
+    context: str = "plain"  # before its projection: or "gate" or "norm"
+    after: str = "nothing"  # what comes after the attention: or "scale", "convolution" or "shift"
     bias: bool = True
 
 
@@ -99,7 +81,6 @@ class Attention(nn.Module):
         return self.output(context)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The context, `(batch, tokens, head, head_width)`."""
         grouped = self.spec.shared > 1 and self.spec.call == "torch"
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
         return context.transpose(1, 2)
@@ -113,7 +94,6 @@ class AttentionInterface(Attention):
     """The same, through transformers' AttentionInterface."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The context, `(batch, tokens, head, head_width)`."""
         attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         context: Tensor = attend(self, query, key, value, mask)[0]
         return context
@@ -146,8 +126,6 @@ class FeedForward(nn.Module):
 
 
 class After(nn.Module):
-    """What comes after the attention."""
-
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.kind = spec.after
@@ -165,8 +143,6 @@ class After(nn.Module):
 
 
 class Layer(nn.Module):
-    """A home-made layer."""
-
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
@@ -181,11 +157,9 @@ class Layer(nn.Module):
         self.norms = nn.ModuleDict({f"{place} {part}": norm(spec.width) for place in places for part in parts})
 
     def norm(self, place: str, x: Tensor) -> Tensor:
-        """The input, after the norm at this place, if there is one."""
         return self.norms[place](x) if place in self.norms else x
 
     def attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The attention's output."""
         return self.after(self.attention(x, mask))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -198,8 +172,6 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after another."""
-
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -212,36 +184,23 @@ class Stack(nn.Module):
 
 @dataclass(repr=False)
 class Case:
-    """A model with inputs.
-
-    Attributes:
-        kind: Its kind.
-        model: The model, in eval mode and float64.
-        layers: Its layers.
-        inputs: Its inputs: a tuple of tensors, or a mapping.
-        lengths: The number of tokens of each example, without padding.
-        heads: The number of query heads.
-        attention: "self" or "cross".
-        by_position: Whether the attention sees windows, so that a twin has to zero values by position.
-        tokens_first: Whether dimension 0 of the inputs is the tokens.
-    """
+    """A model, in eval mode and float64, with inputs: a tuple of tensors, or a mapping."""
 
     kind: str
     model: nn.Module
     layers: list[nn.Module]
     inputs: Any
-    lengths: list[int]
-    heads: int
+    lengths: list[int]  # tokens of each example, without padding
+    heads: int  # of queries
     attention: str = "self"
-    by_position: bool = False
-    tokens_first: bool = False
+    by_position: bool = False  # whether the attention sees windows, so that a twin has to zero values by position
+    tokens_first: bool = False  # whether dimension 0 of the inputs is the tokens
 
     def __repr__(self) -> str:
         about = getattr(self.layers[0], "spec", getattr(self.model, "config", self.layers[0]))
         return f"{self.kind}: {about}, lengths={self.lengths}, heads={self.heads}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What hypothesis prints."""
         printer.text(repr(self))
 
     @property
@@ -314,7 +273,15 @@ HOME_MADE: dict[str, dict[str, Any]] = {
     "shift": {"after": "shift"},
 }
 OTHERS = ("torch encoder", "torch encoder, tokens first", "torch decoder", "torch cross-attention", "windows")
-LIBRARY = ("bert", "gpt2", "llama", "gemma2", "t5", "vit", "mpnet")
+LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "gpt2": ("GPT2Model", {}),
+    "llama": ("LlamaModel", {}),
+    "gemma2": ("Gemma2Model", {"sliding_window": 3}),
+    "t5": ("T5EncoderModel", {"d_kv": 3}),
+    "vit": ("ViTModel", {"image_size": 4, "patch_size": 2, "num_channels": 1}),
+    "mpnet": ("MPNetModel", {}),
+}
 KINDS = (*HOME_MADE, *OTHERS, *LIBRARY)
 
 
@@ -400,7 +367,6 @@ class Halves(Layer):
     """A home-made layer whose attention sees each half of the sequence alone."""
 
     def attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The attention's output."""
         halves = x.reshape(-1, x.shape[1] // 2, x.shape[2])
         return self.attention(halves, None).reshape(x.shape)
 
@@ -415,30 +381,19 @@ def _library(draw: Any, kind: str, depth: int, batch: int, tokens: int) -> Case:
     lengths = [tokens] + [draw(st.integers(1, tokens)) for _ in range(batch - 1)]
     mask = (torch.arange(tokens) < torch.tensor(lengths)[:, None]).long()
     inputs = {"input_ids": torch.randint(3, 20, (batch, tokens)) * mask, "attention_mask": mask}
-    size: dict[str, Any] = {"vocab_size": 20, "hidden_size": width, "num_hidden_layers": depth}
-    size |= {"num_attention_heads": heads, "intermediate_size": inner, "pad_token_id": 0}
-    decoder = {**size, "num_key_value_heads": draw(st.sampled_from([1, 2, heads])), "head_dim": 4, "hidden_act": act}
-    bert = {**size, "hidden_act": act, "max_position_embeddings": 32}
-    gpt = {"vocab_size": 20, "n_embd": width, "n_layer": depth, "n_head": heads, "n_inner": inner, "n_positions": 32}
-    t5 = {"vocab_size": 20, "d_model": width, "num_heads": heads, "num_layers": depth, "d_kv": 3, "d_ff": inner}
-    t5["feed_forward_proj"] = draw(st.sampled_from(["relu", "gated-gelu"]))
-    make: dict[str, Callable[[], Any]] = {
-        "bert": lambda: transformers.BertModel(transformers.BertConfig(**bert)),
-        "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**bert)),
-        "gpt2": lambda: transformers.GPT2Model(transformers.GPT2Config(**gpt)),
-        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**decoder)),
-        "gemma2": lambda: transformers.Gemma2Model(transformers.Gemma2Config(**decoder, sliding_window=3)),
-        "t5": lambda: transformers.T5EncoderModel(transformers.T5Config(**t5)),
-        "vit": lambda: transformers.ViTModel(
-            transformers.ViTConfig(**{**bert, "image_size": 4, "patch_size": 2, "num_channels": 1})
-        ),
-    }
+    size: dict[str, Any] = {"vocab_size": 20, "hidden_size": width, "num_hidden_layers": depth, "pad_token_id": 0}
+    size |= {"num_attention_heads": heads, "intermediate_size": inner, "max_position_embeddings": 32}
+    kind_of, more = LIBRARY[kind]
+    if kind in ("llama", "gemma2"):
+        more = {**more, "num_key_value_heads": draw(st.sampled_from([1, 2, heads])), "head_dim": 4}
+    if kind == "t5":
+        more = {**more, "d_ff": inner, "feed_forward_proj": draw(st.sampled_from(["relu", "gated-gelu"]))}
+    else:
+        more = {**more, "activation_function" if kind == "gpt2" else "hidden_act": act}
     if kind == "vit":
         lengths, inputs = [5] * batch, {"pixel_values": torch.randn(batch, 1, 4, 4)}
-    for config in (bert, gpt, decoder, t5):
-        config["attn_implementation"] = implementation
-    model = make[kind]()
-    layers = {"t5": lambda: model.encoder.block, "gpt2": lambda: model.h, "vit": lambda: model.layers}
-    layers |= {name: (lambda: model.encoder.layer) for name in ("bert", "mpnet")}
-    found = layers.get(kind, lambda: model.layers)()
-    return _case(kind, model, inputs, lengths, heads, layers=list(found))
+    model_class = getattr(transformers, kind_of)
+    config = model_class.config_class(**size, **more)
+    config._attn_implementation = implementation
+    model = model_class(config)
+    return _case(kind, model, inputs, lengths, heads, layers=find_layers(model))

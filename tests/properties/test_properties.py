@@ -27,6 +27,7 @@ from captum_vz._engine import REPLAYS, traced_replays
 from captum_vz._engine.numerics import tensors
 from captum_vz.errors import RefusedError
 from captum_vz.functional import rollout
+from tests.engine.parameters import sampled
 from tests.properties.architectures import HOME_MADE, KINDS, LIBRARY, Case, cases
 from tests.sweep.twin import record, twin_scores, twin_scores_by_position
 
@@ -39,7 +40,11 @@ BUDGETS = tensors.BUDGETS
 SERVING = {"windows": "definition", "torch decoder": "packed pairs, first tensor only"}
 SERVING |= dict.fromkeys(("convolution", "shift", "gated context", "normalized context", "mpnet"), "definition")
 FOLDING = ("home-made", "torch encoder", "bert", "gpt2")
-each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def few_or_many(few: int, many: int) -> list[Any]:
+    """How many random examples: more of them each night."""
+    return [few, pytest.param(many, marks=pytest.mark.exhaustive)]
 
 
 def examples(count: int) -> Callable[[Any], Any]:
@@ -139,8 +144,9 @@ def check_replays(data: st.DataObject, kind: str, served: set[str]) -> None:
             assert_rows_equal(found, expected, name, case.tolerance)
 
 
-def served_in(count: int, kind: str) -> set[str]:
-    """Check all replays on `count` cases of a kind. Returns the replays that served."""
+@pytest.mark.parametrize("count", few_or_many(4, 64))
+@pytest.mark.parametrize("kind", sampled(KINDS, "shift"))
+def test_replays_equal_the_twin(kind: str, count: int) -> None:
     served: set[str] = set()
 
     @examples(count)
@@ -149,20 +155,8 @@ def served_in(count: int, kind: str) -> set[str]:
         check_replays(data, kind, served)
 
     check()
-    return served
-
-
-@each_kind
-def test_replays_equal_the_twin(kind: str) -> None:
-    assert SERVING.get(kind, "packed pairs") in served_in(4, kind)
-
-
-@pytest.mark.exhaustive
-@each_kind
-def test_replays_equal_the_twin_in_many_cases(kind: str) -> None:
-    served = served_in(64, kind)
     assert SERVING.get(kind, "packed pairs") in served
-    assert kind not in FOLDING or "folded pairs" in served
+    assert count < 64 or kind not in FOLDING or "folded pairs" in served
 
 
 def check_permutation(data: st.DataObject) -> None:
@@ -174,19 +168,6 @@ def check_permutation(data: st.DataObject) -> None:
         maps, permuted = method.attribute(case.inputs), method.attribute(case.permuted(order))
     for one, other in zip(maps, permuted, strict=True):
         assert_rows_equal(other, one[order], f"order {order}")
-
-
-@examples(25)
-@given(st.data())
-def test_batch_permuted_permutes(data: st.DataObject) -> None:
-    check_permutation(data)
-
-
-@pytest.mark.exhaustive
-@examples(300)
-@given(st.data())
-def test_batch_permuted_permutes_in_many_cases(data: st.DataObject) -> None:
-    check_permutation(data)
 
 
 def assert_stochastic(maps: Tensor, real: Tensor) -> None:
@@ -201,27 +182,23 @@ def check_rollout(data: st.DataObject) -> None:
     method = data.draw(st.sampled_from([ValueZeroingRollout, AttentionRollout]))
     note(f"CAPTUM_VZ_SEED={SEED}")
     real = torch.arange(case.tokens) < torch.tensor(case.lengths)[:, None]
+    # In a tuple, a mask of as many heads as tokens may be taken for tokens, which a rollout refuses.
+    given = (case.inputs,) if isinstance(case.inputs, dict) else (case.inputs[0], None, case.inputs[1:] or None)
     with replays_free(2**26):
         try:
-            found = method(case.model, case.layers).attribute(case.inputs)
+            found = method(case.model, case.layers).attribute(*given)
         except RefusedError:
             if method is AttentionRollout and case.kind == "mpnet":  # attention computed inline shows no weights
                 return
             raise
-    assert_stochastic(found if isinstance(found, Tensor) else found[0], real)
+    assert_stochastic(found, real)
 
 
-@examples(25)
-@given(st.data())
-def test_rollouts_of_models_are_stochastic(data: st.DataObject) -> None:
-    check_rollout(data)
-
-
-@pytest.mark.exhaustive
-@examples(300)
-@given(st.data())
-def test_rollouts_of_models_are_stochastic_in_many_cases(data: st.DataObject) -> None:
-    check_rollout(data)
+@pytest.mark.parametrize("count", few_or_many(6, 300))
+@pytest.mark.parametrize("check", [check_permutation, check_rollout])
+def test_permuted_batches_and_rollouts(check: Callable[[st.DataObject], None], count: int) -> None:
+    """A batch permuted permutes its maps. Rollouts of models stay stochastic."""
+    examples(count)(given(st.data())(check))()
 
 
 @examples(100)

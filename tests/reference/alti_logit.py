@@ -41,23 +41,15 @@ def language_model(name: str) -> Case:
 
 @dataclass
 class NaiveLogit:
-    """The terms of each logit at each position, with the standard deviation of the last norm held fixed.
+    """The terms of each logit at each position, with the standard deviation of the last norm held fixed."""
 
-    Attributes:
-        sources: ``(layer, batch, out, in, entry)``.
-        embedding, bias, feed_forward: ``(batch, out, entry)``.
-        constant: ``(entry,)``.
-        maps: ALTI's, ``(layer, batch, out, in)``.
-        logits: the model's own.
-    """
-
-    sources: np.ndarray
-    embedding: np.ndarray
+    sources: np.ndarray  # (layer, batch, out, in, entry)
+    embedding: np.ndarray  # (batch, out, entry), as the next two
     bias: np.ndarray
     feed_forward: np.ndarray
-    constant: np.ndarray
-    maps: np.ndarray
-    logits: np.ndarray
+    constant: np.ndarray  # (entry,)
+    maps: np.ndarray  # ALTI's, (layer, batch, out, in)
+    logits: np.ndarray  # the model's own
 
     def contributions(self, b: int, t: int, entry: int) -> np.ndarray:
         """The contribution of each input token to one logit through attention, ``(in,)``."""

@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.case import Case, Family
-from tests.reference.families import (
-    BART_ATTENTION,
-    BART_CROSS,
-    FAMILIES,
-    SEQ2SEQ_SIZE,
-    decoder_of,
-    encoder_of,
-)
+from tests.reference.families import BART_ATTENTION, BART_CROSS, FAMILIES, SEQ2SEQ_SIZE, decoder_of, encoder_of
 from tests.reference.naive import Run, real_positions, record
 from tests.reference.norms import linear_part, seen, vectors_of_run
 

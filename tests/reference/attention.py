@@ -120,9 +120,7 @@ def naive_flow(maps: Sequence[Tensor], residual: float | str | None = 0.5, norma
 
 
 def maximum_flow(
-    capacity: dict[tuple[int, int], dict[tuple[int, int], float]],
-    source: tuple[int, int],
-    sink: tuple[int, int],
+    capacity: dict[tuple[int, int], dict[tuple[int, int], float]], source: tuple[int, int], sink: tuple[int, int]
 ) -> float:
     """The algorithm of Edmonds and Karp (1972): augment along shortest paths until there is none."""
     room = {(u, v): c for u, edges in capacity.items() for v, c in edges.items()}

@@ -26,27 +26,16 @@ SDPA_BEFORE_5 = {
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a layer: the submodules around it, and the features of the projection that are values.
+    """One attention of a layer: the submodules around it, and the features of the projection that are values."""
 
-    Args:
-        value: dotted name, within the layer, of the module whose output holds the values.
-        output: dotted name of the module whose input is the context of all heads, concatenated.
-        heads: number of query heads.
-        value_heads: number of heads with values of their own. It is less than ``heads`` for grouped queries.
-        head_width: number of features of a head.
-        offset: output feature at which the values of head 0 begin.
-        stride: number of features from the values of one head to those of the next. None: ``head_width``.
-        weights: field of the model's output that holds the attention weights.
-    """
-
-    value: str
-    output: str
-    heads: int = HEADS
-    value_heads: int = HEADS
+    value: str  # dotted name, within the layer, of the module whose output holds the values
+    output: str  # the same of the module whose input is the context of all heads, concatenated
+    heads: int = HEADS  # of queries
+    value_heads: int = HEADS  # fewer heads have values of their own for grouped queries
     head_width: int = HEAD_WIDTH
-    offset: int = 0
-    stride: int | None = None
-    weights: str = "attentions"
+    offset: int = 0  # the output feature at which the values of head 0 begin
+    stride: int | None = None  # from the values of one head to those of the next; None: ``head_width``
+    weights: str = "attentions"  # the field of the model's output that holds the attention weights
 
     def columns(self, value_head: int) -> slice:
         """The output features of the ``value`` module that are the values of one head."""
@@ -64,31 +53,20 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One row of the table: how to build a model, and the names that are needed to zero a value by hand.
+    """One row of the table: how to build a model, and the names that are needed to zero a value by hand."""
 
-    Args:
-        model: class name in transformers.
-        config: settings that make it tiny.
-        layers: dotted name of the module list that holds the layers.
-        attention: the self-attention of a layer.
-        causal: whether a position attends only to itself and earlier ones.
-        cross: the attention to the encoder, in the layers of a decoder.
-        norm: dotted name of the norm after the last layer, if there is one.
-        inputs: returns the keyword arguments of the model. They are a padded batch if the family takes a mask.
-        mask: the input that says which positions of the layers are real. None: all are.
-        source_mask: the same for the positions that ``cross`` attends to.
-    """
-
-    model: str
-    config: dict[str, Any]
-    layers: str
-    attention: Attention
-    causal: bool = False
-    cross: Attention | None = None
-    norm: str | None = None
-    inputs: Callable[[], dict[str, Tensor]] = padded_tokens
-    mask: str | None = "attention_mask"
-    source_mask: str | None = "attention_mask"
+    model: str  # class name in transformers
+    config: dict[str, Any]  # settings that make it tiny
+    layers: str  # dotted name of the module list that holds the layers
+    attention: Attention  # the self-attention of a layer
+    causal: bool = False  # whether a position attends only to itself and earlier ones
+    cross: Attention | None = None  # the attention to the encoder, in the layers of a decoder
+    norm: str | None = None  # dotted name of the norm after the last layer, if there is one
+    inputs: Callable[[], dict[str, Tensor]] = (
+        padded_tokens  # keyword arguments of the model: a padded batch with a mask
+    )
+    mask: str | None = "attention_mask"  # the input that says which positions of the layers are real; None: all are
+    source_mask: str | None = "attention_mask"  # the same for the positions that ``cross`` attends to
 
     def build(self, dtype: torch.dtype = torch.float64, attn_implementation: str = "") -> Case:
         """A new model of this family in eval mode with random parameters, and its inputs. Eager by default."""

@@ -57,11 +57,11 @@ def vectors_of(case: Case, module: nn.Module | None = None) -> Tensor:
     return seen[0].clone()
 
 
-def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Tensor]:
-    """The map of each layer, ``(batch, out, in)``. Rows of padding are zero."""
+def naive_jacobian_norms(case: Case, module: nn.Module | None = None, most: int | None = None) -> list[Tensor]:
+    """The map of each layer, ``(batch, out, in)``, or of the first ones. Rows of padding are zero."""
     vectors = vectors_of(case, module).requires_grad_()
     maps = []
-    for hidden in layer_outputs(case, vectors, module):
+    for hidden in layer_outputs(case, vectors, module)[:most]:
         batch, out, width = hidden.shape
         result = torch.zeros(batch, out, vectors.shape[1], dtype=torch.float64)
         real = case.mask(case.family.mask, out)

@@ -117,12 +117,7 @@ def rerun_with_zeroed_heads(
 
 
 def context_by_hand(
-    clean: Tensor,
-    weights: Tensor,
-    values: Tensor,
-    site: Attention,
-    zeroed: np.ndarray,
-    heads: Sequence[int],
+    clean: Tensor, weights: Tensor, values: Tensor, site: Attention, zeroed: np.ndarray, heads: Sequence[int]
 ) -> Tensor:
     """The sum over sources of weight times value for each head, without the zeroed values of the chosen heads."""
     context = np.zeros(clean.shape)
@@ -153,11 +148,7 @@ def l1(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).sum())
 
 
-DISTANCES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "cosine": cosine,
-    "euclidean": euclidean,
-    "l1": l1,
-}
+DISTANCES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"cosine": cosine, "euclidean": euclidean, "l1": l1}
 
 
 def naive_value_zeroing(case: Case, layer_index: int, **options: Any) -> Tensor:

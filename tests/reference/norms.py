@@ -37,19 +37,12 @@ PRE_NORM = ["gpt2", "llama", "opt", "vit", "qwen3", "gpt-neox", "phi", "modernbe
 
 @dataclass(frozen=True)
 class Naive:
-    """The vectors of one run of a layer.
+    """The vectors of one run of a layer."""
 
-    Attributes:
-        vectors: ``(batch, out, in, d)``, zero from and to padding.
-        rest: ``(batch, out, d)``, the terms that belong to no source: biases and the feed-forward.
-        whole: ``(batch, out, d)``, the tensor of the model that is the sum of vectors and rest.
-        real: ``(batch, out)``, whether a position is real (not padding).
-    """
-
-    vectors: np.ndarray
-    rest: np.ndarray
-    whole: np.ndarray
-    real: np.ndarray
+    vectors: np.ndarray  # (batch, out, in, d), zero from and to padding
+    rest: np.ndarray  # (batch, out, d), the terms that belong to no source: biases and the feed-forward
+    whole: np.ndarray  # (batch, out, d), the tensor of the model that is the sum of vectors and rest
+    real: np.ndarray  # (batch, out), whether a position is real (not padding)
 
 
 def naive_vectors(case: Case, layer_index: int, include: str, attention: str = "self") -> Naive:

@@ -42,10 +42,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {**FORECAST, "label_length": 4},
     "bamba": {"attn_layer_indices": [1]},
     "clvp_encoder": {"num_attention_heads": 2},
-    "cohere_compass_text": {
-        "layer_types": KINDS,
-        "rope_parameters": dict.fromkeys(KINDS, DEFAULT_ROPE),
-    },
+    "cohere_compass_text": {"layer_types": KINDS, "rope_parameters": dict.fromkeys(KINDS, DEFAULT_ROPE)},
     "conditional_detr": WITHOUT_TIMM,
     "csm": {"codec_config": {"upsample_groups": 64}},
     "cvt": {"depth": [1, 2, 3], "embed_dim": [32, 48, 64], "num_heads": [1, 3, 4]},
@@ -60,17 +57,11 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "donut-swin": {"image_size": 128},
     "dots1": {**EXPERTS, "moe_intermediate_size": 32},
-    "ernie4_5_vl_moe": {
-        "text_config": {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [2, 2, 4]}},
-    },
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [2, 2, 4]}}},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 1},
     "exaone4_5_vision": {"window_size": 64},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
-    "gemma3n_text": {
-        **VALUES_OF_LOWER_LAYERS,
-        "intermediate_size": [96] * 4,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    "gemma3n_text": {**VALUES_OF_LOWER_LAYERS, "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": {**VALUES_OF_LOWER_LAYERS, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128},
     "glm4v_moe_text": HALF_SECTIONS,
     "glm4v_text": SECTIONS,
@@ -140,23 +131,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 32},
 }
 
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+SHARED = {**RELATIVE, "position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 # Settings of released models that are not the default of their type: model type -> name -> fields.
 RELEASED: dict[str, dict[str, dict[str, Any]]] = {
-    "deberta": {
-        "relative attention": {
-            "relative_attention": True,
-            "pos_att_type": ["c2p", "p2c"],
-            "position_biased_input": False,
-        }
-    },
-    "deberta-v2": {
-        "relative attention": {
-            "relative_attention": True,
-            "pos_att_type": ["c2p", "p2c"],
-            "position_biased_input": False,
-            "position_buckets": 16,
-            "share_att_key": True,
-            "norm_rel_ebd": "layer_norm",
-        }
-    },
+    "deberta": {"relative attention": RELATIVE},
+    "deberta-v2": {"relative attention": SHARED},
 }

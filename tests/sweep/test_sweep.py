@@ -13,84 +13,28 @@ from tests.sweep.model_type import sweep_type
 PACKED = {"packed pairs"}
 DEFINITION = {"definition"}
 WINDOWS = {"definition, windows"}
-# From this version on, GPT-J and CodeGen call transformers' AttentionInterface.
-SINCE_5_24 = Version(transformers.__version__) >= Version("5.24")
 
-# The main families: model type -> how its layers are replayed.
-MAIN = {
-    "albert": PACKED,  # a norm and the residual inside the attention module
-    "bart": PACKED,
-    "bert": PACKED,
-    "bloom": DEFINITION,
-    "deberta": DEFINITION,
-    "gpt2": PACKED,
-    "llama": PACKED,
-    "qwen2_5_vl_vision": WINDOWS,  # images in one sequence, no batch axis
-    "qwen3_moe": PACKED,
-    "t5": PACKED,
-    "vit": PACKED,
-    "vitdet": WINDOWS,  # features come before the grid
-}
-
-# Other families, in the same form.
-OTHER = {
-    "afmoe": PACKED,  # a gate inside the attention module
-    "big_bird": DEFINITION,
-    "bitnet": PACKED,
-    "blip": DEFINITION,
-    "bros": DEFINITION,  # distances of pairs; the batch is a later axis
-    "clip": PACKED,  # two towers
-    "codegen": PACKED if SINCE_5_24 else DEFINITION,
-    "cpmant": DEFINITION,
-    "deberta-v2": DEFINITION,
-    "deepseek_v3": PACKED,  # latent attention, experts
-    "deepseek_v32": PACKED,  # sparse attention: tokens that do not see themselves
-    "diffllama": DEFINITION,  # values in two halves
-    "falcon": DEFINITION,
-    "fsmt": DEFINITION,  # tokens before examples
-    "funnel": DEFINITION,  # fewer targets than sources
-    "gemma3n_text": PACKED,  # four vectors for each token; values of a lower layer
-    "gemma4_text": PACKED,  # values of a lower layer; a second stream of states
-    "glm5_next_text": PACKED,  # four vectors for each token, after the axis of tokens
-    "gpt_neo": DEFINITION,
-    "gpt_oss": PACKED,  # sinks
-    "gptj": PACKED if SINCE_5_24 else DEFINITION,
-    "granite_swa": PACKED,  # weights that are scaled after the softmax
-    "hy_v4": DEFINITION,  # four vectors for each token
-    "ibert": DEFINITION,  # each tensor comes with a scale
-    "imagegpt": DEFINITION,
-    "jetmoe": PACKED,
-    "jamba": PACKED,  # one of two layers has attention
-    "led": DEFINITION,
-    "llama4": PACKED,  # text and vision layers have different attention functions
-    "longformer": DEFINITION,  # its own windows; tokens before examples in its attention
-    "longcat_flash": DEFINITION | PACKED,  # two self-attentions, named
-    "longt5": DEFINITION | PACKED,  # blocks in the encoder
-    "luke": DEFINITION,
-    "m2m_100": PACKED,
-    "marian": PACKED,
-    "markuplm": PACKED,
-    "mbart": PACKED,
-    "moonshine": PACKED,
-    "mpnet": DEFINITION,
-    "mpt": DEFINITION,
-    "muse_spark_text": PACKED,  # a norm of the attention's output
-    "openai-gpt": DEFINITION,
-    "opt": PACKED,
-    "parakeet_encoder": DEFINITION,  # convolutions
-    "pegasus": PACKED,
-    "pvt": DEFINITION,
-    "qwen3_next": PACKED,  # a gate inside the attention module
-    "sam3_lite_text": DEFINITION | WINDOWS,  # three attentions in the decoder, named
-    "sam_vision_model": WINDOWS,  # grids
-    "swin": WINDOWS,
-    "t5gemma2": PACKED,  # self- and cross-attention in one softmax
-    "vilt": DEFINITION,
-    "wavlm": DEFINITION,
-    "whisper": PACKED,
-    "xglm": DEFINITION,
-    "xlnet": DEFINITION,  # a parameter projects the values
-}
+# The main families: albert has a norm and the residual inside its attention module, qwen2_5_vl_vision has images in one
+# sequence, without an axis of examples, and vitdet has features before its grid.
+MAIN = "albert bart bert bloom deberta gpt2 llama qwen2_5_vl_vision qwen3_moe t5 vit vitdet"
+# Others: gates or norms inside the attention (afmoe, muse_spark_text, qwen3_next), several vectors for each token
+# (gemma3n_text, glm5_next_text, hy_v4), tokens before examples (fsmt, longformer), fewer targets than sources (funnel),
+# values in halves (diffllama), of a lower layer (gemma4_text), by a parameter (xlnet), sinks (gpt_oss), tokens that do
+# not see themselves (deepseek_v32), convolutions (parakeet_encoder), several attentions in a layer (longcat_flash).
+OTHER = """afmoe big_bird bitnet blip bros clip codegen cpmant deberta-v2 deepseek_v3 deepseek_v32 diffllama falcon fsmt
+funnel gemma3n_text gemma4_text glm5_next_text gpt_neo gpt_oss gptj granite_swa hy_v4 ibert imagegpt jamba jetmoe led
+llama4 longcat_flash longformer longt5 luke m2m_100 marian markuplm mbart moonshine mpnet mpt muse_spark_text openai-gpt
+opt parakeet_encoder pegasus pvt qwen3_next sam3_lite_text sam_vision_model swin t5gemma2 vilt wavlm whisper xglm
+xlnet"""
+# Those that are not replayed as packed pairs, or in several ways.
+BY_DEFINITION = """big_bird blip bloom bros cpmant deberta deberta-v2 diffllama falcon fsmt funnel gpt_neo hy_v4 ibert
+imagegpt led longformer luke mpnet mpt openai-gpt parakeet_encoder pvt vilt wavlm xglm xlnet"""
+if Version(transformers.__version__) < Version("5.24"):  # later, they call transformers' AttentionInterface
+    BY_DEFINITION += " codegen gptj"
+WAYS = dict.fromkeys(MAIN.split() + OTHER.split(), PACKED) | dict.fromkeys(BY_DEFINITION.split(), DEFINITION)
+WAYS |= dict.fromkeys(("qwen2_5_vl_vision", "sam_vision_model", "swin", "vitdet"), WINDOWS)
+WAYS |= {"longcat_flash": DEFINITION | PACKED, "longt5": DEFINITION | PACKED, "sam3_lite_text": DEFINITION | WINDOWS}
+TYPES = [*MAIN.split(), *(pytest.param(one, marks=pytest.mark.exhaustive) for one in OTHER.split())]
 
 # Their eager attention is inline before transformers 5.
 INLINE_BEFORE_5 = {"albert", "bert", "longt5", "t5"}
@@ -99,23 +43,20 @@ INLINE_BEFORE_5 = {"albert", "bert", "longt5", "t5"}
 TWO_ATTENTIONS = {"bart", "t5", "whisper", "marian", "mbart", "pegasus", "m2m_100", "moonshine"}
 
 # model type -> part of the error
-REFUSED = {
-    "mamba": "has no stack of layers with attention",
-    "nystromformer": "called no attention that can be read",
-}
+REFUSED = {"mamba": "has no stack of layers with attention", "nystromformer": "called no attention that can be read"}
 
 # model type -> how far it folds if its sentences are long
 FOLDS = {"bert": "no threshold", "gpt2": "no threshold", "llama": "no threshold", "qwen3_moe": "never"}
 
 
-@pytest.mark.parametrize("model_type", [*MAIN, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in OTHER)])
+@pytest.mark.parametrize("model_type", TYPES)
 def test_maps_equal_twin(model_type: str) -> None:
     rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "other form")]
     if model_type == "qwen2_5_vl_vision" and Version(transformers.__version__) < Version("5.17"):
         pytest.skip("transformers 5.16 builds this model only as a part of another")
     assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
     assert {row.alone for row in rows} <= {"agrees", ""}, [str(row) for row in rows]
-    expected = DEFINITION if BEFORE_5 and model_type in INLINE_BEFORE_5 else (MAIN | OTHER)[model_type]
+    expected = DEFINITION if BEFORE_5 and model_type in INLINE_BEFORE_5 else WAYS[model_type]
     assert expected <= {row.way for row in rows}
     assert set(RELEASED.get(model_type, ())) <= {row.stack for row in rows}
     if model_type in TWO_ATTENTIONS:
