@@ -65,50 +65,32 @@ MOST_FILES = {"": 175, "_engine": 39}
 Graph = dict[str, set[str]]
 
 
-def test_import_brings_in_only_captums() -> None:
+def test_what_an_import_and_a_command_load() -> None:
+    """In one new process: the package alone, its classes after captum's, a room by its name, and an explanation."""
     program = """
-import sys
-import captum_vz
-print("torch" in sys.modules)
+import sys, captum_vz
+named = ["attr", "errors", "functional", "generation", "metrics", "study", "testbed", "text", "visualization"]
+loaded = [name for name in ["torch", *(f"captum_vz.{name}" for name in named)] if name in sys.modules]
+print(set(named) <= set(dir(captum_vz)), loaded)
 import captum.attr
 before = set(sys.modules)
 from captum_vz import ValueZeroing, find_layers, word_mask
 print(*{name.partition(".")[0] for name in set(sys.modules) - before})
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    has_torch, *names = run.stdout.split()
-    brought = set(names)
-    assert has_torch == "False"
-    ours = {"captum_vz", "captum", "torch", "numpy", *sys.stdlib_module_names}
-    assert "captum_vz" in brought
-    assert brought <= ours
-
-
-def test_explanation_loads_only_its_model() -> None:
-    program = """
-import sys
 from captum_vz.cli import main
 main(["explain", "some hat [MASK] small.", "--json"])
-print(*sys.modules, file=sys.stderr)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(run.stderr.split())
-    assert "transformers.models.bert.modeling_bert" in loaded
-    assert "transformers.models.llama.modeling_llama" not in loaded
-    assert not loaded & {"captum_vz.demo"}
-    assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
-
-
-def test_subpackages_load_on_first_use() -> None:
-    program = """
-import sys, captum_vz
-named = ["attr", "errors", "functional", "generation", "metrics", "study", "testbed", "text", "visualization"]
-print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
+print()
+print(*sys.modules)
 print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
-print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["True []", "True False", "draw_maps compare"]
+    alone, brought, *_, every, rooms = run.stdout.splitlines()
+    assert (alone, rooms) == ("True []", "True False")
+    ours = {"captum_vz", "captum", "torch", "numpy", *sys.stdlib_module_names}
+    assert {"captum_vz"} <= set(brought.split()) <= ours
+    loaded = set(every.split())
+    assert "transformers.models.bert.modeling_bert" in loaded
+    assert not loaded & {"transformers.models.llama.modeling_llama", "captum_vz.demo"}
+    assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
 
 
 def test_public_names_have_docstrings() -> None:

@@ -86,7 +86,7 @@ SHARED = Example("shared", ("a", "b"), 0)
 
 def test_starts_at_once_are_merged(tmp_path: Path) -> None:
     """Processes that know nothing of each other add to one study. None of them loses what another has added."""
-    for round in range(10):
+    for round in range(3):
         folder, start = tmp_path / f"{round}", multiprocessing.get_context("fork").Barrier(4)
 
         def first(number: int, folder: Path = folder, start: Any = start) -> None:
