@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,21 @@ PACKAGE = Path(_private.__file__).parent
 OTHERS = ("captum", "torch", "transformers", "accelerate")
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def private_imports(path: Path) -> list[str]:
     """The private names that a file imports from other packages."""
-    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
     names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
     return [name for name in names if name.startswith(OTHERS) and not name.startswith("captum_vz") and "._" in name]
 
 
 def private_attributes(path: Path) -> set[str]:
     """The attributes of any object that a file reads or names, as far as they begin with an underscore."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = nodes_of(path)
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {name for name in read | named if name.startswith("_") and not name.startswith("__")}
@@ -37,7 +43,7 @@ def private_attributes(path: Path) -> set[str]:
 
 def foreign_names(path: Path, own: set[str]) -> set[str]:
     """The private attributes that a file reads, also by `getattr`, and that this package does not define itself."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = nodes_of(path)
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     named = [call.args[1] for call in calls if call.func.id.endswith("attr") and len(call.args) > 1]  # type: ignore[attr-defined]
@@ -47,7 +53,7 @@ def foreign_names(path: Path, own: set[str]) -> set[str]:
 
 def own_names() -> set[str]:
     """All names that the package defines: functions, classes, variables, and attributes of `self`."""
-    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in nodes_of(path)]
     own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
@@ -78,11 +84,6 @@ def test_private_names_stand_in_one_module() -> None:
 def test_every_private_name_is_used() -> None:
     text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "_private.py")
     assert not [name for name in _private.__all__ if name not in text]
-
-
-class Functions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return "seen" if func is torch.add else func(*args, **(kwargs or {}))
 
 
 def test_nodes_of_a_graph() -> None:

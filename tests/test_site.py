@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.documents import ROOT
-from tests.view.pages import chromium, violations
+from tests.view.pages import violations
 from tests.view.rest import at_rest, context_of
 
 SITE = ROOT / "tutorials" / "docs" / "site"
@@ -86,9 +86,12 @@ def requests_of(page: Page) -> list[str]:
     return found + [one for frame in page.frames for one in requests_of(parsed(frame))]
 
 
-def broken_links(site: Path) -> list[str]:
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
+
+
+def broken_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     """The links of all pages, and what they load, that lead to no file or to no place in a page."""
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
     broken = []
     for path, page in pages.items():
         for link in [*page.links, *page.loaded]:
@@ -113,22 +116,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.slow
-def test_links_and_pictures_lead_somewhere(site: Path) -> None:
-    assert not broken_links(site)
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return pages_of(site)
 
 
 @pytest.mark.slow
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    assert not {path.name: found for path in site.rglob("*.html") if (found := requests_of(parsed(path.read_text())))}
+def test_links_and_pictures_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    assert not broken_links(site, pages)
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    assert not {path.name: found for path, page in pages.items() if (found := requests_of(page))}
     sheets = {path.name: path.read_text("utf-8") for path in site.rglob("*.css")}
     assert sheets
     assert not [name for name, text in sheets.items() if re.search(r"(?:@import|url\()[\s\"']*(?:https?:)?//", text)]
 
 
 @pytest.mark.slow
-def test_pictures_have_a_text(site: Path) -> None:
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
+def test_pictures_have_a_text(pages: dict[Path, Page]) -> None:
     assert not {path.name: page.pictures_without_text for path, page in pages.items() if page.pictures_without_text}
 
 
@@ -155,10 +162,10 @@ def test_each_page_is_in_the_site(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
-    lesson = (site / "lessons" / "01_value_zeroing_with_captum.html").read_text("utf-8")
-    assert lesson.count("cell_output") >= 10
-    assert any(one.endswith(".png") for one in parsed(lesson).loaded)
+def test_notebooks_are_shown_with_their_outputs(site: Path, pages: dict[Path, Page]) -> None:
+    lesson = site / "lessons" / "01_value_zeroing_with_captum.html"
+    assert lesson.read_text("utf-8").count("cell_output") >= 10
+    assert any(one.endswith(".png") for one in pages[lesson].loaded)
 
 
 @pytest.mark.slow
@@ -218,16 +225,16 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 
 @pytest.fixture
-def opened(site: Path) -> Iterator[Any]:
+def opened(site: Path, browser: Any) -> Iterator[Any]:
     """A dark context of a browser without network. The test fails if a page has an error or asks for another host."""
     wrong = []
-    with chromium() as browser:
-        context = context_of(browser, color_scheme="dark", offline=True)
-        own = (site.as_uri(), "data:", "about:", "blob:")
-        context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
-        context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
-        context.on("weberror", lambda error: wrong.append(str(error.error)))
-        yield context
+    context = context_of(browser, color_scheme="dark", offline=True)
+    own = (site.as_uri(), "data:", "about:", "blob:")
+    context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
+    context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+    context.on("weberror", lambda error: wrong.append(str(error.error)))
+    yield context
+    context.close()
     assert not wrong
 
 
@@ -377,7 +384,11 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
         '<a href="other.html#part">1</a><a href="other.html#no">2</a><a href="no.html">3</a><img src="no.png" alt="4">'
         '<a href="https://captum.ai">5</a><a href="#">6</a>'
     )
-    assert broken_links(tmp_path) == ["page.html: other.html#no", "page.html: no.html", "page.html: no.png"]
+    assert broken_links(tmp_path, pages_of(tmp_path)) == [
+        "page.html: other.html#no",
+        "page.html: no.html",
+        "page.html: no.png",
+    ]
 
 
 @pytest.mark.parametrize(

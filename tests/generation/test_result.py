@@ -100,16 +100,13 @@ def test_pieces_of_a_character_are_one_word() -> None:
 # Groups
 
 
-def test_words_and_sentences() -> None:
+def test_words_clauses_and_sentences() -> None:
     found = found_by()
     assert found.prompt.word_texts[:5] == ("<bos>", "the", "woman", "'s", "theater")
     sentences = found.grouped("sentences")
     assert sentences.prompt.labels == ("<bos> the woman 's theater , that anna likes .", "has upset the doctor")
     assert sentences.scores.shape == (3, 2, 3)
-
-
-def test_clauses() -> None:
-    clauses = found_by().grouped("clauses")
+    clauses = found.grouped("clauses")
     expected = ("<bos> the woman 's theater ,", "that anna likes .", "has upset the doctor")
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 3, 3)
