@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import BertForMaskedLM
 
@@ -29,9 +30,8 @@ from captum_vz.study import Example, Scorer, compare
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.texts import prepare_text
 from captum_vz.testbed import load_model
-from tests.study.conftest import undrawn
+from tests.study.conftest import without_drawing
 
-__all__ = ["undrawn"]
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 MASKED = (("the", "pictures", "of", "some", "hat", "[MASK]", "scaring", "marcus."), 5)
 #: For each model the words of a sentence, and the place of the word that is explained. A causal model reads up to it.
@@ -137,8 +137,11 @@ def page_of(name: str) -> Answers:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_samples_and_one_page() -> Iterator[None]:
+def few_samples_one_page_and_no_pictures() -> Iterator[None]:
     with ExitStack() as stack:
+        for drawing in ("captum_vz.result.Explanation.plot", "captum_vz.demo.answers.draw_comparison"):
+            stack.enter_context(patch(drawing, lambda *_, **__: Figure()))
+        stack.enter_context(without_drawing())
         for method in METHODS.values():
             for options in (method.options, getattr(getattr(method, "kind", None), "keywords", {})):
                 stack.enter_context(patch.dict(options, {name: FEW[name] for name in FEW if name in options}))
@@ -171,7 +174,7 @@ def each_case() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("model", "method"), [*each_case()])
-def test_surfaces_agree(model: str, method: str, undrawn: None) -> None:
+def test_surfaces_agree(model: str, method: str) -> None:
     case = case_of(model)
     surfaces = EVERYWHERE | ({"generate": generated} if model == "causal" else {})
     surfaces |= BY_NAME if model == "agreement" else {}
