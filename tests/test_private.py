@@ -156,6 +156,14 @@ def test_names_of_attention_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         assert model.config._attn_implementation == name and len(called) == calls
 
 
+def test_axis_of_a_softmax() -> None:
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    for axis in (0, 1, 2, -1, -2):
+        assert _private.softmax_axis(x.softmax(axis).grad_fn) == axis
+        assert _private.softmax_axis(torch.ops.aten._safe_softmax(x, axis).grad_fn) == axis
+    assert _private.softmax_axis(x.exp().grad_fn) == -1
+
+
 @pytest.mark.skipif(BEFORE_5, reason="transformers before 5 collects hidden states without hooks")
 def test_module_of_hooks_that_collect_states() -> None:
     """Hidden states that were asked for leave hooks on the layers, whose functions are of this module."""
