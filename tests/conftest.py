@@ -4,7 +4,9 @@ import gc
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 # Before transformers, matplotlib and torch are imported: they read these once.
@@ -60,6 +62,15 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests of a process."""
+    from tests.view.pages import chromium  # most processes need none
+
+    with chromium() as found:
+        yield found
 
 
 def pytest_report_header() -> str:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -264,28 +265,37 @@ def test_bad_command_says_why(
         pytest.fail("the model has run")
 
     (folder / "file").write_text("")
-    for model in load_model()[0], load_model("causal")[0]:
-        monkeypatch.setattr(type(model), "forward", computed)
+    for kind in transformers.BertForMaskedLM, transformers.LlamaForCausalLM:
+        monkeypatch.setattr(kind, "forward", computed)
     assert message in refused(capsys, *arguments)
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "told"),
-    [
-        (ValueError("odd\ninput"), 2, "odd input"),
-        (MemoryError(), 2, "MemoryError"),
-        (RuntimeError("odd input"), 2, "odd input"),
-        (KeyboardInterrupt(), 130, "stopped."),
-    ],
-)
+@pytest.mark.parametrize("error", [ValueError("odd\ninput"), RuntimeError("odd input"), MemoryError()])
 def test_error_of_a_model_is_one_line(
-    error: BaseException, status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def forward(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(transformers.BertForMaskedLM, "forward", forward)
-    assert main(["explain", SENTENCE, "--method", "attention"]) == status
+    told = " ".join(str(error).split()) or "MemoryError"
+    assert told in refused(capsys, "explain", SENTENCE, "--method", "attention")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["explain", SENTENCE], "stopped."),
+        (["study", "--grammar", "9", "--folder", "s", "--quiet"], "stopped. The same command continues from here."),
+    ],
+)
+def test_ctrl_c_is_one_line(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while the model runs."""
+    monkeypatch.setattr(transformers.BertModel, "forward", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    assert main(arguments) == 130
     assert capsys.readouterr() == ("", f"captum-vz: {told}\n")
 
 
@@ -295,20 +305,18 @@ def test_error_of_a_model_is_one_line(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stdout", "status", "told"),
-    [("", 0, ""), (">&-", 0, ""), (">/dev/full", 2, "captum-vz: cannot use stdout: No space left on device.\n")],
+    [(">&-", 0, ""), (">/dev/full", 2, "captum-vz: cannot use stdout: No space left on device.\n")],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is a device of Linux")
 def test_closed_or_full_output(stdout: str, status: int, told: str, folder: Path) -> None:
     command = ["sh", "-c", f'"$@" {stdout}', "sh", sys.executable, "-m", "captum_vz", "explain", SENTENCE]
     done = subprocess.run([*command, "--output", "x.png"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (status, told)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
     assert (folder / "x.png").is_file()
-    assert "\x1b" not in done.stdout  # a pipe is not a terminal
-    assert ("[MASK]" in done.stdout) is not bool(stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["explain", SENTENCE], ["explain", SENTENCE, "--json"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["explain", SENTENCE], ["--help"]])
 def test_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     """`captum-vz ... | head -0`: the reader is gone before anything is printed."""
     reading, writing = os.pipe()
@@ -317,28 +325,6 @@ def test_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("command", ["explain", "study"])
-def test_ctrl_c_is_one_line(command: str, folder: Path) -> None:
-    """The signal comes while the model runs."""
-    rest = [SENTENCE] if command == "explain" else ["--grammar", "9", "--folder", "s", "--quiet"]
-    program = f"""
-import os, signal
-from transformers import BertModel
-from captum_vz.cli import main
-forward = BertModel.forward
-def interrupted(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGINT)
-    return forward(*args, **kwargs)
-BertModel.forward = interrupted
-raise SystemExit(main({[command, *rest]}))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    told = "stopped." if command == "explain" else "stopped. The same command continues from here."
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"captum-vz: {told}\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
@@ -384,7 +370,7 @@ def test_names_of_the_help_are_those_of_the_registry() -> None:
     assert set(options.METHODS) == set(REGISTRY)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], [], ["explain", "--help"], ["study", "--help"], ["explian"]])
+@pytest.mark.parametrize("arguments", [["explain", "--help"], ["study", "--help"], ["explian"]])
 def test_start_imports_little(arguments: list[str]) -> None:
     """Help, and the answer to a typo, come before torch and what else only computing needs."""
     program = f"""

@@ -201,8 +201,14 @@ def test_pickled_weights_are_not_read(
     assert not Path("trapped").exists()
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-@pytest.mark.parametrize("name", ["someone/kernel", {"": "someone/kernel"}])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("attn_implementation", "someone/kernel"),
+        ("_attn_implementation", {"": "someone/kernel"}),
+        ("_attn_implementation_internal", "someone/kernel"),
+    ],
+)
 def test_attention_of_a_config_is_not_followed(
     key: str, name: Any, agreement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

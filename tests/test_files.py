@@ -1,4 +1,4 @@
-"""The files that a program writes with this package are whole, or as they were before."""
+"""The files that a program or the command writes are whole, or as they were before."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.study import Example, write_jsonl
 from captum_vz.visualization import describe, draw_maps, draw_row, save_figure, save_html, text_record, view
-from tests.command import full_disk
+from tests.command import alone_in, full_disk, refused
 
 TOKENS = ["the", "pictures", "of", "some", "hat"]
 MAP = normalize_rows(torch.rand(5, 5, generator=torch.Generator().manual_seed(0)))
@@ -51,25 +52,49 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("name", WRITERS)
-def test_full_disk_leaves_no_part_of_a_file(name: str, older: bool, tmp_path: Path) -> None:
+def test_full_disk_leaves_the_older_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    if older:
-        path.write_text("older")
-    before = sorted(tmp_path.iterdir())
+    path.write_text("older")
     with full_disk(), pytest.raises(OSError, match=f"File too large: '{path}'"):
         WRITERS[name](path)
-    assert sorted(tmp_path.iterdir()) == before
-    assert not older or path.read_text() == "older"
-    WRITERS[name](path)
-    assert path.stat().st_size > 1000
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "older"
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_missing_folder_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere/"):
         WRITERS[name](tmp_path / "nowhere" / name)
+
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+COMMANDS = [
+    ["explain", SENTENCE, "--output", "new.svg"],
+    ["compare", SENTENCE, "--methods", "random", "--html", "new.html"],
+    ["generate", "the pictures of some hat", "--max-new-tokens", "1", "--output", "new.png"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda one: f"{one[0]} {one[-1]}")
+def test_full_disk_is_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone_in(tmp_path, monkeypatch) / arguments[-1]
+    path.write_text("older")
+    with full_disk():
+        assert f"cannot write {path.name}: File too large." in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "older"
+
+
+def test_stopped_picture_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stopped)
+    assert main(["explain", SENTENCE, "--output", str(tmp_path / "new.png")]) == 130
+    assert not list(tmp_path.iterdir())
 
 
 def test_older_file_keeps_its_rights_and_links(tmp_path: Path) -> None:

@@ -65,50 +65,33 @@ MOST_FILES = {"": 174, "_engine": 39}
 Graph = dict[str, set[str]]
 
 
-def test_import_brings_in_only_captums() -> None:
-    program = """
-import sys
-import captum_vz
-print("torch" in sys.modules)
+def test_what_an_import_and_a_command_load() -> None:
+    """In one new process: the package alone, its classes after captum's, and an explanation."""
+    program = f"""
+import sys, captum_vz
+named = {list(captum_vz._ROOMS)}
+print(set(named) <= set(dir(captum_vz)), sys.modules.keys() & {{"torch", *map("captum_vz.{{}}".format, named)}})
 import captum.attr
 before = set(sys.modules)
 from captum_vz import ValueZeroing, find_layers, word_mask
-print(*{name.partition(".")[0] for name in set(sys.modules) - before})
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    has_torch, *names = run.stdout.split()
-    brought = set(names)
-    assert has_torch == "False"
-    ours = {"captum_vz", "captum", "torch", "numpy", *sys.stdlib_module_names}
-    assert "captum_vz" in brought
-    assert brought <= ours
-
-
-def test_explanation_loads_only_its_model() -> None:
-    program = """
-import sys
+print(*(set(sys.modules) - before))
 from captum_vz.cli import main
 main(["explain", "some hat [MASK] small.", "--json"])
-print(*sys.modules, file=sys.stderr)
+print()
+print(*sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(run.stderr.split())
+    alone, brought, *_, every = run.stdout.splitlines()
+    assert alone == "True set()"
+    ours = {"captum_vz", "captum", "torch", "numpy", *sys.stdlib_module_names}
+    assert {"captum_vz"} <= {name.partition(".")[0] for name in brought.split()} <= ours
+    loaded = set(every.split())
     assert "transformers.models.bert.modeling_bert" in loaded
-    assert "transformers.models.llama.modeling_llama" not in loaded
-    assert not loaded & {"captum_vz.demo"}
+    assert not loaded & {"transformers.models.llama.modeling_llama", "captum_vz.demo"}
     assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
-
-
-def test_subpackages_load_on_first_use() -> None:
-    program = """
-import sys, captum_vz
-named = ["attr", "errors", "functional", "generation", "metrics", "study", "testbed", "text", "visualization"]
-print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
-print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
-print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["True []", "True False", "draw_maps compare"]
+    for room in captum_vz._ROOMS:
+        assert getattr(captum_vz, room) is sys.modules[f"captum_vz.{room}"]
+    assert not hasattr(captum_vz, "charts")
 
 
 def test_public_names_have_docstrings() -> None:
@@ -152,16 +135,6 @@ def test_imports_point_downwards_only() -> None:
         if not may_import(room_of(importer), room_of(imported))
     ]
     assert not upwards
-
-
-def test_up_and_down_are_distinguished() -> None:
-    assert may_import("attr", "_engine")
-    assert may_import("attr", "attr")
-    assert may_import("_engine.capture", "_engine.taps")
-    assert not may_import("_engine", "attr")
-    assert not may_import("_engine.taps", "_engine.capture")
-    assert not may_import("_engine.replay", "_engine.decomposition")
-    assert not may_import("metrics", "visualization")
 
 
 def test_no_circle_of_imports() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,21 @@ PACKAGE = Path(_private.__file__).parent
 OTHERS = ("captum", "torch", "transformers", "accelerate")
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def private_imports(path: Path) -> list[str]:
     """The private names that a file imports from other packages."""
-    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
     names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
     return [name for name in names if name.startswith(OTHERS) and not name.startswith("captum_vz") and "._" in name]
 
 
 def private_attributes(path: Path) -> set[str]:
     """The attributes of any object that a file reads or names, as far as they begin with an underscore."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = nodes_of(path)
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {name for name in read | named if name.startswith("_") and not name.startswith("__")}
@@ -37,7 +43,7 @@ def private_attributes(path: Path) -> set[str]:
 
 def foreign_names(path: Path, own: set[str]) -> set[str]:
     """The private attributes that a file reads, also by `getattr`, and that this package does not define itself."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = nodes_of(path)
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     named = [call.args[1] for call in calls if call.func.id.endswith("attr") and len(call.args) > 1]  # type: ignore[attr-defined]
@@ -47,7 +53,7 @@ def foreign_names(path: Path, own: set[str]) -> set[str]:
 
 def own_names() -> set[str]:
     """All names that the package defines: functions, classes, variables, and attributes of `self`."""
-    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in nodes_of(path)]
     own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
@@ -80,39 +86,6 @@ def test_every_private_name_is_used() -> None:
     assert not [name for name in _private.__all__ if name not in text]
 
 
-def test_format_of_inputs() -> None:
-    x = torch.ones(2, 3)
-    assert _private.format_tensor_into_tuples(x) == (x,)
-    assert _private.format_additional_forward_args(None) is None
-    assert _private.format_additional_forward_args(3) == (3,)
-
-
-def test_run_forward() -> None:
-    x = torch.arange(6.0).view(2, 3)
-    found = _private.run_forward(lambda x, factor: x * factor, x, target=1, additional_forward_args=(2,))
-    assert found.tolist() == [2.0, 8.0]
-    with pytest.raises(AssertionError):
-        _private.run_forward(lambda x: x, x, target=torch.tensor([[0, 1]]))
-
-
-def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    with _private.progress(total=2, desc="layers") as bar:
-        bar.update()
-    assert "layers" in capsys.readouterr().err
-    with _private.NullProgress(total=2) as bar:
-        bar.update()
-    assert not capsys.readouterr().err
-
-
-def test_dropout_modules() -> None:
-    assert all(issubclass(one, _private.DropoutModule) for one in (nn.Dropout, nn.AlphaDropout, nn.Dropout2d))
-
-
-class Functions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return "seen" if func is torch.add else func(*args, **(kwargs or {}))
-
-
 def test_nodes_of_a_graph() -> None:
     x = torch.tensor([2.0], requires_grad=True)
     first, second = x.pow(3), x.exp()
@@ -121,19 +94,6 @@ def test_nodes_of_a_graph() -> None:
     leaf = second.grad_fn.next_functions[0][0]  # type: ignore[union-attr]  # it has one
     numbers = [_private.node_number(node) for node in (first.grad_fn, second.grad_fn, leaf)]
     assert numbers == sorted(set(numbers))
-
-
-def test_modes() -> None:
-    x = torch.ones(2)
-    assert not _private.function_modes()
-    with Functions() as mode:
-        assert _private.function_modes() == [mode]
-        assert torch.add(x, x) == "seen"
-        _private.pop_function_mode()
-        assert isinstance(torch.add(x, x), Tensor)
-        _private.push_function_mode(mode)
-        with _private.without_function_modes():
-            assert isinstance(torch.add(x, x), Tensor)
 
 
 def test_state_of_function_modes() -> None:
@@ -149,44 +109,11 @@ def test_state_of_function_modes() -> None:
     assert _private.function_mode_state() == before
 
 
-def test_transforms() -> None:
-    seen = []
-
-    def function(x: Tensor) -> Tensor:
-        seen.append(_private.is_transformed())
-        return x * 2
-
-    function(torch.ones(2))
-    torch.func.vmap(function)(torch.ones(2, 2))
-    torch.func.jvp(function, (torch.ones(2),), (torch.ones(2),))
-    with torch.autograd.forward_ad.dual_level():
-        function(torch.ones(2))
-    assert seen == [False, True, True, True]
-
-
 def test_builtin_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
     x = torch.randn(1, 1, 3, 4)
     weights = (x @ x.transpose(2, 3) / 2).softmax(-1)
     torch.testing.assert_close(_private.BUILTIN_ATTENTION(x, x, x), weights @ x)
-
-
-def test_parts_of_a_module() -> None:
-    norm = nn.BatchNorm1d(3)
-    both = nn.Sequential(norm)
-    assert list(_private.own_parameters(norm)) == ["weight", "bias"]
-    assert set(_private.own_buffers(norm)) == {"running_mean", "running_var", "num_batches_tracked"}
-    assert _private.own_modules(both) == {"0": norm}
-    assert not _private.own_parameters(both) and not _private.own_buffers(both)
-
-
-def test_modules_of_a_module() -> None:
-    shared = nn.Linear(2, 2)
-    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleList([nn.GELU(), nn.Sequential()]))
-    model.register_module("none", None)
-    bert = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, intermediate_size=8))
-    for one in (model, bert, bert.encoder.layer[0], shared):
-        assert list(map(id, _private.modules_of(one))) == list(map(id, one.modules()))
 
 
 def test_hooks() -> None:
@@ -205,23 +132,12 @@ def test_hooks() -> None:
     assert not _private.forward_hooks(copied) and not _private.forward_pre_hooks(copied)
 
 
-def test_compiled_modules() -> None:
-    module = nn.Linear(2, 2)
-    assert _private.uncompiled(module) is module
-    assert _private.uncompiled(torch.compile(module)) is module
-
-
 def test_hooks_of_accelerate() -> None:
     hooks = pytest.importorskip("accelerate.hooks")  # comes with the extra "study"
     module, hook = nn.Linear(2, 2), hooks.ModelHook()
     assert _private.accelerate_hook(module) is None
     hooks.add_hook_to_module(module, hook)
     assert _private.accelerate_hook(module) is hook
-
-
-def test_own_attributes() -> None:
-    assert {"_parameters", "_modules", "_forward_hooks", "training"} <= _private.OWN_ATTRIBUTES
-    assert "_buffers" not in _private.OWN_ATTRIBUTES
 
 
 def test_names_of_attention_functions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +162,6 @@ def test_axis_of_a_softmax() -> None:
         assert _private.softmax_axis(x.softmax(axis).grad_fn) == axis
         assert _private.softmax_axis(torch.ops.aten._safe_softmax(x, axis).grad_fn) == axis
     assert _private.softmax_axis(x.exp().grad_fn) == -1
-
-
-def test_name_of_the_attention_that_is_asked_for() -> None:
-    for name in ("eager", "sdpa"):
-        assert _private.attention_name(BertConfig(attn_implementation=name)) == name
-    assert _private.attention_name(None) is None
 
 
 @pytest.mark.skipif(BEFORE_5, reason="transformers before 5 collects hidden states without hooks")
@@ -293,17 +203,6 @@ def test_stance_of_the_compiler() -> None:
         compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: runs.append(graph) or graph.forward)
         assert compiled(torch.ones(1)) == 2 and not runs
     assert compiled(torch.ones(1)) == 2 and runs
-
-
-def test_tensors_that_share_memory() -> None:
-    x = torch.ones(4)
-    assert _private.storage_id(x[1:]) == _private.storage_id(x) != _private.storage_id(x.clone())
-
-
-def test_trees() -> None:
-    assert _private.tree_leaves({"a": (1, [2]), "b": 3}) == [1, 2, 3]
-    assert _private.tree_map(lambda x: x + 1, (1, {"a": 2})) == (2, {"a": 3})
-    assert _private.tree_leaves((1, [2]), is_leaf=lambda x: isinstance(x, list)) == [1, [2]]
 
 
 def test_function_modes_see_gradients_switched() -> None:

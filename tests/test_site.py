@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.documents import ROOT
-from tests.view.pages import chromium, violations
+from tests.view.pages import violations
 from tests.view.rest import at_rest, context_of
 
 SITE = ROOT / "tutorials" / "docs" / "site"
@@ -86,9 +86,12 @@ def requests_of(page: Page) -> list[str]:
     return found + [one for frame in page.frames for one in requests_of(parsed(frame))]
 
 
-def broken_links(site: Path) -> list[str]:
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
+
+
+def broken_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     """The links of all pages, and what they load, that lead to no file or to no place in a page."""
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
     broken = []
     for path, page in pages.items():
         for link in [*page.links, *page.loaded]:
@@ -106,29 +109,32 @@ def broken_links(site: Path) -> list[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as a user builds it."""
     output = tmp_path_factory.mktemp("site") / "html"
-    run = subprocess.run(
-        [sys.executable, str(SITE / "build.py"), str(output)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(SITE / "build.py"), str(output)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return output
 
 
-@pytest.mark.slow
-def test_links_and_pictures_lead_somewhere(site: Path) -> None:
-    assert not broken_links(site)
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return pages_of(site)
 
 
 @pytest.mark.slow
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    assert not {path.name: found for path in site.rglob("*.html") if (found := requests_of(parsed(path.read_text())))}
+def test_links_and_pictures_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    assert not broken_links(site, pages)
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    assert not {path.name: found for path, page in pages.items() if (found := requests_of(page))}
     sheets = {path.name: path.read_text("utf-8") for path in site.rglob("*.css")}
     assert sheets
     assert not [name for name, text in sheets.items() if re.search(r"(?:@import|url\()[\s\"']*(?:https?:)?//", text)]
 
 
 @pytest.mark.slow
-def test_pictures_have_a_text(site: Path) -> None:
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
+def test_pictures_have_a_text(pages: dict[Path, Page]) -> None:
     assert not {path.name: page.pictures_without_text for path, page in pages.items() if page.pictures_without_text}
 
 
@@ -155,10 +161,10 @@ def test_each_page_is_in_the_site(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
-    lesson = (site / "lessons" / "01_value_zeroing_with_captum.html").read_text("utf-8")
-    assert lesson.count("cell_output") >= 10
-    assert any(one.endswith(".png") for one in parsed(lesson).loaded)
+def test_notebooks_are_shown_with_their_outputs(site: Path, pages: dict[Path, Page]) -> None:
+    lesson = site / "lessons" / "01_value_zeroing_with_captum.html"
+    assert lesson.read_text("utf-8").count("cell_output") >= 10
+    assert any(one.endswith(".png") for one in pages[lesson].loaded)
 
 
 @pytest.mark.slow
@@ -166,9 +172,8 @@ def test_tables_are_tables(site: Path) -> None:
     """Tables of Markdown, in pages and in outputs of notebooks, become tables of HTML."""
     pages = [path for path in site.rglob("*.html") if "_modules" not in path.parts]
     raw = re.compile(r"\|\s*(?:-{3,}|—)\s*\|")
-    assert not [
-        path.name for path in pages if raw.search(re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL))
-    ]
+    code = re.compile(r"<pre.*?</pre>", re.DOTALL)
+    assert not [path.name for path in pages if raw.search(code.sub("", path.read_text("utf-8")))]
     shown = {"measurements": 8, "choosing": 3, "lessons/03_the_paper_reproduced": 1}
     assert all((site / f"{page}.html").read_text("utf-8").count("<table") >= count for page, count in shown.items())
 
@@ -218,16 +223,16 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 
 @pytest.fixture
-def opened(site: Path) -> Iterator[Any]:
+def opened(site: Path, browser: Any) -> Iterator[Any]:
     """A dark context of a browser without network. The test fails if a page has an error or asks for another host."""
     wrong = []
-    with chromium() as browser:
-        context = context_of(browser, color_scheme="dark", offline=True)
-        own = (site.as_uri(), "data:", "about:", "blob:")
-        context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
-        context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
-        context.on("weberror", lambda error: wrong.append(str(error.error)))
-        yield context
+    context = context_of(browser, color_scheme="dark", offline=True)
+    own = (site.as_uri(), "data:", "about:", "blob:")
+    context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
+    context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+    context.on("weberror", lambda error: wrong.append(str(error.error)))
+    yield context
+    context.close()
     assert not wrong
 
 
@@ -318,12 +323,8 @@ def test_code_is_copied(site: Path, opened: Any) -> None:
         language, code = blocks[place]
         page.locator("article .copy").nth(place).click()
         page.locator("article .copy").nth(place).get_by_text("Copied").wait_for()
-        new = (
-            [line[1:] for line in code.splitlines() if line[:1] not in ("-", "@")]
-            if language == "diff"
-            else code.splitlines()
-        )
-        assert page.evaluate("navigator.clipboard.readText()").splitlines() == new
+        new = re.sub(r"^[-@].*\n|^[+ ]", "", code, flags=re.MULTILINE) if language == "diff" else code
+        assert page.evaluate("navigator.clipboard.readText()").splitlines() == new.splitlines()
     page.close()
 
 
@@ -377,7 +378,11 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
         '<a href="other.html#part">1</a><a href="other.html#no">2</a><a href="no.html">3</a><img src="no.png" alt="4">'
         '<a href="https://captum.ai">5</a><a href="#">6</a>'
     )
-    assert broken_links(tmp_path) == ["page.html: other.html#no", "page.html: no.html", "page.html: no.png"]
+    assert broken_links(tmp_path, pages_of(tmp_path)) == [
+        "page.html: other.html#no",
+        "page.html: no.html",
+        "page.html: no.png",
+    ]
 
 
 @pytest.mark.parametrize(

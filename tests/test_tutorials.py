@@ -142,38 +142,34 @@ def test_cells_that_need_a_solution_are_found() -> None:
     assert not_handed_on(lesson(unwritten, code("def f(): return 1", "solution"), code("f()")))
 
 
-@pytest.mark.slow
-def test_stubs_are_tried_before_solutions() -> None:
-    good = lesson(new_markdown_cell("# One"), *exercise("answer = ...", "answer = 42"))
-    assert run_lesson(good) == []
-    assert len(good.cells) == 4
-    solved = lesson(*exercise("answer = 42", "answer = 42"))
-    assert "the grader accepts the stub" in run_lesson(solved)[0]
-    wrong = lesson(*exercise("answer = ...", "answer = 41"))
-    assert "the solution is not accepted: Not yet." in run_lesson(wrong)[0]
-    raising = lesson(code("1 / 0"))
-    assert run_lesson(raising) == ["cell 0 raises ZeroDivisionError: division by zero"]
-    stale = lesson(code("print(0.25)"), new_markdown_cell("The share is 0.24."))
-    assert "no output shows '0.24'" in run_lesson(stale)[0]
-
-
-def test_lesson_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lesson_runs_offline_and_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub is tried before its solution, and is not accepted."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("tests.lessons.LONGEST", 0)
     reaching = lesson(
         code("from urllib.request import urlopen\nfrom huggingface_hub import HfApi"),
         *(
             code(f"try:\n    {call}\nexcept Exception as error:\n    print(type(error).__name__)\nelse:\n    1 / 0")
             for call in ("HfApi().model_info('bert-base-uncased')", "urlopen('https://huggingface.co')")
         ),
+        *exercise("answer = ...", "answer = 42"),
     )
-    assert run_lesson(reaching) == []
-    assert [shown(cell).strip() for cell in reaching.cells[1:]] == ["OfflineModeIsEnabled", "URLError"]
-
-
-def test_lesson_may_not_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.lessons.LONGEST", 0)
-    (problem,) = run_lesson(lesson(code("1")))
+    (problem,) = run_lesson(reaching)
     assert problem.endswith("more than 0.")
+    assert [shown(cell).strip() for cell in reaching.cells[1:3]] == ["OfflineModeIsEnabled", "URLError"]
+    assert len(reaching.cells) == 6
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_lesson_is_told() -> None:
+    stale = [code("print(0.25)"), new_markdown_cell("The share is 0.24.")]
+    wrong = lesson(*stale, *exercise("answer = 42", "answer = 42"), *exercise("answer = ...", "answer = 41"))
+    accepted, refused, outdated = run_lesson(wrong)
+    assert "the grader accepts the stub" in accepted
+    assert "the solution is not accepted: Not yet." in refused
+    assert "no output shows '0.24'" in outdated
+    raising = lesson(code("1 / 0"))
+    assert run_lesson(raising) == ["cell 0 raises ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize(

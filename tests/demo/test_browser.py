@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.explaining.models import image_classifier
-from tests.view.pages import chromium, violations
+from tests.view.pages import violations
 from tests.view.rest import SECONDS, at_rest, context_of
 
 pytestmark = [
@@ -87,12 +87,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             process.kill()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 class Visit:
@@ -181,16 +175,17 @@ def test_first_screen_has_an_answer(visit: Visit) -> None:
     assert flow["y"] + flow["height"] <= 768
 
 
-@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844)])
-def test_continued_text_is_in_sight(width: int, height: int, visit: Visit) -> None:
+def test_continued_text_is_in_sight(visit: Visit) -> None:
     """The tab opens with an answer, whose view says where it comes from. Only the text stands above it."""
     page = visit.page
-    page.set_viewport_size({"width": width, "height": height})
     page.get_by_role("tab", name="Continue a text").click()
-    shown = visit.frame("generated-view")
-    assert page.locator("#count").is_visible() is False
-    answer = shown.locator(".answer").bounding_box()
-    assert answer["y"] + answer["height"] <= height
+    for width, height in ((1366, 768), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        shown = visit.frame("generated-view")
+        at_rest(page)
+        assert page.locator("#count").is_visible() is False
+        answer = shown.locator(".answer").bounding_box()
+        assert answer["y"] + answer["height"] <= height
     assert re.search("model: causal.*weights: sha256", shown.locator("footer").inner_text())
     assert "value-zeroing-rollout, residual 0.5" in shown.locator("#sub").inner_text()
 

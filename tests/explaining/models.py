@@ -1,6 +1,7 @@
 """Small models with heads, and a naive twin of the effect: hooks on the value projections."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ SIZE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attentio
 SIZE["initializer_range"] = 0.4  # large enough for clear decisions
 
 
+@cache
 def tokenizer() -> PreTrainedTokenizerFast:
+    """The embedded tokenizer. Tests must not change it."""
     return load_model()[1]
 
 

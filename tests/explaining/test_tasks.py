@@ -16,6 +16,7 @@ import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
+from captum_vz.methods import METHODS
 from captum_vz.study import Batch
 from captum_vz.subjects.heads import label_number
 from captum_vz.testbed import load_model
@@ -216,8 +217,9 @@ def test_words_have_the_sum_of_the_scores_of_a_method_of_your_own(kind: Any) -> 
 
 
 @pytest.mark.parametrize("task", ["label", "answer", "choice", "image"])
-def test_shares_of_gates_sum_to_the_effect_of_all(task: str) -> None:
-    """Shapley values explain each task: they sum to f(1) - f(0), with signs."""
+def test_shares_of_gates_sum_to_the_effect_of_all(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapley values explain each task: they sum to f(1) - f(0), with signs, for any number of samples."""
+    monkeypatch.setitem(METHODS["value-zeroing-shapley"].options, "n_samples", 2)  # type: ignore[arg-type]  # a dict
     made, processor = image_classifier()
     model, given, more = {
         "label": (classifier(), SENTENCE, {}),

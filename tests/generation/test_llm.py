@@ -224,19 +224,6 @@ def own_row(kind: Any, inp: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("attr_target", ["prob", "log_prob"])
-def test_gates_and_effects_of_captums_tests(attr_target: str) -> None:
-    plain, layers = PlainLLM(), find_layers(MODEL)
-    inp = TextTokenInput(TEXT, TOKENS)
-    expected = LLMTokenMaps(ValueZeroingEffect(MODEL, layers), TOKENS, attr_target).attribute(inp, target="have")
-    effect = LLMTokenMaps(ValueZeroingEffect(plain, layers), TOKENS, attr_target).attribute(inp, target="have")
-    gates = LLMAttribution(FeatureAblation(ValueGates(plain, layers)), TOKENS, attr_target=attr_target)
-    ablated = gates.attribute(gated_input(inp, TOKENS), target="have")
-    size = expected.token_attr.abs().max()
-    assert_same(effect.token_attr / size, expected.token_attr / size, 1e-4)
-    assert_same(ablated.token_attr / size, (expected.token_attr / size).float(), 1e-2)
-
-
 @pytest.mark.parametrize("option", ["n_samples", "n_steps", "baselines"])
 def test_options_of_captums_tests(option: str) -> None:
     with pytest.raises(ArgumentError, match=f"{option} was passed, but no input is changed"):

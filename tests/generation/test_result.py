@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import LLMAttributionResult
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from captum_vz import (
     ALTILogit,
@@ -30,6 +28,7 @@ from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
+from tests.test_cli import byte_level_tokenizer
 
 TEXT = "<bos> the woman 's theater , that anna likes . has upset the doctor"
 NEW = [41, 12, 30]
@@ -85,10 +84,7 @@ def test_a_token_of_several_words_is_one_word() -> None:
 
 def test_pieces_of_a_character_are_one_word() -> None:
     """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner = Tokenizer(models.BPE({letter: index for index, letter in enumerate(sorted(alphabet))}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer = byte_level_tokenizer()
     sentence = "the 😀😀 is here, is it? " * 3
     text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
     words = [word for word in text.word_texts if word.strip()]
@@ -100,16 +96,13 @@ def test_pieces_of_a_character_are_one_word() -> None:
 # Groups
 
 
-def test_words_and_sentences() -> None:
+def test_words_clauses_and_sentences() -> None:
     found = found_by()
     assert found.prompt.word_texts[:5] == ("<bos>", "the", "woman", "'s", "theater")
     sentences = found.grouped("sentences")
     assert sentences.prompt.labels == ("<bos> the woman 's theater , that anna likes .", "has upset the doctor")
     assert sentences.scores.shape == (3, 2, 3)
-
-
-def test_clauses() -> None:
-    clauses = found_by().grouped("clauses")
+    clauses = found.grouped("clauses")
     expected = ("<bos> the woman 's theater ,", "that anna likes .", "has upset the doctor")
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 3, 3)

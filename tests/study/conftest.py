@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -46,9 +47,14 @@ def examples() -> list[Example]:
 
 @contextmanager
 def without_drawing() -> Iterator[None]:
-    """Figures are files without a picture, for tests that look at none: to draw them takes longer than the rest."""
-    with patch.object(Figure, "savefig", lambda figure, file, **options: file.write(b"\x89PNG")):
+    """Figures of studies are empty, and files have no picture, for tests that look at none: drawing takes long."""
+    empty = dict.fromkeys(("draw_summary", "draw_differences"), lambda *_: Figure())
+    with patch.object(Figure, "savefig", _write), patch.multiple("captum_vz.study.results", **empty):
         yield
+
+
+def _write(figure: Figure, file: Any, **options: Any) -> None:
+    file.write_bytes(b"\x89PNG") if isinstance(file, Path) else file.write(b"\x89PNG")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from captum_vz.study import Batch, Example, Scorer
-from captum_vz.study.scoring import OUT_OF_MEMORY
 from tests.study.conftest import Shipped
 
 WORDS = ("the", "pictures", "of", "some", "hat", "near", "the", "birds")
@@ -65,13 +64,6 @@ def test_batch_without_memory_is_halved(shipped: Shipped, ragged: list[Example])
     assert 1 <= len(failed) <= 3  # 24, 12 and 6 sentences
     assert failed == list(range(len(failed)))  # later batches fit at once
     assert len(sizes) < 12
-
-
-def test_too_long_example_is_skipped(shipped: Shipped, ragged: list[Example]) -> None:
-    rows = scored(shipped, ragged, Watched(most=10))
-    told = {row["example"] for row in rows if row["skipped"] is not None}
-    assert told == {example.id for example in ragged if len(example.words) + 2 > 10}
-    assert all(row["skipped"].startswith(OUT_OF_MEMORY) for row in rows if row["skipped"])
 
 
 def test_other_error_costs_each_once(shipped: Shipped, ragged: list[Example]) -> None:

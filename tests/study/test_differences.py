@@ -1,4 +1,4 @@
-"""Paired comparisons in a study: table, text, figure and report."""
+"""The figure of a study, and its paired comparisons: table, text, figure and report."""
 
 from pathlib import Path
 
@@ -39,6 +39,20 @@ def test_table_equals_the_rows(found: Study) -> None:
         pd.testing.assert_frame_equal(table.drop(columns=["low", "high"]), expected.drop(columns=["low", "high"]))
         assert (table[["low", "high"]] - expected[["low", "high"]]).abs().to_numpy().max() < 0.1
     assert len(found.differences) == 2 * 6
+
+
+def test_figure_shows_last_layers(found: Study) -> None:
+    by_layer, last = found.plot("cue_dot").axes
+    summary = found.summary.query("group == 'all' and metric == 'cue_dot'")
+    summary = summary.groupby("method").tail(1).set_index("method")["mean"]
+    names = [label.get_text() for label in last.get_yticklabels()]
+    assert sorted(names) == sorted(summary.index)
+    drawn = [line.get_xdata()[0] for line in last.lines]
+    assert drawn == pytest.approx(summary[names].tolist())
+    assert len([line for line in by_layer.lines if line.get_linestyle() == ":"]) == 1  # random has no layers
+    assert (found.folder / "figures" / "cue_dot.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="metric is 'magic': pass one of 'cue_dot'"):
+        found.plot("magic")
 
 
 def test_ties_are_told_and_drawn(found: Study) -> None:

@@ -8,7 +8,6 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from captum_vz.study import BadExampleError, Example, encode
-from captum_vz.study.examples.encoding import pad
 from captum_vz.subjects.heads import max_tokens
 from captum_vz.text import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
@@ -95,12 +94,3 @@ def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -
         model(torch.full((1, 19), 5))
     assert max_tokens(*decoder) == 32
     assert max_tokens(*shipped) == shipped[0].config.max_position_embeddings
-
-
-def test_padding_is_masked(shipped: Shipped) -> None:
-    _, tokenizer = shipped
-    two = [encode(tokenizer, WUGS), encode(tokenizer, replace(WUGS, words=("hats", "[MASK]"), target=1, cue=(0,)))]
-    batch = pad(tokenizer, two)
-    torch.testing.assert_close(batch["input_ids"][1, :4], torch.tensor(two[1].ids))
-    assert batch["attention_mask"].tolist() == [[1] * 7, [1] * 4 + [0] * 3]
-    assert batch["input_ids"][1, 4:].tolist() == [tokenizer.pad_token_id] * 3

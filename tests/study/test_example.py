@@ -9,23 +9,10 @@ import numpy as np
 import pytest
 
 from captum_vz.study import Example, read_csv, read_jsonl, write_jsonl
-from captum_vz.testbed import agreement_sentences, load_model
-from captum_vz.text import encode_record, form_ids, split_words
+from captum_vz.testbed import agreement_sentences
 
 RECORDS = agreement_sentences(10, seed=2)
 WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}
-
-
-def test_record_and_example_are_equal() -> None:
-    _, tokenizer = load_model()
-    for record in RECORDS:
-        example = Example.from_record(record)
-        assert example.words == tuple(split_words(record["masked"]))
-        assert example.group == record["UID"]
-        once, again = encode_record(tokenizer, record), encode_record(tokenizer, example.to_record())
-        assert (again.target, again.cue) == (once.target, once.cue)
-        assert again.encoding["input_ids"].equal(once.encoding["input_ids"])
-        assert form_ids(tokenizer, example.to_record()) == form_ids(tokenizer, record)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

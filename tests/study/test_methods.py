@@ -92,13 +92,15 @@ def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatc
 
 
 KINDS = {
-    "value-zeroing-shapley": (ShapleyValueSampling, {"n_samples": 25}),
-    "value-zeroing-integrated": (IntegratedGradients, {"n_steps": 50}),
+    "value-zeroing-shapley": (ShapleyValueSampling, {"n_samples": 5}),
+    "value-zeroing-integrated": (IntegratedGradients, {"n_steps": 8}),
 }
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_gated_rows_are_captums(name: str, shipped: Shipped) -> None:
+def test_gated_rows_are_captums(name: str, shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option, count in KINDS[name][1].items():
+        monkeypatch.setitem(METHODS[name].options, option, count)  # type: ignore[arg-type]  # it is a dict
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])

@@ -129,19 +129,6 @@ def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decod
         assert f"{who}: {counted(count, 'example')} skipped" in str(found)
 
 
-def test_figure_shows_last_layers(reference: Study) -> None:
-    by_layer, last = reference.plot("cue_dot").axes
-    summary = reference.summary.query("group == 'all'").groupby("method").tail(1).set_index("method")["mean"]
-    names = [label.get_text() for label in last.get_yticklabels()]
-    assert sorted(names) == sorted(summary.index)
-    drawn = [line.get_xdata()[0] for line in last.lines]
-    assert drawn == pytest.approx(summary[names].tolist())
-    assert len([line for line in by_layer.lines if line.get_linestyle() == ":"]) == 1  # random has no layers
-    assert (reference.folder / "figures" / "cue_dot.png").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="metric is 'magic': pass one of 'cue_dot'"):
-        reference.plot("magic")
-
-
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
     """Start the work in a forked process, which does not import anything again."""
 

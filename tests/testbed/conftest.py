@@ -11,8 +11,6 @@ from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
-#: The paradigms that a causal model can be asked: the cue comes before the target.
-CAUSAL_PARADIGMS = HELD_OUT_PARADIGMS[0], *HELD_OUT_PARADIGMS[3:]
 Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 PAIRS = 40
 BLIMP_SEED = 7

@@ -51,6 +51,9 @@ def test_positions_with_byte_level_tokenizer(mask: str) -> None:
         for word, position in zip(record["cue"], encoded.cue, strict=True):
             # The text that starts at the first piece of a word starts with the word.
             assert tokenizer.decode(ids[position:]).strip().startswith(words[word])
+    # The forms take the place of the mask, so the space before it is theirs.
+    forms = form_ids(tokenizer, {"masked": "It is near [MASK] hat.", "target": 3, "good": "the", "bad": "some"})
+    assert tokenizer.convert_ids_to_tokens(list(forms or ())) == ["Ġthe", "Ġsome"]
 
 
 def test_form_ids_of_several_pieces(embedded: Embedded) -> None:

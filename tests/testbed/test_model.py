@@ -1,7 +1,5 @@
 """The embedded models: their size, their loading, their inputs and their accuracy."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,10 @@ from train_causal import causal_records, prefers_good_next
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from captum_vz import find_layers
-from captum_vz.testbed import agreement_sentences, held_out, load_model, mask_target, prefers_good
+from captum_vz.testbed import agreement_sentences, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import Record
 from captum_vz.testbed.models import EMBEDDED
-from captum_vz.text import form_ids
-from tests.testbed.conftest import CAUSAL_PARADIGMS, KINDS, Embedded, trained_sentences
+from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
 LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
@@ -61,15 +58,6 @@ def test_transformers_loads_the_same_model(name: str) -> None:
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
     loaded: Any = (AutoModelForCausalLM if name == "causal" else AutoModelForMaskedLM).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
-
-
-def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
-    model, tokenizer = embedded
-    eager, _ = load_model(attn_implementation="eager")
-    batch = tokenizer(["The boys [MASK] Anna.", "My sister"], padding=True, return_tensors="pt")
-    output = eager(**batch, output_attentions=True)
-    assert len(output.attentions) == model.config.num_hidden_layers
-    torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
@@ -148,33 +136,9 @@ def test_model_uses_cue_not_distractor(embedded: Embedded, good: str, bad: str) 
 def test_accuracy_on_new_grammar_sentences(name: str) -> None:
     loaded, trained = load_model(name), trained_sentences()
     for kind in KINDS:
-        fresh = [r for r in agreement_sentences(220, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
-        assert len(fresh) >= 200
+        fresh = [r for r in agreement_sentences(110, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
+        assert len(fresh) >= 100
         if name != "causal":
             assert prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
         elif usable := causal_records(loaded[1], fresh):
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
-
-
-def accuracy_on_card(name: str) -> Any:
-    return json.loads((EMBEDDED[name] / "card.json").read_text(encoding="utf-8"))["accuracy"]
-
-
-@pytest.mark.skipif(
-    "CAPTUM_VZ_BLIMP" not in os.environ,
-    reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
-)
-@pytest.mark.parametrize("name", ["agreement", "causal"])
-def test_accuracy_on_held_out_blimp(name: str) -> None:
-    model, tokenizer = load_model(name)
-    figures = accuracy_on_card(name)["held_out"]
-    for paradigm, records in held_out(os.environ["CAPTUM_VZ_BLIMP"]).items():
-        usable = [record for record in records if form_ids(tokenizer, record) is not None]
-        assert len(usable) >= 0.99 * len(records)
-        if name == "causal":
-            usable = causal_records(tokenizer, records)
-            assert bool(usable) == (paradigm in CAUSAL_PARADIGMS)
-        if usable:
-            right = (prefers_good_next if name == "causal" else prefers_good)(model, tokenizer, usable)
-            # Ties between the two forms may be decided differently on another machine.
-            assert right.double().mean().item() == pytest.approx(figures[paradigm]["accuracy"], abs=0.005)

@@ -1,4 +1,4 @@
-"""One browser for all tests of a process, and the pages that a test opens."""
+"""The pages that a test opens."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.view.pages import Open, chromium, ready
+from tests.view.pages import Open, ready
 from tests.view.rest import context_of
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from tests.documents import ROOT
 TOKENS = ["[CLS]", "the", "pic", "##tures", "of", "hat", ".", "[SEP]"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 Open = Callable[..., Any]
-_running: list[Any] = []
 
 
 def shares(count: int, seed: int, columns: int | None = None) -> Tensor:
@@ -52,18 +51,15 @@ def violations(page: Any) -> list[str]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser. A process can have one playwright, so that a browser inside of another `with` is the same."""
+    """A browser. A process can have one playwright: tests take the fixture `browser`."""
     if CHROMIUM is None:
         missing("There is no Chromium: apt-get install chromium.")
-    if _running:
-        yield _running[0]
-        return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        _running.append(playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
-        yield _running[0]
-        _running.pop().close()
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 def ready(page: Any) -> Any:
