@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -170,26 +171,26 @@ class TokenText:
 
     def grouped(self, member: Sequence[int], names: Sequence[Section] | None) -> TokenText:
         """The groups as if each was one token."""
-        count = max(member) + 1
-        tokens: list[list[int]] = [[i for i, one in enumerate(member) if one == group] for group in range(count)]
-        named = {start: name for name, start, _ in names or ()}
-        labels = tuple(named.get(one[0]) or _joined([self.labels[i] for i in one], self, one) for one in tokens)
+        tokens: list[list[int]] = [[] for _ in range(max(member) + 1)]
+        for place, group in enumerate(member):
+            tokens[group].append(place)
+        named, sizes = {start: name for name, start, _ in names or ()}, Counter(self.words)
+        labels = tuple(named.get(one[0]) or self._joined(one, sizes) for one in tokens)
         return TokenText(
             tuple(self.ids[one[0]] if len(one) == 1 else -1 for one in tokens),
             labels,
-            tuple(range(count)),
+            tuple(range(len(tokens))),
             labels,
             tuple(_numbered([self.sentences[one[0]] for one in tokens])),
             tuple(all(self.special[i] for i in one) for one in tokens),
         )
 
-
-def _joined(labels: Sequence[str], text: TokenText, positions: Sequence[int]) -> str:
-    """The text of a group: the words that its tokens belong to."""
-    words = dict.fromkeys(text.words[i] for i in positions)
-    whole = all(i in positions for i, word in enumerate(text.words) if word in words)
-    joined = " ".join(text.word_texts[word] for word in words) if whole else "".join(labels)
-    return re.sub(r" (?=[.,;:!?…])", "", joined)
+    def _joined(self, places: Sequence[int], sizes: Mapping[int, int]) -> str:
+        """The text of a group: the words of its tokens, of which `sizes` has the number of tokens in the text."""
+        words = dict.fromkeys(self.words[place] for place in places)
+        if sum(sizes[word] for word in words) != len(places):
+            return "".join(self.labels[place] for place in places)
+        return re.sub(r" (?=[.,;:!?…])", "", " ".join(self.word_texts[word] for word in words))
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
@@ -220,8 +221,12 @@ def closed(
     text: str, starts: list[int], ends: list[int], offsets: Sequence[tuple[int, int]]
 ) -> tuple[str, list[int], list[int]]:
     """What :func:`decoded` returns, without the spaces that WordPiece adds around the marks of "3.14" and "e.g."."""
-    touching = [False, *(start < stop == after for (start, stop), (after, _) in pairwise(offsets))]
-    added = {start for start, touches in zip(starts, touching, strict=False) if touches and text[start] == " "}
+    stops = [0, *(stop for _, stop in offsets)]
+    added = {
+        start
+        for start, end, before, (first, stop) in zip(starts, ends, stops, offsets, strict=False)
+        if before == first and text[start:end].startswith(" ") and end - start > stop - first > 0
+    }
     kept = [place for place in range(len(text)) if place not in added]
     found = MARKED.finditer("".join(text[place] for place in kept))
     marks = {place for match in found for place in kept[slice(*match.span())] if not text[place].isalnum()}

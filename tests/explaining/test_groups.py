@@ -14,6 +14,7 @@ from captum_vz.result import TokenText
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
 from tests.explaining.models import classifier, deep, reader, tagger, tokenizer, twin
+from tests.explaining.test_pieces import byte_tokenizer
 from tests.explaining.test_windows import inputs_of, windows_by_hand
 
 TEXT = "the wug of marcus, some hat. the pictures are scaring anna. some hat"
@@ -170,6 +171,15 @@ def test_what_stays_apart() -> None:
     """Characters without spaces between them, and brackets and quotation marks."""
     assert read("(3.14) 'wug'").word_texts == ("(", "3.14", ")", "'", "wug", "'")
     assert read("我用wi-fi我用3.1用").word_texts == ("我", "用", "wi-fi", "我", "用", "3.1", "用")
+
+
+def test_spaces_of_the_text_stay() -> None:
+    """Tokens of bytes begin with the space before them, which is one of their characters."""
+    made = byte_tokenizer(("Ġ", "B"), ("Ġ", "1"))
+    encoding = made("A. B. pays 3. 14")
+    assert encoding.encodings[0].offsets[2] == (2, 4)
+    found = TokenText.of(made, encoding["input_ids"], offsets=encoding.encodings[0].offsets)
+    assert [word for word in found.word_texts if word.strip()] == ["A", ".", "B", ".", "pays", "3", ".", "14"]
 
 
 def test_words_without_offsets_are_as_decoded() -> None:
