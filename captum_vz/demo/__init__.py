@@ -245,7 +245,7 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         pair = field("Second text", info, "pair", lines=2)
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
     with gr.Row():
-        label = "Image or sound (WAV), for a model that takes one in the place of a text"
+        label = "Image or sound (WAV) instead of a text"
         file = gr.File(label=label, file_types=["image", ".wav"], type="filepath", height=160, elem_id="file")
     return [model, methods, token, layer, pair, target, truth, other, file, foil]
 
