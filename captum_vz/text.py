@@ -42,11 +42,15 @@ Record = dict[str, Any]
 
 MASK: Final = "[MASK]"
 
+# Letters with full stops, "e.g.", and titles before a name, "Dr. Who".
+_SHORT: Final = r"\b(?:(?:[^\W\d_]\.){2,}|(?i:mr|mrs|ms|dr|prof|st|vs)\.(?=\s+\w))"
 _WORD: Final = re.compile(
-    r"[^\w\s.,;:!?]*\b(?:[^\W\d_]\.){2,}"  # letters with full stops: "e.g."
-    r"|[^\s.,;:!?]+(?:(?<=\d)[.,:](?=\d)[^\s.,;:!?]+)*"  # words, and numbers with marks inside: "3.14"
-    r"|[.,;:!?]"
+    rf"[^\w\s.,;:!?…]*{_SHORT}"
+    r"|[^\s.,;:!?…]+(?:(?<=\d)[.,:](?=\d)[^\s.,;:!?…]+)*"  # words, and numbers with marks inside: "3.14"
+    r"|[.,;:!?…]"
 )
+# Marks that belong to the word before them, and those of the end of a sentence.
+MARKED: Final = re.compile(rf"{_SHORT}|\d+(?:[.,:]\d+)+|(?<=\w)['’-](?=\w)|[.!?…]+[\"')\]]+")
 
 
 def split_words(sentence: str) -> list[str]:
@@ -54,8 +58,8 @@ def split_words(sentence: str) -> list[str]:
 
     >>> split_words("The pictures of some hat [MASK] scaring Marcus's sister.")
     ['The', 'pictures', 'of', 'some', 'hat', '[MASK]', 'scaring', "Marcus's", 'sister', '.']
-    >>> split_words("Pi, i.e. 3.14, at 10:30 (a.m.).")
-    ['Pi', ',', 'i.e.', '3.14', ',', 'at', '10:30', '(a.m.', ')', '.']
+    >>> split_words("Dr. Who: i.e. 3.14, at 10:30 (a.m.).")
+    ['Dr.', 'Who', ':', 'i.e.', '3.14', ',', 'at', '10:30', '(a.m.', ')', '.']
     """
     return [sentence[start:end] for start, end in word_spans(sentence)]
 

@@ -60,7 +60,7 @@ def explain(
     foil: int | str | None = None,
     token: int | str | None = None,
     layer: int | Literal["deciding"] | None = None,
-    words: bool = False,
+    words: bool | Literal["words", "clauses", "sentences"] = False,
     window: Any = None,
     stack: str | None = None,
     prompt_name: str | Sequence[str] | None = None,
@@ -112,8 +112,10 @@ def explain(
             :func:`~captum_vz.functional.deciding_layer`. The default method is then Value Zeroing. Models of next words
             with 12 layers or more have "decision" and this layer by default, because their last layer mostly shows the
             first token. Pass a `foil` of the same kind as the answer.
-        words: Whether the tokens of a word are zeroed together, so that words have scores. Gradients, and the scores of
-            a method of your own, are added up.
+        words: Whether the tokens of a word are zeroed together, so that words have scores. Or "clauses" (to the next
+            comma, semicolon or colon) or "sentences", whose tokens are zeroed together. Special tokens, the explained
+            token of a model of words and the first token of a causal model are apart from them. Gradients, and the
+            scores of a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
             this number and the number of tokens that two windows share (a quarter by default); or True: as many as
             the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
@@ -280,8 +282,7 @@ class _Run:
         self._check_sources(scores.shape[-1])
         depth = scores.shape[1] if method.layered and alone is None else self.subject.depth
         names = method.layer_names(scores.shape[1]) if alone is None else (method.scope(layer % depth),)
-        if self.read.by_words:
-            scores = scores[..., self.read.firsts]
+        scores = scores[..., self.read.firsts] if self.read.member else scores
         rows = [self._shown(method, row) for row in rows]
         if isinstance(method, DecisionMethod):
             self.told.append(f"{name}: by {method.used(self.asked[0][0])}")
@@ -301,10 +302,9 @@ class _Run:
 
     def _deciding_layer(self, name: str, raw: Sequence[Tensor], targets: Sequence[Target]) -> int:
         """The layer whose rows agree best with what the decision rests on. A sentence in `told` names it."""
-        firsts = self.read.firsts if self.read.by_words else list(range(raw[0].shape[-1]))
-        found = list[Tensor]()
+        firsts, found = self.read.firsts or list(range(raw[0].shape[-1])), list[Tensor]()
         for target, rows in zip(targets, raw, strict=True):
-            place = self.read.text.words[target.token] if self.read.by_words else target.token
+            place = self.read.member[target.token] if self.read.member else target.token
             rests_on = self._scores(METHODS[DECISION], 0, target, None)[0]
             found.append(deciding_layer(shares(rows[:, firsts]), rests_on[firsts], place)[1].double())
         products = torch.stack(found).mean(0)
@@ -325,7 +325,7 @@ class _Run:
         place = len(piece.places or ()) - 1 if missing else piece.local(target.token)
         asked = replace(question, token=place, **target.asked(place))
         scores = method.scores(self.subject, asked, features, layer=layer)
-        self._known[key] = scores if self.is_whole else piece.spread(scores, len(self.read.names))
+        self._known[key] = scores if self.is_whole else self.read.spread(piece, scores)
         return self._known[key]
 
     def _check_sources(self, count: int) -> None:
@@ -337,11 +337,11 @@ class _Run:
             self.about = {"tokens": names, "words": list(range(count)), "special": [False] * count, "raw_tokens": names}
 
     def _shown(self, method: Method, row: Row) -> Row:
-        """A row of words, if words are explained. Scores without signs become shares, and the row is named."""
-        scores, token = row.scores, row.token
-        if self.read.by_words:
-            scores, token = scores[self.read.firsts], None if token is None else self.read.text.words[token]
-        name = row.name if method.explains_output else self.about["tokens"][token or 0]
+        """A row of groups, if groups are explained. Scores without signs become shares, and the row is named."""
+        scores, token, read = row.scores, row.token, self.read
+        name = row.name if method.explains_output else (read.names or self.about["tokens"])[token or 0]
+        if read.member:
+            scores, token = scores[read.firsts], None if token is None else read.member[token]
         return replace(row, name=name, token=token, scores=scores if method.is_signed else shares(scores))
 
     def _maps(self, method: Method, layer: int) -> Maps:
@@ -365,7 +365,7 @@ class _Run:
         maps, count = [method.whole_maps(self.subject, *one)[layer][0] for one in self.asked], len(self.read.names)
         owners = [owner(self.pieces, place) for place in range(count)]
         rows = [maps[number][self.pieces[number].local(place)] for place, number in enumerate(owners)]
-        return torch.stack([self.pieces[k].spread(row, count) for k, row in zip(owners, rows, strict=True)])
+        return torch.stack([self.read.spread(self.pieces[k], row) for k, row in zip(owners, rows, strict=True)])
 
 
 def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:

@@ -21,7 +21,7 @@ from captum_vz.result.explanation import Predictions
 from captum_vz.subjects import Subject, heads
 from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
 from captum_vz.subjects.signals import read_input
-from captum_vz.subjects.texts import content_specials, encode, find_token, prepare_text, remarks, second_text
+from captum_vz.subjects.texts import encode, find_token, prepare_text, remarks, second_text
 
 #: What is wrong with a model that reads more tokens than the text has.
 ADDED = "it adds its own, as prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
@@ -66,11 +66,10 @@ class Input:
         subject: The model.
         pieces: The text in pieces: one, or windows.
         token: The position of the explained token.
-        names: The tokens as a person reads them; if words are explained, the word of each token.
+        names: The tokens as a person reads them; if groups are explained, the word of each token.
         text: The tokens, and the words that they form.
-        special: Whether each token begins, ends or pads texts.
         second: Whether each token is of the second text.
-        by_words: Whether the tokens of a word are explained together.
+        member: The group of each token whose tokens are explained together: words, clauses or sentences. Empty: none.
         given: What the model predicts and what is explained, if they do not follow from the output.
         told: Sentences about how the target and the foil are read.
     """
@@ -80,9 +79,8 @@ class Input:
     token: int
     names: Sequence[str] = ()
     text: TokenText = field(default_factory=lambda: TokenText((), (), (), (), (), ()))
-    special: Sequence[bool] = ()
     second: Sequence[bool] = ()
-    by_words: bool = False
+    member: Sequence[int] = ()
     given: tuple[Predictions, Target] | None = None
     told: dict[str, None] = field(default_factory=dict)
 
@@ -105,35 +103,44 @@ class Input:
 
     @cached_property
     def firsts(self) -> list[int]:
-        """The first token of each word."""
-        return [self.text.words.index(word) for word in range(len(self.text.word_texts))]
+        """The first token of each group."""
+        return [self.member.index(group) for group in dict.fromkeys(self.member)]
 
     def features(self, piece: Piece) -> Tensor | None:
-        """The word of each token of a piece, if words are explained, `(1, tokens)`."""
-        if not self.by_words or piece.places is None:
+        """The group of each token of a piece, if groups are explained, `(1, tokens)`."""
+        if not self.member or piece.places is None:
             return None
-        return torch.tensor([[self.text.words[place] for place in piece.places]], device=self.subject.device)
+        return torch.tensor([[self.member[place] for place in piece.places]], device=self.subject.device)
+
+    def spread(self, piece: Piece, scores: Tensor) -> Tensor:
+        """Scores of a piece's tokens for all tokens of the text. All tokens of a group have the score of its part."""
+        whole = piece.spread(scores, len(self.names))
+        if not self.member:
+            return whole
+        first = {self.member[place]: place for place in reversed(piece.places or ())}
+        return whole[..., [first.get(group, place) for place, group in enumerate(self.member)]]
 
     def pooled(self, one: Tensor) -> Tensor:
-        """A map of tokens as a map of words, if words are explained."""
-        if not self.by_words:
+        """A map of tokens as a map of groups, if groups are explained."""
+        if not self.member:
             return one
-        return pool_groups(one[None], torch.tensor([self.text.words], device=one.device))[0]
+        return pool_groups(one[None], torch.tensor([self.member], device=one.device))[0]
 
     def about(self) -> dict[str, Any]:
-        """The tokens of an explanation, or its words if they are explained, and what each of them is."""
+        """The tokens of an explanation, or its groups if they are explained, and what each of them is."""
         if not self.names:
             return {}
         words, raw = self.text.words, self.subject.tokenizer.convert_ids_to_tokens(list(self.text.ids))
         windows = [piece.window for piece in self.pieces] if len(self.pieces) > 1 else []
-        groups: Sequence[int] = words if self.by_words else range(len(words))
+        groups: Sequence[int] = self.member or range(len(words))
+        shown = self.text.grouped(self.member, None) if self.member else self.text
         joined_raw = dict.fromkeys(groups, "")
         for one, group in zip(raw, groups, strict=True):
             joined_raw[group] += str(one)
         return {
-            "tokens": list(self.text.word_texts if self.by_words else self.names),
-            "words": list(joined_raw if self.by_words else words),
-            "special": [self.special[place] for place in (self.firsts if self.by_words else groups)],
+            "tokens": list(shown.labels if self.member else self.names),
+            "words": list(shown.words),
+            "special": list(shown.special),
             "raw_tokens": list(joined_raw.values()),
             "windows": [(groups[start], groups[stop - 1] + 1) for start, stop in windows],
         }
@@ -185,7 +192,8 @@ def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
     # First, because everything else takes longer for a longer text.
     size, overlap = window_size(wish.window, heads.max_tokens(subject.model, tokenizer), count)
     prepared = prepare_text(subject.model, tokenizer, encoding, None, any_length=True)
-    read = TokenText.of(tokenizer, prepared.inputs["input_ids"][0].tolist())
+    (offsets,) = [one.offsets for one in getattr(encoding, "encodings", None) or ()] or [()]
+    read = TokenText.of(tokenizer, prepared.inputs["input_ids"][0].tolist(), offsets=offsets)
     if token is not None and (subject.task, token) != (heads.TOKENS, EVERY_WORD):
         if isinstance(token, str) and token not in read.labels and read.word_texts.count(token) == 1:
             token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
@@ -193,15 +201,16 @@ def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
     told = token if subject.task in BY_MAPS else prepared.token
     for remark in remarks(text if isinstance(text, str) else "", subject, prepared, told):
         warnings.warn(remark, stacklevel=5)
-    content = content_specials(tokenizer).values()
-    special = [mark and number not in content for number, mark in zip(read.ids, read.special, strict=True)]
     second = second_text(tokenizer, encoding, pair)
-    free = [place for place, alone in enumerate(special) if not alone] or [0]
+    free = [place for place, alone in enumerate(read.special) if not alone] or [0]
     start, stop = second.index(True) if any(second) else free[0], free[-1] + 1
-    fixed = [not start <= place < stop for place in range(len(special))]
+    fixed = [not start <= place < stop for place in range(len(read.ids))]
     pieces = cut(prepared.inputs, fixed, size, overlap)
     names = [read.word_texts[word] for word in read.words] if wish.words else list(prepared.tokens)
-    return Input(subject, pieces, prepared.token, names, read, special, second, wish.words)
+    # The row of a token is not that of its sentence. All tokens can draw on the first token of a causal model.
+    apart = [prepared.token, *[0] * (subject.task == heads.CAUSAL)] if subject.task in BY_MAPS else []
+    member = read.groups("words" if wish.words is True else wish.words, apart)[0] if wish.words else []
+    return Input(subject, pieces, prepared.token, names, read, second, member)
 
 
 def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:

@@ -93,7 +93,7 @@ def _tokens(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     """One row for each labelled word, the label of its first token. For every word if asked, or if none is labelled."""
     (numbers, label), logits = _labels(read, wish), read.numbers["logits"]
     words, best, shares = read.text.words, logits.argmax(-1).tolist(), logits.softmax(-1)
-    firsts = [i for i, word in enumerate(words) if not read.special[i] and words.index(word) == i]
+    firsts = [i for i, word in enumerate(words) if not read.text.special[i] and words.index(word) == i]
     labelled = [] if wish.token == EVERY_WORD else [i for i in firsts if label(best[i]) != "O"]
     chosen = [read.token] if wish.token not in (None, EVERY_WORD) else labelled or firsts
     places = {place: f"{read.text.word_texts[words[place]]}: " for place in chosen}
@@ -104,7 +104,7 @@ def _tokens(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
 def _answer(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     """The first and the last token of the answer."""
     start, end = read.numbers["start_logits"], read.numbers["end_logits"]
-    allowed = [i for i, of_second in enumerate(read.second) if of_second and not read.special[i]]
+    allowed = [i for i, of_second in enumerate(read.second) if of_second and not read.text.special[i]]
     if wish.foil is not None:
         raise ArgumentError("foil has no meaning for an answer: leave it out.", "foil")
     if not allowed:

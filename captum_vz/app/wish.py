@@ -21,6 +21,8 @@ BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
 #: What a user passes as `token` for a row of each word.
 EVERY_WORD = "*"
+#: What a user passes as `words`.
+GROUPS: Final = (False, True, "words", "clauses", "sentences")
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Wish:
     foil: int | str | None = None
     token: int | str | None = None
     layer: int | str | None = None
-    words: bool = False
+    words: bool | str = False
     window: Any = None
 
     def __post_init__(self) -> None:
         """Check the types."""
+        if self.words not in GROUPS:
+            raise ArgumentError(f"words is {self.words!r}: pass True for words, or 'clauses' or 'sentences'.", "words")
         for name in ("target", "foil", "token", "layer"):
             value, number = getattr(self, name), name == "layer"
             fits = isinstance(value, Integral if number else (Integral, str)) and not isinstance(value, bool)

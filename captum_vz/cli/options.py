@@ -58,6 +58,11 @@ def flag(help: str) -> dict[str, Any]:
     return {"help": help, "action": "store_true"}
 
 
+def groups(name: str) -> dict[str, Any]:
+    """The arguments of a flag that explains other groups of tokens than words."""
+    return {"action": "store_const", "dest": "words", "const": name, "default": False}
+
+
 def path(help: str, metavar: str = "FILE", **more: Any) -> dict[str, Any]:
     """The name of a file or a folder."""
     return option(help, metavar, type=Path, **more)
@@ -156,6 +161,8 @@ COMMANDS: Final = {
             ),
             "--layer": layer("; the last layer of joined maps"),
             "--words": flag("zero the tokens of a word together, and score words"),
+            "--clauses": option("the same for clauses, up to a comma, semicolon or colon", **groups("clauses")),
+            "--sentences": option("the same for sentences", **groups("sentences")),
             "--window": count(
                 "read a long text in windows of N tokens, of which neighbours share a second number (default: as many "
                 "as the model takes, a quarter shared)",

@@ -57,6 +57,7 @@ STYLE: Final = """
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
 .captum-vz-table tbody th { white-space: nowrap; }
 .captum-vz-files .label-clear-button { display: none; }
+button.primary { max-height: 4rem; }
 @media (max-width: 40rem) {
   .prose h1 { font-size: 1.3rem; }
   #examples .gallery { flex-wrap: nowrap; overflow-x: auto; }
@@ -213,7 +214,7 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
 def _asked(gr: Any, value: str, label: str, hint: str, elem_id: str, button: str) -> tuple[Any, Any]:
     """The field of a text, and its button."""
-    look: dict[str, Any] = {"show_label": False, "lines": 1, "max_lines": 1, "scale": 6, "min_width": NARROWEST_TEXT}
+    look: dict[str, Any] = {"show_label": False, "lines": 1, "max_lines": 8, "scale": 6, "min_width": NARROWEST_TEXT}
     with gr.Row(equal_height=True):
         text = gr.Textbox(value, label=label, placeholder=hint, elem_id=elem_id, **look)
         return text, gr.Button(button, variant="primary", scale=1, min_width=110, elem_id=button.lower())
@@ -244,8 +245,8 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         pair = field("Second text", info, "pair", lines=2)
     truth = gr.Checkbox(label="Blank out each token, and compare the methods with what changes", elem_id="truth")
     with gr.Row():
-        label = "Image or sound (WAV), for a model that takes one in the place of a text"
-        file = gr.File(label=label, file_types=["image", ".wav"], type="filepath", height=120, elem_id="file")
+        label = "Image or sound (WAV) instead of a text"
+        file = gr.File(label=label, file_types=["image", ".wav"], type="filepath", height=160, elem_id="file")
     return [model, methods, token, layer, pair, target, truth, other, file, foil]
 
 

@@ -231,11 +231,15 @@ class Answers:
             raise ArgumentError("The text is empty: write a sentence.")
         most = CHARACTERS_PER_TOKEN * limits.max_tokens
         if len(text) + len(pair) > most:
-            raise ArgumentError(f"The text has {len(text) + len(pair)} characters: this page takes at most {most}.")
+            raise ArgumentError(
+                f"The text has {len(text) + len(pair)} characters: this page takes at most {most}. Shorten it."
+            )
         count = len(prepare_text(subject.model, subject.tokenizer, text).tokens)
         count += len(subject.tokenizer(pair)["input_ids"]) if pair.strip() else 0
         if count > limits.max_tokens:
-            raise ArgumentError(f"The text has {count} tokens: this page takes at most {limits.max_tokens}.")
+            raise ArgumentError(
+                f"The text has {count} tokens: this page takes at most {limits.max_tokens}. Shorten it."
+            )
 
     def _new_folder(self) -> Path:
         """A folder for the files of one answer. The oldest folders are deleted."""

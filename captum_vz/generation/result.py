@@ -129,7 +129,8 @@ class GenerationAttribution(Explanation):
         Args:
             by: "words", "clauses" (to the next comma, semicolon or colon), "sentences", "sections" (the messages of a
                 chat), or spans: a list of (start, stop), or a dict of names to (start, stop). Tokens outside all spans
-                are groups of their own. Or a list with the number of each token's group, as in Captum's `feature_mask`.
+                are groups of their own, and special tokens are no part of words, clauses or sentences. Or a list with
+                the number of each token's group, as in Captum's `feature_mask`.
             joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
         """
         member, names = self.prompt.groups(by)

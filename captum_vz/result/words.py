@@ -5,15 +5,18 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.text import word_spans
+from captum_vz.subjects.texts import content_specials
+from captum_vz.text import MARKED, word_spans
 from captum_vz.visualization import readable_tokens
 from captum_vz.visualization.tokens import STOP_WORDS
 
@@ -23,7 +26,7 @@ KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 8  # tokens that are decoded before each token
 _CLAUSE_ENDS = frozenset(",;:")
-_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+")
+_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|[。！？]+|\n+")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class TokenText:
         words: The number of each token's word.
         word_texts: The words.
         sentences: The number of each token's sentence.
-        special: Whether each token is a special token, such as BOS or the marks of a chat template.
+        special: Whether each token is a special token, such as BOS or the marks of a chat template. Masks and unknown
+            words are content.
         sections: The named parts, such as the messages of a chat.
     """
 
@@ -49,20 +53,29 @@ class TokenText:
     sections: tuple[Section, ...] = ()
 
     @classmethod
-    def of(cls, tokenizer: Any, ids: Sequence[int], sections: Sequence[Section] = ()) -> TokenText:
-        """Read the text of token ids, and split it."""
-        text, starts, ends = decoded(tokenizer, ids)
+    def of(
+        cls,
+        tokenizer: Any,
+        ids: Sequence[int],
+        sections: Sequence[Section] = (),
+        offsets: Sequence[tuple[int, int]] = (),
+    ) -> TokenText:
+        """Read the text of token ids, and split it. `offsets` are the characters of each token in the user's text."""
+        text, starts, ends = closed(*decoded(tokenizer, ids), offsets)
         marks = set(tokenizer.all_special_ids) | {
             number for number, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special
         }
         special = tuple(number in marks for number in ids)
+        content = content_specials(tokenizer).values()
         letters = list(text)
         for start, end, alone in zip(starts, ends, special, strict=True):
             if alone:  # "hat</s>" is a word and a mark
                 letters[start:end] = " " * (end - start)
+        inner = {place for start, stop in word_spans("".join(letters)) for place in range(start + 1, stop)}
         spans = _merged(word_spans("".join(letters)), zip(starts, ends, strict=True))
         firsts = [first for first, _ in spans]
-        stops = [match.end() for match in _SENTENCE_END.finditer(text)]
+        # The full stop of "e.g." ends no sentence.
+        stops = [match.end() for match in _SENTENCE_END.finditer(text) if match.start() not in inner]
         labels = tuple(readable_tokens(tokenizer, ids))
         keys, sentences = list[tuple[bool, int]](), list[int]()  # whether it is a word of the text, and its number
         for index, (start, end, alone) in enumerate(zip(starts, ends, special, strict=True)):
@@ -73,7 +86,8 @@ class TokenText:
             sentences.append(bisect_right(stops, start))
         texts = tuple(text[slice(*spans[place])] if inside else labels[place] for inside, place in dict.fromkeys(keys))
         groups = tuple(_numbered(keys)), texts, tuple(_numbered(sentences))
-        return cls(tuple(ids), labels, *groups, special, tuple(sections))
+        ends_texts = tuple(mark and number not in content for number, mark in zip(ids, special, strict=True))
+        return cls(tuple(ids), labels, *groups, ends_texts, tuple(sections))
 
     def after(self, names: Sequence[str]) -> TokenText:
         """This text after sources that are no tokens, such as the patches of an image. Each is a word of its own."""
@@ -104,22 +118,23 @@ class TokenText:
                 masked[index] |= found and not self.special[index]
         return masked
 
-    def groups(self, by: Any) -> tuple[list[int], tuple[Section, ...] | None]:
+    def groups(self, by: Any, apart: Collection[int] = ()) -> tuple[list[int], tuple[Section, ...] | None]:
         """The group of each token, numbered from 0 in the order of the text, and the names of given groups.
 
         Args:
             by: "words", "clauses" (to the next comma, semicolon or colon), "sentences", "sections", or spans: a list of
-                (start, stop), or a dict of names to such pairs. Tokens outside all spans are groups of their own. Or a
-                list with the number of each token's group.
+                (start, stop), or a dict of names to such pairs. Tokens outside all spans are groups of their own, and
+                special tokens are no part of words, clauses or sentences. Or a list with the number of each token's
+                group.
+            apart: Tokens that are no part of clauses and sentences either.
         """
         if by == "words":
             return list(self.words), None
-        if by == "sentences":
-            return list(self.sentences), None
-        if by == "clauses":
-            ends = [self.word_texts[word] in _CLAUSE_ENDS for word in self.words]
-            before = [sum(ends[:place]) for place in range(len(ends))]
-            return _numbered(list(zip(self.sentences, before, strict=True))), None
+        if by in ("sentences", "clauses"):
+            ends = [by == "clauses" and self.word_texts[word] in _CLAUSE_ENDS for word in self.words]
+            before = zip(self.sentences, accumulate(ends, initial=0), accumulate(self.special), strict=False)
+            alone = [place if mark or place in apart else None for place, mark in enumerate(self.special)]
+            return _numbered(list(zip(before, alone, strict=True))), None
         if by == "sections":
             if not self.sections:
                 raise ArgumentError(
@@ -156,25 +171,26 @@ class TokenText:
 
     def grouped(self, member: Sequence[int], names: Sequence[Section] | None) -> TokenText:
         """The groups as if each was one token."""
-        count = max(member) + 1
-        tokens: list[list[int]] = [[i for i, one in enumerate(member) if one == group] for group in range(count)]
-        named = {start: name for name, start, _ in names or ()}
-        labels = tuple(named.get(one[0]) or _joined([self.labels[i] for i in one], self, one) for one in tokens)
+        tokens: list[list[int]] = [[] for _ in range(max(member) + 1)]
+        for place, group in enumerate(member):
+            tokens[group].append(place)
+        named, sizes = {start: name for name, start, _ in names or ()}, Counter(self.words)
+        labels = tuple(named.get(one[0]) or self._joined(one, sizes) for one in tokens)
         return TokenText(
             tuple(self.ids[one[0]] if len(one) == 1 else -1 for one in tokens),
             labels,
-            tuple(range(count)),
+            tuple(range(len(tokens))),
             labels,
             tuple(_numbered([self.sentences[one[0]] for one in tokens])),
             tuple(all(self.special[i] for i in one) for one in tokens),
         )
 
-
-def _joined(labels: Sequence[str], text: TokenText, positions: Sequence[int]) -> str:
-    """The text of a group: the words that its tokens belong to."""
-    words = dict.fromkeys(text.words[i] for i in positions)
-    whole = all(i in positions for i, word in enumerate(text.words) if word in words)
-    return " ".join(text.word_texts[word] for word in words) if whole else "".join(labels)
+    def _joined(self, places: Sequence[int], sizes: Mapping[int, int]) -> str:
+        """The text of a group: the words of its tokens, of which `sizes` has the number of tokens in the text."""
+        words = dict.fromkeys(self.words[place] for place in places)
+        if sum(sizes[word] for word in words) != len(places):
+            return "".join(self.labels[place] for place in places)
+        return re.sub(r" (?=[.,;:!?…])", "", " ".join(self.word_texts[word] for word in words))
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
@@ -199,6 +215,27 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[in
         text += after[len(whole) :]
         ends.append(len(text))
     return text, starts, [min(end, len(text)) for end in ends]
+
+
+def closed(
+    text: str, starts: list[int], ends: list[int], offsets: Sequence[tuple[int, int]]
+) -> tuple[str, list[int], list[int]]:
+    """What :func:`decoded` returns, without the spaces that WordPiece adds around the marks of "3.14" and "e.g."."""
+    stops = [0, *(stop for _, stop in offsets)]
+    added = {
+        start
+        for start, end, before, (first, stop) in zip(starts, ends, stops, offsets, strict=False)
+        if before == first and text[start:end].startswith(" ") and end - start > stop - first > 0
+    }
+    kept = [place for place in range(len(text)) if place not in added]
+    found = MARKED.finditer("".join(text[place] for place in kept))
+    marks = {place for match in found for place in kept[slice(*match.span())] if not text[place].isalnum()}
+    gone = sorted(place for place in added if not marks.isdisjoint((place - 1, place + 1)))
+    starts, ends = ([place - bisect_left(gone, place) for place in places] for places in (starts, ends))
+    letters = list(text)
+    for place in gone:
+        letters[place] = ""
+    return "".join(letters), starts, ends
 
 
 def _merged(words: list[tuple[int, int]], tokens: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -201,6 +201,29 @@ def test_answer_stands_under_its_own_text_only(visit: Visit) -> None:
     assert visit.frame("view").get_by_role("heading", level=1).inner_text() == "some hat [MASK] small."
 
 
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("field", ["text", "prompt"])
+def test_long_text_is_whole_and_in_sight(field: str, width: int, visit: Visit) -> None:
+    """The box of a pasted text grows to some lines, which scroll down and not sideways. Enter still asks."""
+    page, text = visit.page, "the pictures of some hat\n" * 200
+    page.set_viewport_size({"width": width, "height": 740})
+    if field == "prompt":
+        page.get_by_role("tab", name="Continue a text").click()
+    box, button = page.locator(f"#{field} textarea"), page.locator("button.primary:visible")
+    before = box.bounding_box()["height"]
+    box.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(text)
+    page.wait_for_function("box => box.clientHeight > 150", arg=box.element_handle())
+    assert box.input_value() == text
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth && box.scrollHeight > 10 * box.clientHeight")
+    assert before < 70
+    assert button.bounding_box()["height"] < 70
+    page.keyboard.press("Enter")
+    page.get_by_text("The text has 5000 characters: this page takes at most 2048. Shorten it.").wait_for()
+    assert box.input_value() == text
+
+
 def test_explain(visit: Visit) -> None:
     page = visit.page
     visit.ask("#explain")

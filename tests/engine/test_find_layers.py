@@ -123,6 +123,21 @@ def test_stacks_of_vision_and_language() -> None:
     assert find_layers(model, stack="language_model") == list(model.model.language_model.layers)
 
 
+@pytest.mark.parametrize("kind", ["EncoderDecoder", "VisionEncoderDecoder", "SpeechEncoderDecoder"])
+def test_stacks_of_joined_models(kind: str) -> None:
+    """The decoder is a BERT, whose own stack is called an encoder."""
+    size: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 8}
+    first = {"EncoderDecoder": "Bert", "VisionEncoderDecoder": "ViT", "SpeechEncoderDecoder": "Wav2Vec2"}[kind]
+    encoder = getattr(transformers, f"{first}Config")(num_hidden_layers=2, **size)
+    decoder = transformers.BertConfig(num_hidden_layers=3, is_decoder=True, add_cross_attention=True, **size)
+    config = getattr(transformers, f"{kind}Config").from_encoder_decoder_configs(encoder, decoder)
+    model: Any = getattr(transformers, f"{kind}Model")(config=config)
+    assert len(find_layers(model, "encoder")) == 2
+    assert find_layers(model, "decoder") == list(model.decoder.bert.encoder.layer)
+    with pytest.raises(ArgumentError, match=r"several stacks of layers: .*Pass stack='encoder' or"):
+        find_layers(model)
+
+
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_missing_stack(stack: str) -> None:
     other = "decoder" if stack == "encoder" else "encoder"

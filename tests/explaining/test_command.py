@@ -40,6 +40,8 @@ CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
     "label": (classifier, [SENTENCE, "--target", "person", "--foil", "THING"], {"target": "person", "foil": "THING"}),
     "map": (classifier, [SENTENCE, "--method", "value-zeroing-rollout"], {"method": "value-zeroing-rollout"}),
     "words": (classifier, ["the wug of", "--words"], {"words": True}),
+    "clauses": (classifier, ["the wug, some hat.", "--clauses"], {"words": "clauses"}),
+    "sentences": (classifier, ["the wug. some hat.", "--sentences"], {"words": "sentences"}),
     "pair": (classifier, [SENTENCE, "--pair", TEXT], {"text_pair": TEXT}),
     "window": (classifier, ["hat " * 90, "--window", "20", "5"], {"window": (20, 5)}),
     "largest window": (classifier, ["hat " * 90, "--window"], {"window": True}),

@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
-from captum_vz import ValueGates, ValueZeroingEffect
+from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect
 from captum_vz.generation import context_reliance
 from captum_vz.result import Explanation, Explanations
+from captum_vz.visualization import view
 from tests.documents import ROOT
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
@@ -43,7 +44,7 @@ MODELS |= {"vit": lambda: image_classifier()[0], "image_processor": lambda: imag
 
 
 def test_table_has_its_lines() -> None:
-    assert len(LINES) == 20
+    assert len(LINES) == 21
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])
@@ -79,6 +80,15 @@ def test_line_of_loaders_gives_the_effects() -> None:
     found = eval(line, names | {"score": lambda gates, ids: gated(gates, ids)[:, 1]})
     expected = ValueZeroingEffect(model).attribute(ids, target=1)
     torch.testing.assert_close(found[0].view_as(expected), expected, rtol=0, atol=1e-5)
+
+
+def test_line_of_heads_shows_each() -> None:
+    """On the tab of all heads: two layers of four."""
+    (line,) = [line for line in LINES if line.startswith("view")]
+    names = {"view": view, "ValueZeroing": ValueZeroing, "classifier": classifier()}
+    page = eval(line, names | {"inputs": tokenizer()(SENTENCE, return_tensors="pt")})
+    labels = [f"layer {layer}, head {head}" for layer in range(2) for head in range(4)]
+    assert [panel.label for panel in page.methods[0].panels] == labels
 
 
 def test_line_of_a_context_names_the_subject() -> None:

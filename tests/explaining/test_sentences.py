@@ -1,5 +1,6 @@
 """Encoders of sentences: the explained number is that of the model's own encode, with its prompts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import captum_vz
 from captum_vz import ValueZeroing, find_layers
+from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_model
 from tests.explaining.models import SENTENCE, one_by_one, tokenizer, twin
@@ -105,3 +107,34 @@ def test_sentence_encoder_explains_a_similarity(encoder: Any) -> None:
     torch.testing.assert_close(maps.scores, ValueZeroing(bert, find_layers(bert)[-1]).attribute(inputs, token=2)[0])
     with pytest.warns(UserWarning, match="has no head: both texts are read as one input"):
         captum_vz.explain(load_model()[0].bert, one, other, tokenizer=tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["--pair", "a dog runs"], {"text_pair": "a dog runs"}),
+        (
+            ["--pair", "a dog runs", "--prompt-name", "query", ""],
+            {"text_pair": "a dog runs", "prompt_name": ["query", ""]},
+        ),
+        (["--prompt-name", "query"], {"prompt_name": "query"}),
+        (["--sentences"], {"words": "sentences"}),
+    ],
+)
+def test_command_reads_the_folder_of_an_encoder(
+    arguments: list[str],
+    asked: dict[str, Any],
+    encoder: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(encoder, "prompts", {"query": QUERY})
+    encoder.save(str(tmp_path))
+    assert (tmp_path / "modules.json").exists()
+    text = "the cat sits. it is 3.14 years old."
+    capsys.readouterr()
+    assert main(["explain", text, "--model", str(tmp_path), "--json", *arguments]) == 0
+    found, expected = json.loads(capsys.readouterr().out), captum_vz.explain(encoder, text, **asked)
+    assert found["tokens"] == expected.tokens
+    torch.testing.assert_close(torch.tensor(found["scores"]), expected.scores, **CLOSE)

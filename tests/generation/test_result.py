@@ -100,12 +100,12 @@ def test_words_clauses_and_sentences() -> None:
     found = found_by()
     assert found.prompt.word_texts[:5] == ("<bos>", "the", "woman", "'s", "theater")
     sentences = found.grouped("sentences")
-    assert sentences.prompt.labels == ("<bos> the woman 's theater , that anna likes .", "has upset the doctor")
-    assert sentences.scores.shape == (3, 2, 3)
+    assert sentences.prompt.labels == ("<bos>", "the woman 's theater, that anna likes.", "has upset the doctor")
+    assert sentences.scores.shape == (3, 3, 3)
     clauses = found.grouped("clauses")
-    expected = ("<bos> the woman 's theater ,", "that anna likes .", "has upset the doctor")
+    expected = ("<bos>", "the woman 's theater,", "that anna likes.", "has upset the doctor")
     assert clauses.prompt.labels == expected
-    assert clauses.scores.shape == (3, 3, 3)
+    assert clauses.scores.shape == (3, 4, 3)
     torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
 
 

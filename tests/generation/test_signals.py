@@ -128,9 +128,12 @@ def test_placeholder_that_the_model_writes() -> None:
         attribute_generation((model, None), several, ValueZeroing, 2, pixel_values=pixels)
 
 
-def test_strings_that_stop() -> None:
-    found = attribute_generation("causal", "the pictures of some hat", ValueZeroing, 4, stop_strings=["not"])
-    assert found.text == "were not"
+@pytest.mark.parametrize(
+    ("strings", "text"), [(["not"], "were not"), ("were", "were"), (["no such", "re n"], "were not")]
+)
+def test_strings_that_stop(strings: Any, text: str) -> None:
+    found = attribute_generation("causal", "the pictures of some hat", ValueZeroing, 4, stop_strings=strings)
+    assert found.text == text
 
 
 @pytest.mark.parametrize(("make", "extra"), [(llava, 0), (qwen, 0), (captions, 1)])

@@ -93,6 +93,20 @@ def test_axes_are_drawn_into() -> None:
     assert draw_maps(maps[:1], list("abc"), ax=single) is own
 
 
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [
+        (["The", "\u0120hat", "s", "\u010a"], ["The", "hat", "s", r"\n"]),
+        (["\u2581The", "\u2581hat", "s"], ["The", "hat", "s"]),
+        (["[CLS]", "hat", "##s", "[SEP]"], ["[CLS]", "hat", "##s", "[SEP]"]),
+    ],
+)
+def test_marks_of_tokenizers_are_not_drawn(tokens: list[str], shown: list[str]) -> None:
+    figure = draw_maps([a_map(len(tokens))], tokens)
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        assert [text.get_text() for text in axis.get_ticklabels()] == shown
+
+
 # Scales
 
 

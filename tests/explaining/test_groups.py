@@ -1,0 +1,200 @@
+"""Words, clauses and sentences as features of `explain`: their tokens are zeroed together."""
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import captum_vz
+from captum_vz.errors import ArgumentError
+from captum_vz.result import TokenText
+from captum_vz.testbed import load_model
+from captum_vz.text import split_words
+from tests.explaining.models import classifier, deep, reader, tagger, tokenizer, twin
+from tests.explaining.test_pieces import byte_tokenizer
+from tests.explaining.test_windows import inputs_of, windows_by_hand
+
+TEXT = "the wug of marcus, some hat. the pictures are scaring anna. some hat"
+# The tokens of each group; "wug" has three.
+GROUPS = {
+    "sentences": [[0], [*range(1, 11)], [*range(11, 17)], [17, 18], [19]],
+    "clauses": [[0], [*range(1, 8)], [8, 9, 10], [*range(11, 17)], [17, 18], [19]],
+}
+NAMES = {
+    "sentences": ["the wug of marcus, some hat.", "the pictures are scaring anna.", "some hat"],
+    "clauses": ["the wug of marcus,", "some hat.", "the pictures are scaring anna.", "some hat"],
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_effects_of_groups(kind: Any) -> None:
+    model, inputs = classifier(), tokenizer()(TEXT, return_tensors="pt")
+    found = captum_vz.explain(model, TEXT, tokenizer=tokenizer(), target=1, words=kind)
+    assert found.tokens == ["[CLS]", *NAMES[kind], "[SEP]"]
+    expected = twin(model, lambda: model(**inputs).logits[0, 1], GROUPS[kind], "self.value")
+    torch.testing.assert_close(found.scores, expected, rtol=1e-4, atol=1e-5)
+    assert found.special == [True, *[False] * len(NAMES[kind]), True]
+    assert found.to_dict()["tokens"] == list(found.to_pandas()["token"]) == found.tokens
+    assert found.plot()
+    assert NAMES[kind][0] in found.view().html()
+
+
+@torch.no_grad()
+def row_by_hand(text: str, groups: list[list[int]], place: int) -> Tensor:
+    """How far the mask's output of layer 3 turns if the layer has no values of a group: the shares."""
+    model, words = load_model()
+    layer, inputs, rows = model.bert.encoder.layer[3], words(text, return_tensors="pt"), list[Tensor]()
+    with layer.register_forward_hook(lambda *call: rows.append(call[2][0] if type(call[2]) is tuple else call[2])):
+        for group in [[], *groups]:
+
+            def zero(module: Any, given: Any, output: Tensor, group: list[int] = group) -> Tensor:
+                return output.index_fill(1, torch.tensor(group, dtype=torch.long), 0)
+
+            with layer.attention.self.value.register_forward_hook(zero):
+                model(**inputs)
+    clean, *changed = (row.reshape(-1, row.shape[-1])[place] for row in rows)
+    distances = torch.stack([1 - torch.cosine_similarity(clean, one, dim=0) for one in changed])
+    return distances / distances.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups"),
+    [
+        ("sentences", [[0], [1, 2, 3], [4, 5, 6, 8, 9, 10, 11], [7], [12]]),
+        ("clauses", [[0], [1, 2, 3], [4, 5, 6, 8], [7], [9, 10, 11], [12]]),
+        (True, [[place] for place in range(13)]),
+    ],
+)
+def test_row_of_the_mask(kind: Any, groups: list[list[int]]) -> None:
+    """The mask is apart from its sentence, so that its row and its line of the maps are the same."""
+    text = "the pictures. of some hat [MASK], the hat."
+    found = captum_vz.explain("agreement", text, words=kind)
+    torch.testing.assert_close(found.scores, row_by_hand(text, groups, 7), rtol=1e-4, atol=1e-5)
+    assert found.token is not None
+    assert found.rows[0].name == found.tokens[found.token] == "[MASK]"
+    torch.testing.assert_close(found.maps[3][found.token], found.scores)
+
+
+def test_groups_that_windows_cut() -> None:
+    """Each window loses its part of a sentence, and the effects of all windows have the same weight."""
+    model, text, size = classifier(), "the hat of anna. " * 6 + "some hat", (16, 6)
+    encoding = tokenizer()(text, return_tensors="pt")
+    count = len(encoding.tokens())
+    groups = [[0], *([*range(1 + 5 * k, 6 + 5 * k)] for k in range(6)), [31, 32], [33]]
+    effects = []
+    for window in windows_by_hand(count, *size):
+        inputs, places = inputs_of(encoding, window)
+        local = [[places.index(place) for place in group if place in places] for group in groups]
+        effects.append(twin(model, lambda inputs=inputs: model(**inputs).logits[0, 1], local, "self.value"))
+    found = captum_vz.explain(model, text, tokenizer=tokenizer(), target=1, words="sentences", window=size)
+    torch.testing.assert_close(found.scores, torch.stack(effects).mean(0), rtol=1e-4, atol=1e-5)
+    mapped = captum_vz.explain(
+        tagger(), text, tokenizer=tokenizer(), words="sentences", window=size, method="attention"
+    )
+    torch.testing.assert_close(mapped.maps[0].sum(-1), torch.ones(len(groups)))
+
+
+def test_sentences_end_with_their_text() -> None:
+    found = captum_vz.explain(reader(), "some hat", "the wug. anna", tokenizer=tokenizer(), words="sentences")
+    assert found.tokens == ["[CLS]", "some hat", "[SEP]", "the wug.", "anna", "[SEP]"]
+    assert len(found.rows) == 2
+
+
+@pytest.mark.parametrize("first", [["[CLS]", "some hat."], ["some", "hat."]])
+def test_first_and_last_token_of_a_causal_model_are_apart(first: list[str]) -> None:
+    """Many layers draw on the first token without need. A decision sets it and the explained token to 0."""
+    model, words = deep()
+    text = words(
+        "some hat. the pictures of anna. it is of the hat", add_special_tokens=first[0] == "[CLS]", return_tensors="pt"
+    )
+    found = captum_vz.explain(model, text, tokenizer=words, target="is", foil="are", words="sentences")
+    assert found.tokens == [*first, "the pictures of anna.", "it is of the", "hat"]
+    assert list(found.parts) == ["decision", "value-zeroing"]
+    assert found.scores[[0, -1]].count_nonzero() == 0
+    assert found.scores.sum().item() == pytest.approx(1)
+
+
+def test_list_of_texts() -> None:
+    found = captum_vz.explain(classifier(), [TEXT, "some hat."], tokenizer=tokenizer(), words="sentences")
+    assert list(map(len, found.words().values())).count(1) == 4
+    assert "some hat." in str(found)
+
+
+@pytest.mark.parametrize("words", ["phrases", 2, None, ["words"]])
+def test_other_groups_are_refused(words: Any) -> None:
+    with pytest.raises(ArgumentError, match="pass True for words, or 'clauses' or 'sentences'"):
+        captum_vz.explain("agreement", "some hat", words=words)
+
+
+# Words with marks inside
+
+
+def pieces(cased: bool = False) -> PreTrainedTokenizerFast:
+    """WordPiece as BERT's, whose pieces are characters: marks are tokens, and are decoded between spaces."""
+    names = [chr(number) for number in range(33, 127)] + ["我", "用"]
+    vocabulary = {name: i for i, name in enumerate(["[UNK]", "[CLS]", "[SEP]", *names, *(f"##{one}" for one in names)])}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
+
+
+def read(text: str, *more: Any) -> TokenText:
+    encoding = pieces(*more)(text)
+    offsets = encoding.encodings[0].offsets
+    return TokenText.of(pieces(*more), encoding["input_ids"], offsets=offsets)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Pi is 3.14.",
+        "it costs 1,234.50 at 10:30, or 1.5.2",
+        "the U.S. and the E.U., e.g. now, i.e. at 5 a.m. or so.",
+        "Dr. Who met Mr. Bean, and Prof. X vs. Y.",
+        "Marcus's well-known hat, isn't it?",
+        "The doctor is a Dr.",
+        "he left... 3 . 14 is no number, . nor 3. 14",
+    ],
+)
+def test_marks_inside_words(text: str, cased: bool) -> None:
+    expected = split_words(text if cased else text.lower())
+    assert read(text, cased).word_texts == tuple(expected)
+
+
+def test_what_stays_apart() -> None:
+    """Characters without spaces between them, and brackets and quotation marks."""
+    assert read("(3.14) 'wug'").word_texts == ("(", "3.14", ")", "'", "wug", "'")
+    assert read("我用wi-fi我用3.1用").word_texts == ("我", "用", "wi-fi", "我", "用", "3.1", "用")
+
+
+def test_spaces_of_the_text_stay() -> None:
+    """Tokens of bytes begin with the space before them, which is one of their characters."""
+    made = byte_tokenizer(("Ġ", "B"), ("Ġ", "1"))
+    encoding = made("A. B. pays 3. 14")
+    assert encoding.encodings[0].offsets[2] == (2, 4)
+    found = TokenText.of(made, encoding["input_ids"], offsets=encoding.encodings[0].offsets)
+    assert [word for word in found.word_texts if word.strip()] == ["A", ".", "B", ".", "pays", "3", ".", "14"]
+
+
+def test_words_without_offsets_are_as_decoded() -> None:
+    ids = pieces()("3.14 hats")["input_ids"]
+    assert TokenText.of(pieces(), ids).word_texts == ("3", ".", "14", "hats")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("e.g. Dr. X pays 3.5. then he left", ["e.g. dr. x pays 3.5.", "then he left"]),
+        ('the U.S. army came! "really?" yes…', ["the u.s. army came!", '" really? "', "yes [UNK]"]),
+        ("one\n\ntwo", ["one two"]),
+    ],
+)
+def test_where_sentences_end(text: str, expected: list[str]) -> None:
+    found = read(text)
+    assert list(found.grouped(found.groups("sentences")[0], None).labels) == expected
