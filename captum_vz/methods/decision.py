@@ -32,8 +32,8 @@ class DecisionMethod(Method):
     for the explained token. :math:`R` sums to 1, or is 0 if no other token supports the decision.
 
     Both views err, and seldom together. Of texts whose deciding word is known, it has the largest score in SmolLM2 and
-    in Gemma 3 by the effect in 0.89 and 0.98, by the relevance in 0.98 and 0.93, and by their mean in 0.97 and 1.00. For
-    a next word without a foil, R is the relevance of its log-probability.
+    in Gemma 3 by the effect in 0.89 and 0.98, by the relevance in 0.98 and 0.93, and by their mean in 0.97 and 1.00.
+    For a next word without a foil, R is the relevance of its log-probability.
 
     Attributes:
         effect: What the output loses without a token's values.
