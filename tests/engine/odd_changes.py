@@ -51,7 +51,7 @@ def at(place: str, change: Callable[[Tensor], Any]) -> Block:
 
 
 def changed(name: str, place: str = "after", **fields: Any) -> Odd:
-    return Odd(at(place, CHANGES[name]), sequences(2, LONG), **fields)
+    return Odd(at(place, CHANGES[name]), sequences(2, LONG), token=5, **fields)
 
 
 def hooked(name: str) -> Odd:
