@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.engine.blocks import HEADS, WIDTH, Convolution, Projections, block_of, sequences
+from tests.engine.blocks import HEADS, WIDTH, Convolution, Projections, block_of, mask_of_window, sequences
+from tests.engine.by_name import ByName, InAMethod
 from tests.engine.odd import LONG, Odd, Table, by_call, by_hook, rows
 
 
@@ -249,8 +250,40 @@ def checkpointed(again: bool, forward: Any) -> Any:
     return lambda x, mask: checkpoint(forward, x, use_reentrant=again)
 
 
+TORCHS = {"function": functional.scaled_dot_product_attention}  # under a name that is no global name of this file
+
+
+class OnModule(Projections):
+    """Attention that calls torch's function as an attribute of the module."""
+
+    def __init__(self, sharper: int = 1) -> None:
+        super().__init__()
+        torchs = TORCHS["function"]
+        self.attend = torchs if sharper == 1 else lambda query, *rest, **more: torchs(sharper * query, *rest, **more)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.output(merged(self.attend(*self.heads(x), attn_mask=mask)))
+
+
+class OnClass(Projections):
+    """Attention that calls torch's function as an attribute of the class."""
+
+    attend = staticmethod(TORCHS["function"])
+    forward = OnModule.forward
+
+
+def by_its_name(kind: type[nn.Module], masked: bool) -> Odd:
+    x = sequences(2, LONG)
+    return Odd(block_of(kind()), (x, mask_of_window(LONG, window=3)) if masked else x, token=2)
+
+
 SWITCH = (False, True)
 ATTENTIONS: Table = {
+    **rows("torch's function", by_its_name, (ByName, InAMethod, OnModule, OnClass), (True,)),
+    "torch's function: ByName: False": lambda: by_its_name(ByName, False),
+    "torch's function: another of its name": lambda: Odd(
+        block_of(OnModule(sharper=3)), sequences(2), "called no attention that can be read"
+    ),
     **rows("heads", hidden_in_all_ways, OTHERS, (Computed,), (False,)),
     **rows("heads", hidden_in_all_ways, ("on five axes", "by hand"), (Fused,), (True,)),
     **rows("second attention", second_attention, OTHERS, (False,)),
