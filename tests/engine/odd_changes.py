@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, pad
+from transformers.modeling_outputs import BaseModelOutput
 
 from captum_vz.errors import RefusedError
 from tests.engine.blocks import HEADS, Block, Convolution, Crowd, sequences
@@ -19,11 +20,11 @@ from tests.engine.odd import LONG, Odd, Table, by_hook, in_its_batch, rows
 
 
 class Does(nn.Module):
-    """A module whose forward is a function."""
+    """A module whose forward is a function, which may use an inner module."""
 
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+    def __init__(self, function: Callable[[Tensor], Any], inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.inner = function, inner
 
     def forward(self, x: Tensor) -> Any:
         return self.function(x)
@@ -121,6 +122,9 @@ NOT_AGAIN: dict[str, Callable[[Tensor], Any]] = {
 }
 ENDS: dict[str, Callable[[Tensor], Any]] = {
     "a list": lambda x: [x],
+    "a dict": lambda x: {"hidden_states": x, "aux": None},
+    "a model output": lambda x: BaseModelOutput(last_hidden_state=x),
+    "a dict in a tuple": lambda x: ({"x": [x]}, None),
     "weights second": lambda x: (x, x.new_zeros(len(x), HEADS, x.shape[1], x.shape[1])),
     "strided": lambda x: x.mT.contiguous().mT,
     "half of the tokens": lambda x: x[:, ::2],
@@ -128,6 +132,7 @@ ENDS: dict[str, Callable[[Tensor], Any]] = {
 }
 NO_ENDS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "nothing": (lambda x: None, "returned NoneType"),
+    "a dict without states": (lambda x: {"aux": None, "hidden_states": x}, "whose first entry is no tensor"),
     "one vector": (lambda x: x.mean(1), "Expected one vector"),
     "tokens first": (lambda x: x.transpose(0, 1), "Expected one vector"),
     "another axis": (lambda x: x[:, None], "Expected one vector"),
@@ -165,7 +170,9 @@ class Twin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         random.seed(0)
         output = self.layer(x)
-        return output if isinstance(output, Tensor) else output[0]
+        while not isinstance(output, Tensor):
+            output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+        return output
 
 
 def of_twin(layer: nn.Module, x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Attention(Projections):
 
 
 class ThreeAttentions(nn.Module):
-    """Two self-attentions, with a cross-attention between them. States may be of one prompt, `(batch, 1, tokens, d)`."""
+    """Two self-attentions, with a cross-attention between them. `(batch, 1, tokens, d)` are states of one prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,6 +144,8 @@ def test_one_prompt_for_each_image(name: str, model: Stack) -> None:
     assert_same(found.attribute((x[:, None], memory)), twin(model, 0, name), 1e-12)
     with pytest.raises(UnsupportedLayerError, match="one vector a token"):
         LayerAttentionNorm(layer, layer, attention=layer.cross).attribute((x[:, None], memory))
+    with pytest.raises(UnsupportedLayerError, match="Expected one vector"):
+        ValueZeroing(layer, layer, attention=layer.cross).attribute((x[:, None].expand(-1, 3, -1, -1), memory))
 
 
 @pytest.mark.parametrize(
@@ -250,10 +252,10 @@ def test_named_heads_are_zeroed_together(by_hand: bool, by: str) -> None:
     for heads in (slice(None), slice(1, 3)):
         found = ValueZeroing(block, block, **named(block, by, heads)).attribute(X)
         torch.testing.assert_close(found, expected_map(block, list(block.heads)[heads]), rtol=0, atol=1e-7)
-    one = {by: named(block, by)[by][0]}
-    with pytest.warns(UserWarning, match="alone, without"):
-        found = ValueZeroing(block, block, **one).attribute(X)
-    torch.testing.assert_close(found, expected_map(block, [block.heads[0]]), rtol=0, atol=1e-7)
+    if by_hand or by == "attention":
+        with pytest.warns(UserWarning, match="alone, without"):
+            found = ValueZeroing(block, block, **{by: named(block, by)[by][0]}).attribute(X)
+        torch.testing.assert_close(found, expected_map(block, [block.heads[0]]), rtol=0, atol=1e-7)
 
 
 @each_form

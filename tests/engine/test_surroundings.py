@@ -257,38 +257,6 @@ def test_gradient_checkpointing(ids: Tensor, plain: list[Tensor]) -> None:
     assert model.training
 
 
-def test_embeddings_in_place_of_ids(ids: Tensor, plain: list[Tensor]) -> None:
-    model = llama()
-    embeddings = model.get_input_embeddings()(ids)
-    maps = ValueZeroing(lambda x: model(inputs_embeds=x), find_layers(model)).attribute(embeddings)
-    assert_same(maps, plain)
-
-
-class Adapter(nn.Module):
-    """A linear layer plus a low-rank change, as in LoRA."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-def test_adapters_equal_merged_weights(ids: Tensor, plain: list[Tensor]) -> None:
-    adapted, merged = llama(), llama()
-    for layer, other in zip(adapted.layers, merged.layers, strict=True):
-        for name in ("q_proj", "v_proj", "o_proj"):
-            adapter = Adapter(getattr(layer.self_attn, name))
-            setattr(layer.self_attn, name, adapter)
-            getattr(other.self_attn, name).weight.data += adapter.up.weight @ adapter.down.weight
-    maps = maps_of(adapted, ids)
-    assert_same(maps, maps_of(merged, ids), atol=1e-5)
-    assert not torch.allclose(maps[0], plain[0], atol=1e-4)
-
-
 class Int8Linear(nn.Module):
     """A linear layer with integer weights and one scale a row."""
 
@@ -369,9 +337,3 @@ def test_sentences_packed_into_one_row(family: str) -> None:
         second = explain.attribute({"input_ids": device_ids[:, 4:]})
         for one, a, b in zip(packed, first, second, strict=True):
             torch.testing.assert_close(one[0], torch.block_diag(a[0], b[0]), rtol=0, atol=1e-10)
-
-
-def test_copied_model(ids: Tensor, plain: list[Tensor]) -> None:
-    model = llama()
-    maps_of(model, ids)
-    assert_same(maps_of(copy.deepcopy(model), ids), plain)
