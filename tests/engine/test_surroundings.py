@@ -22,6 +22,8 @@ from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find
 from captum_vz._engine.capture.layer_runner import in_float32
 from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import Block, sequences, zeroed_in_its_batch, zeroed_one_by_one
+from tests.engine.parameters import quick
+from tests.engine.test_inline_layers import map_by_reruns, of
 from tests.reference import FAMILIES
 
 
@@ -56,19 +58,14 @@ def test_compiled_model(ids: Tensor, plain: list[Tensor]) -> None:
     assert_same(ValueZeroing(compiled, find_layers(model)).attribute(ids), plain)
 
 
-@pytest.mark.slow
-def test_compiled_layers(ids: Tensor, plain: list[Tensor]) -> None:
-    model = llama()
-    for layer in find_layers(model):
-        layer.compile(backend="eager")
-    model(ids)
-    assert_same(maps_of(model, ids), plain)
-
-
-def test_wrapped_compiled_layers(ids: Tensor, plain: list[Tensor]) -> None:
+@pytest.mark.parametrize("wrapped", quick([True, False], True))
+def test_compiled_layers(ids: Tensor, plain: list[Tensor], wrapped: bool) -> None:
     model = llama()
     for index, layer in enumerate(model.layers):
-        model.layers[index] = torch.compile(layer, backend="eager")
+        if wrapped:
+            model.layers[index] = torch.compile(layer, backend="eager")
+        else:
+            layer.compile(backend="eager")
     assert_same(ValueZeroing(model, list(model.layers)).attribute(ids), plain)
 
 
@@ -117,29 +114,10 @@ def registered() -> Iterator[None]:
         AttentionMaskInterface._global_mapping.pop(name, None)
 
 
-class Given(nn.Module):
-    """A layer with the other arguments that its model gives it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.args, self.kwargs = inner, (), {}
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(x, *self.args, **self.kwargs)
-
-
-@torch.no_grad()
 def twin_of(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:
-    given = Given(layer)
-
-    def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
-        given.args, given.kwargs = args, kwargs
-
-    with layer.register_forward_pre_hook(keep, with_kwargs=True):
-        model(ids, use_cache=False)
-    (x, *given.args) = given.args
     value = "self_attn.v_proj" if hasattr(layer, "self_attn") else "attention.self.value"
-    return zeroed_one_by_one(given, x, value=f"inner.{value}")
+    scores = map_by_reruns(model, layer, {"input_ids": ids, "use_cache": False}, of(value))
+    return scores / scores.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("function", ["plainly", "sharper", "forward_looking"])
