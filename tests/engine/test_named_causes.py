@@ -77,30 +77,30 @@ def test_compiled_layers(build: Any, message: str) -> None:
             method(model, layer).attribute(sequences(2))
 
 
-def test_sharded_layers() -> None:
+def sharded(layer: nn.Module, mesh: Any) -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this version of torch has no FSDP2")
+    fsdp.fully_shard(layer, mesh=mesh)
+
+
+def planned(layer: nn.Module, mesh: Any) -> None:
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    parallel.parallelize_module(layer, mesh, {"attention.value": parallel.ColwiseParallel()})
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("spread", "message"), [(sharded, "sharded by FSDP"), (planned, r"spread over processes \(DTensor")]
+)
+def test_layers_on_several_devices(spread: Callable[[nn.Module, Any], None], message: str) -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         layer = Block()
-        fsdp.fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        with pytest.raises(UnsupportedLayerError, match="sharded by FSDP"):
-            ValueZeroing(layer, layer).attribute(sequences(2))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_layers_of_a_tensor_parallel_plan() -> None:
-    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        layer, mesh = Block(), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        parallel.parallelize_module(layer, mesh, {"attention.value": parallel.ColwiseParallel()})
+        spread(layer, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         for method in (ValueZeroing, LayerAttention):
-            with pytest.raises(UnsupportedLayerError, match=r"Block is spread over processes \(DTensor"):
+            with pytest.raises(UnsupportedLayerError, match=message):
                 method(layer, layer).attribute(sequences(2))
     finally:
         torch.distributed.destroy_process_group()
