@@ -182,7 +182,7 @@ def of_twin(layer: nn.Module, x: Tensor) -> Tensor:
 def scale_before() -> Odd:
     """One scale is drawn before the attention: replays take weights and values of the clean run."""
     random.seed(0)
-    return changed("noise of Python", "before", twin=of_twin)
+    return Odd(at("before", CHANGES["noise of Python"]), sequences(2, LONG), twin=of_twin)
 
 
 def some_places(tokens: int, every: int) -> Odd:

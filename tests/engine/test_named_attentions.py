@@ -148,6 +148,7 @@ def test_one_prompt_for_each_image(name: str, model: Stack) -> None:
         ValueZeroing(layer, layer, attention=layer.cross).attribute((x[:, None].expand(-1, 3, -1, -1), memory))
 
 
+@pytest.mark.all_cases  # each is another mistake
 @pytest.mark.parametrize(
     ("choose", "error"),
     [
