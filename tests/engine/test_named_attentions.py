@@ -247,6 +247,7 @@ each_form = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.all_cases
 @each_form
 def test_named_heads_are_zeroed_together(by_hand: bool, by: str) -> None:
     block = OfHeads(by_hand)
@@ -259,6 +260,7 @@ def test_named_heads_are_zeroed_together(by_hand: bool, by: str) -> None:
         torch.testing.assert_close(found, expected_map(block, [block.heads[0]]), rtol=0, atol=1e-7)
 
 
+@pytest.mark.all_cases
 @each_form
 def test_effect_and_gates_of_all_heads(by_hand: bool, by: str) -> None:
     block = OfHeads(by_hand)

@@ -188,6 +188,7 @@ def test_layer_that_writes_into_its_input(dtype: torch.dtype, inference: bool) -
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.all_cases  # each reads other parts of a layer
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, ALTI])
 def test_layers_that_write_into_their_inputs(method: Any) -> None:
     blocks = nn.Sequential(WritesInput(), WritesInput()).requires_grad_(False)
