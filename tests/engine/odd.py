@@ -20,7 +20,7 @@ from captum_vz import LayerAttention, LayerAttentionGradient, LayerAttentionNorm
 from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import direction, zeroed_in_its_batch, zeroed_one_by_one
 
-LONG = 20  # more tokens than the groups of which the definition runs first
+LONG = 18  # more tokens than the groups of which the definition runs first
 
 
 @contextmanager

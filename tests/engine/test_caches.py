@@ -167,7 +167,7 @@ def test_joint_attention_is_no_cache() -> None:
     assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("model_type", quick(["gemma3n_text", "gemma4_text"], "gemma4_text"))
 def test_state_shared_between_layers(model_type: str) -> None:
     model = next(small_models(model_type))
     inputs, layers = working_inputs(model)[0], list(model.layers)
