@@ -243,7 +243,9 @@ def direction(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def zeroed_in_its_batch(block: nn.Module, x: Tensor, *, value: str = "attention.value") -> Tensor:
+def zeroed_in_its_batch(
+    block: nn.Module, x: Tensor, *, value: str = "attention.value", normalize: bool = True
+) -> Tensor:
     """The map of a block with values zeroed in one example at a time, for examples that depend on each other."""
     clean, maps = direction(block(x)), []
     for example in range(len(x)):
@@ -257,7 +259,7 @@ def zeroed_in_its_batch(block: nn.Module, x: Tensor, *, value: str = "attention.
                 columns.append((direction(block(x)) - clean)[example].square().sum(-1) / 2)
         maps.append(torch.stack(columns, dim=-1))
     scores = torch.stack(maps)
-    return scores / scores.sum(-1, keepdim=True)
+    return scores / scores.sum(-1, keepdim=True) if normalize else scores
 
 
 def zeroed_one_by_one(

@@ -1,6 +1,6 @@
 """A row of the table of odd layers, and the naive twins that compute its map by definition.
 
-The table is in `odd_attentions.py`, `odd_blocks.py`, `odd_windows.py` and `odd_torch.py`.
+The table is in `odd_attentions.py`, `odd_blocks.py`, `odd_changes.py`, `odd_windows.py` and `odd_torch.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, LayerAttentionGradient, LayerAttentionNorm, ValueZeroing, ValueZeroingEffect
 from captum_vz.errors import UnsupportedLayerError
-from tests.engine.blocks import direction, zeroed_one_by_one
+from tests.engine.blocks import direction, zeroed_in_its_batch, zeroed_one_by_one
+
+LONG = 18  # more tokens than the groups of which the definition runs first
 
 
 @contextmanager
@@ -56,6 +58,7 @@ def by_call(layer: Any, *args: Any, sources: int | None = None, calls: Any = Non
 
 
 by_hook = torch.no_grad()(partial(zeroed_one_by_one, normalize=False))  # on `attention.value`, unless it is named
+in_its_batch = partial(zeroed_in_its_batch, normalize=False)  # where examples depend on each other
 
 
 @dataclass

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.engine.blocks import HEADS, WIDTH, Convolution, Projections, block_of, sequences
-from tests.engine.odd import Odd, Table, by_call, by_hook, rows
+from tests.engine.blocks import HEADS, WIDTH, Convolution, Projections, block_of, mask_of_window, sequences
+from tests.engine.by_name import ByName, InAMethod
+from tests.engine.odd import LONG, Odd, Table, by_call, by_hook, rows
 
 
 class Computed(Projections):
@@ -56,7 +57,8 @@ def odd(
     attention = kind(compute, inner, projects)
     attention.forward = wrap(attention.forward)  # type: ignore[method-assign]
     refused = f"Block {refused}" if refused else ""
-    return Odd(block_of(attention), sequences(batch), refused, **{"twin": by_call, **fields})
+    x = sequences(batch) if refused else sequences(batch, LONG)
+    return Odd(block_of(attention), x, refused, **{"twin": by_call, **fields})
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -77,9 +79,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "linear": lambda query, key, value: query.softmax(-1) @ (key.softmax(2).mT @ value),
     # Under a name that is in no module's file.
     "by name": lambda *parts, function=torch._C._nn.scaled_dot_product_attention: function(*parts),
-    "linear by last axes": lambda query, key, value: query.softmax(-1) @ (key.softmax(-2).mT @ value),
 }
-UNREAD = ("on five axes", "by hand", "by name", "linear")
 
 
 def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -> Odd:
@@ -92,6 +92,9 @@ def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -
         )
 
     return odd(compute, "computes another attention", kind=kind, **fields)
+
+
+hidden_in_all_ways = partial(hidden_heads, by="zeroing attention gradient effect")
 
 
 def second_attention(other: str, first: bool) -> Odd:
@@ -137,12 +140,6 @@ def used_twice(name: str, grouped: bool, copied: bool, mode: Any = None) -> Odd:
 
     by = "zeroing effect" if name in USES and mode is None else "zeroing"
     return odd(compute, USED, inner=Convolution(), by=by, **({} if mode is None else {"wrap": mode()}))
-
-
-def loudest_before(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    loudest = value.norm(dim=-1).mean(1).topk(3).indices
-    marked = torch.zeros_like(x[..., 0]).scatter(1, loudest, 1)
-    return attend(query, key, value) * (1 + marked)[:, None, :, None]
 
 
 def in_two_calls(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -253,23 +250,51 @@ def checkpointed(again: bool, forward: Any) -> Any:
     return lambda x, mask: checkpoint(forward, x, use_reentrant=again)
 
 
+TORCHS = {"function": functional.scaled_dot_product_attention}  # under a name that is no global name of this file
+
+
+class OnModule(Projections):
+    """Attention that calls torch's function as an attribute of the module."""
+
+    def __init__(self, sharper: int = 1) -> None:
+        super().__init__()
+        torchs = TORCHS["function"]
+        self.attend = torchs if sharper == 1 else lambda query, *rest, **more: torchs(sharper * query, *rest, **more)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.output(merged(self.attend(*self.heads(x), attn_mask=mask)))
+
+
+class OnClass(Projections):
+    """Attention that calls torch's function as an attribute of the class."""
+
+    attend = staticmethod(TORCHS["function"])
+    forward = OnModule.forward
+
+
+def by_its_name(kind: type[nn.Module], masked: bool) -> Odd:
+    x = sequences(2, LONG)
+    return Odd(block_of(kind()), (x, mask_of_window(LONG, window=3)) if masked else x, token=2)
+
+
 SWITCH = (False, True)
 ATTENTIONS: Table = {
-    **rows(
-        "heads",
-        partial(hidden_heads, by="zeroing attention gradient effect"),
-        UNREAD,
-        (Computed, Fused),
-        SWITCH,
+    **rows("torch's function", by_its_name, (ByName, InAMethod, OnModule, OnClass), (True,)),
+    "torch's function: ByName: False": lambda: by_its_name(ByName, False),
+    "torch's function: another of its name": lambda: Odd(
+        block_of(OnModule(sharper=3)), sequences(2), "called no attention that can be read"
     ),
-    **rows("second attention", second_attention, (*UNREAD, "linear by last axes"), SWITCH),
-    **rows("used twice", used_twice, USES | WITHOUT_GRADIENTS, SWITCH, SWITCH),
-    **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad,)),
-    **rows("checkpoint", lambda again: odd(lambda own, x, *p: checkpoint(attend, *p, use_reentrant=again)), SWITCH),
-    **rows("checkpoint around projections", lambda again: odd(plain, wrap=partial(checkpointed, again)), SWITCH),
-    **rows("once", once, ("one projection", "convolution added", "in place"), ("on", "off", "inference")),
+    **rows("heads", hidden_in_all_ways, OTHERS, (Computed,), (False,)),
+    **rows("heads", hidden_in_all_ways, ("on five axes", "by hand"), (Fused,), (True,)),
+    **rows("second attention", second_attention, OTHERS, (False,)),
+    "second attention: on five axes: True": lambda: second_attention("on five axes", True),
+    **rows("used twice", used_twice, USES, (False,), (False,)),
+    **rows("used twice", used_twice, ("skip", *WITHOUT_GRADIENTS), (True,), (True,)),
+    **rows("used twice", used_twice, ("skip", "convolved"), (False,), (True,), (torch.no_grad,)),
+    **rows("checkpoint", lambda again: odd(plain, wrap=partial(checkpointed, again)), SWITCH),
+    **rows("once", once, ("one projection", "convolution added"), ("on", "inference")),
+    "once: in place: on": lambda: once("in place", "on"),
     "used before: a gate": lambda: odd(lambda own, x, q, k, v: (v > 0).to(v) * attend(q, k, v), USED),
-    "used before: the loudest": lambda: odd(loudest_before, USED),
     "used: one number": lambda: odd(lambda own, x, q, k, v: attend(q, k, v) + 0.1 * v.sum().item(), USED),
     "used: in two calls": lambda: odd(in_two_calls, USED),
     "used: written into": lambda: odd(lambda own, x, q, k, v: v.add_(attend(q, k, v).detach()), USED),
@@ -284,13 +309,9 @@ ATTENTIONS: Table = {
     "difference of two": lambda: odd(
         lambda own, x, q, k, v: attend(q.flip(-1), k.flip(-1), v) - 0.5 * attend(q.flip(2, 3), k.flip(-1), v)
     ),
-    "gated by queries": lambda: odd(lambda own, x, q, k, v: attend(q, k, v) * q.sigmoid()),
     "from the end": lambda: odd(lambda own, x, *parts: attend(*(one.flip(2) for one in parts)).flip(2), twin=by_hook),
     "turned": lambda: odd(turned),
     "values of an adapter": lambda: odd(plain, kind=WithAdapters),
-    "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, 6, WIDTH // HEADS)])),
+    "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, LONG, WIDTH // HEADS)])),
     "its input is its values": lambda: odd(itself, projects=False),
-    "keys are the values": lambda: odd(
-        lambda own, x, q, k, v: attend(q, own.inner(v), v), inner=nn.LayerNorm(WIDTH // HEADS)
-    ),
 }

@@ -140,21 +140,20 @@ def image(size: int) -> Tensor:
     return torch.randn(2, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-# name -> the number of its layers, and their runs
-FAMILIES: dict[str, tuple[int, Callable[[], list[Run]]]] = {
+# name -> the layers of the table, and the runs of all layers
+FAMILIES: dict[str, tuple[tuple[int, ...], Callable[[], list[Run]]]] = {
     # 6 x 6 patches in windows of 4, so windows are padded. The second layer shifts them.
-    "Swin": (2, lambda: runs(build("SwinModel", **SWIN | ONE_STAGE), image(12), "attention.v_proj")),
-    "Swinv2": (3, lambda: runs(build("Swinv2Model", **SWIN), image(12), "attention.self.value")),
-    "Swin2SR": (2, lambda: runs(build("Swin2SRModel", **SWIN_SR), image(8), "attention.self.value")),
-    "MaskFormer-Swin": (3, lambda: runs(build("MaskFormerSwinModel", **SWIN), image(12), "attention.self.value")),
+    "Swin": ((0, 1), lambda: runs(build("SwinModel", **SWIN | ONE_STAGE), image(12), "attention.v_proj")),
+    "Swinv2": ((2,), lambda: runs(build("Swinv2Model", **SWIN), image(12), "attention.self.value")),
+    "Swin2SR": ((1,), lambda: runs(build("Swin2SRModel", **SWIN_SR), image(8), "attention.self.value")),
     # One window as large as the image. The second layer shifts it, although no shape shows a window.
-    "One window": (2, lambda: runs(build("MaskFormerSwinModel", **ONE_WINDOW), image(8), "attention.self.value")),
-    "SAM": (2, lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", True)),
-    "SAM-sdpa": (2, lambda: runs(build("SamVisionModel", "sdpa", **SAM), image(24), "attn.qkv", True)),
+    "One window": ((1,), lambda: runs(build("MaskFormerSwinModel", **ONE_WINDOW), image(8), "attention.self.value")),
+    "SAM": ((0,), lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", True)),
+    "SAM-sdpa": ((0, 1), lambda: runs(build("SamVisionModel", "sdpa", **SAM), image(24), "attn.qkv", True)),
     # The second layer has convolutions after its windows.
-    "VitDet": (3, lambda: runs(build("VitDetModel", **VIT_DET), image(20), "attention.qkv", True, True)),
+    "VitDet": ((1, 2), lambda: runs(build("VitDetModel", **VIT_DET), image(20), "attention.qkv", True, True)),
     # The second layer has fewer tokens than the first.
-    "Hiera": (3, lambda: runs(build("HieraModel", **HIERA), image(32), "attn.qkv", True)),
+    "Hiera": ((1, 2), lambda: runs(build("HieraModel", **HIERA), image(32), "attn.qkv", True)),
 }
 
 
@@ -314,39 +313,40 @@ class Turned(Block):
         return x + self.feed_forward(self.norm(x))
 
 
+IN_WINDOWS = "sees the layer's tokens in windows"
+
+
 def effect_of_windows(name: str) -> Odd:
     fields = SWIN if name == "Swinv2Model" else ONE_WINDOW
     model = build(name, **fields)
-    refused = "sees the layer's tokens in windows, .* where Value Zeroing Effect cannot zero values"
+    refused = IN_WINDOWS
     forward = lambda x: model(x).pooler_output  # noqa: E731
     return Odd(find_layers(model)[1], image(fields["image_size"]), refused, forward, by="effect", target=0)
 
 
-IN_WINDOWS = "sees the layer's tokens in windows"
 WINDOWS: Table = {
-    **{f"{name}: {i}": partial(of_family, name, i) for name, (layers, _) in FAMILIES.items() for i in range(layers)},
+    **{f"{name}: {i}": partial(of_family, name, i) for name, (layers, _) in FAMILIES.items() for i in layers},
     "weights of windows": lambda: FAMILIES["Swin"][1]()[1].odd(refused=IN_WINDOWS, by="attention norm"),
     **rows("effect of windows", effect_of_windows, ("Swinv2Model", "MaskFormerSwinModel")),
     "images: 4, 4, 4": partial(images, 4, 4, 4),
     "images: 5, 2, 3": partial(images, 5, 2, 3),
-    "images: 6": partial(images, 6),
-    **rows("separate queries and values", apart, [(5, 5), (5, 8), (8, 5)], (1, 2)),
+    **rows("separate queries and values", apart, [(5, 5), (8, 5)], (1,)),
+    **rows("separate queries and values", apart, [(5, 8)], (2,)),
     **rows("ambiguous", ambiguous, (roll, reach)),
-    **rows("ambiguous, one at a time", partial(ambiguous, perturbations_per_eval=1), (roll, reach)),
-    **rows("depends on large values", alarmed, range(6)),
+    "ambiguous, one at a time": lambda: ambiguous(roll, perturbations_per_eval=1),
+    **rows("depends on large values", alarmed, range(2)),
     # A small nudge changes none of the rounded numbers.
     "quantised values": lambda: Odd(Halves(lambda x: (4 * x).round() / 4), drawn(1, 8)),
-    **rows("hides NaN", hides_nan, (Sorted, Stopped, Clearing), (1, 2)),
+    **rows("hides NaN", hides_nan, (Sorted, Clearing), (2,)),
+    **rows("hides NaN", hides_nan, (Stopped,), (1,)),
     "depends on no value": lambda: Odd(Clearing(0.0), drawn(), "its outputs seem to depend on no value"),
     "depends on another example": lambda: Odd(HandedOn(lambda x: x), drawn(), "reaches from one example to another"),
     "a token twice": lambda: Run(Twice(), (drawn(),)).odd(),
     "another order": lambda: Run(Turned(), (drawn(),)).odd(token=[4, 0]),
     "another order, masked": lambda: Odd(
-        Turned(), (drawn(), mask_of_window(6, 3)), "sees its tokens in another order, and not all of them"
+        Turned(), (drawn(), mask_of_window(6, 3)), "in another order, and not all of them"
     ),
-    "weights in another order": lambda: Odd(
-        Turned(), drawn(), "sees its tokens, or .*, in another order, .* use ValueZeroing", by="attention norm gradient"
-    ),
+    "weights in another order": lambda: Odd(Turned(), drawn(), "in another order", by="attention norm gradient"),
     "effect of another order": lambda: Odd(Turned(), drawn(), IN_WINDOWS, by="effect", target=(0, 0)),
     "effect of another order, masked": lambda: Odd(
         Turned(), (drawn(), mask_of_window(6, 3)), IN_WINDOWS, by="effect", target=(0, 0)

@@ -23,7 +23,7 @@ def tokens() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingRollout])
-@each_family
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_empty_cache_stays_empty(name: str, method: type[ValueZeroing]) -> None:
     case, ids = FAMILIES[name].case, tokens()
     cache = DynamicCache(config=case.model.config)
@@ -69,7 +69,7 @@ def filled_cache(case: Case, ids: torch.Tensor) -> DynamicCache:
     return cache
 
 
-@pytest.mark.parametrize("past", [1, 4, 6])
+@pytest.mark.parametrize("past", [1, 6])
 @each_method
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])  # windows in all layers; in some of them
 def test_columns_of_a_cut_cache_are_tokens(name: str, method: type[ValueZeroing], past: int) -> None:
@@ -84,14 +84,6 @@ def test_columns_of_a_cut_cache_are_tokens(name: str, method: type[ValueZeroing]
             # A word of which the window has dropped a part has the score of its other part.
             kept = layer_map.any(1, keepdim=True) if "feature_mask" in further else True
             assert_same(layer_map, expected * kept, tolerance=1e-6)
-
-
-def test_warning_counts_the_columns_of_a_cut_cache() -> None:
-    case, ids = FAMILIES["mistral"].case, tokens()
-    cache = filled_cache(case, ids[:, :6])
-    with pytest.warns(UserWarning, match="1 output tokens and 7"):
-        maps = ValueZeroing(lambda x: case.model(x, past_key_values=cache), case.layers).attribute(ids[:, 6:])
-    assert [one.shape[-1] for one in maps] == [7] * len(maps)
 
 
 @pytest.mark.parametrize("argument", CACHES)
@@ -114,7 +106,7 @@ def test_cached_tokens_are_sources(
 def test_half_precision_with_a_cache(past: int) -> None:
     case, ids = FAMILIES["gpt2"].build(torch.bfloat16), tokens()
     rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
-    with pytest.raises(AssertionError, match=f"GPT2Block is in half precision .* but {past} of its tokens are in"):
+    with pytest.raises(AssertionError, match=f"{past} of its tokens are in"):
         ValueZeroing(case.model, case.layers).attribute(rest)
 
 
@@ -175,29 +167,9 @@ def test_joint_attention_is_no_cache() -> None:
     assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
 
 
-def test_padding_of_joint_attention() -> None:
-    model = next(small_models("t5gemma2"))
-    inputs = {**working_inputs(model)[0], "use_cache": False}
-    inputs["decoder_attention_mask"] = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()
-    of = ValueZeroing(model, list(model.decoder.layers))
-    seen = torch.cat([inputs["decoder_attention_mask"], inputs["attention_mask"]], dim=1).bool()
-    together = of.attribute(inputs)
-    for example in range(3):
-        own = {name: value[[example]] for name, value in inputs.items() if name != "use_cache"}
-        for name in ("", "decoder_"):
-            kept = own[f"{name}attention_mask"][0].bool()
-            own |= {key: own[key][:, kept] for key in (f"{name}input_ids", f"{name}attention_mask")}
-        for one, alone in zip(together, of.attribute({**own, "use_cache": False}), strict=True):
-            rows = alone.shape[1]
-            assert_same(one[example, :rows, seen[example]], alone[0], tolerance=1e-5)
-            assert not one[example, rows:].any()
-            assert not one[example, :, ~seen[example]].any()
-
-
-@pytest.mark.parametrize("dtype", quick([torch.float32, torch.bfloat16], torch.float32))
-@pytest.mark.parametrize("model_type", quick(["gemma3n_text", "gemma4_text", "mistral_large4_text"], "gemma4_text"))
-def test_state_shared_between_layers(model_type: str, dtype: torch.dtype) -> None:
-    model = next(small_models(model_type)).to(dtype)
+@pytest.mark.parametrize("model_type", quick(["gemma3n_text", "gemma4_text"], "gemma4_text"))
+def test_state_shared_between_layers(model_type: str) -> None:
+    model = next(small_models(model_type))
     inputs, layers = working_inputs(model)[0], list(model.layers)
     outputs = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -78,10 +79,6 @@ def test_heads_that_share_values_inline() -> None:
     assert not both.any()
 
 
-def test_attention_without_a_mask_sees_all() -> None:
-    assert record().is_seen().all() and record().is_seen().shape == (1, 3, 3)
-
-
 def test_results_that_are_another_attention() -> None:
     expected = torch.randn(2, 3)
     assert is_same_attention(expected * (1 + 1e-7), expected)
@@ -105,3 +102,53 @@ def test_feature_mask_in_a_tuple() -> None:
     method = ValueZeroing(case.model, case.layers[0])
     one = method.attribute(case.inputs, feature_mask=words)
     assert torch.equal(method.attribute(case.inputs, feature_mask=(words,)), one)
+
+
+# The weights of an attention are the factors of its values, whatever its function returns as weights.
+BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+WEIGHTS = noise(BATCH, HEADS, OUT, SOURCES).softmax(-1)
+SCALE = noise(BATCH, HEADS, OUT, 1).sigmoid()
+SHARED_VALUES = noise(BATCH, HEADS // 2, SOURCES, WIDTH)
+
+
+def attend(values: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Attention that scales its context, but not the weights that it returns."""
+    spread = values.repeat_interleave(2, dim=1)
+    return (WEIGHTS @ spread * scale).transpose(1, 2), WEIGHTS
+
+
+def used_by(function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    context, weights = function(SHARED_VALUES)
+    call = AttentionCall(None, SHARED_VALUES, function)
+    return call.weights_used(nn.Identity(), context, weights)
+
+
+def test_returned_weights_are_used() -> None:
+    assert used_by(attend) is WEIGHTS
+
+
+def test_scaled_context_shows_scaled_weights() -> None:
+    torch.testing.assert_close(used_by(lambda values: attend(values, SCALE)), WEIGHTS * SCALE)
+
+
+def test_merged_heads() -> None:
+    def merged(values: Tensor) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values, SCALE)
+        return context.flatten(2), weights
+
+    torch.testing.assert_close(used_by(merged), WEIGHTS * SCALE)
+
+
+def test_nonlinear_attention_is_refused() -> None:
+    def squashed(values: Tensor) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values)
+        return context.tanh(), weights
+
+    with pytest.raises(AssertionError, match="returns no sums of its values"):
+        used_by(squashed)

@@ -30,19 +30,12 @@ FSMT = BOTH | {"langs": ["en", "de"], "src_vocab_size": 50, "tgt_vocab_size": 50
 # name -> (model, sizes, the stack)
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "BERT": ("BertModel", BERT, None),
-    "GPT-2": ("GPT2Model", {"vocab_size": 50, "n_embd": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
     "BLOOM": ("BloomModel", {"vocab_size": 50, "hidden_size": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
-    "MPT": ("MptModel", {"vocab_size": 50, "d_model": WIDTH, "n_layers": 2, "n_heads": SIZE, "max_seq_len": 64}, None),
-    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # fewer features leave none for its boxes
     "XLNet": ("XLNetModel", {"vocab_size": 50, "d_model": WIDTH, "n_layer": 2, "n_head": SIZE, "d_inner": 24}, None),
-    "BART encoder": ("BartModel", BOTH | {"vocab_size": 50}, "encoder"),
     "BART decoder": ("BartModel", BOTH | {"vocab_size": 50}, "decoder"),
     "FSMT encoder": ("FSMTModel", FSMT, "encoder"),
-    "FSMT decoder": ("FSMTModel", FSMT, "decoder"),
 }
-
-
-ATTENTIONS = [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
+ATTENTIONS = [*((name, "self") for name in CASES), ("BART decoder", "cross")]
 
 
 def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -52,8 +45,6 @@ def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     randomize(model)
     inputs = {"input_ids": torch.randint(4, 50, (SIZE, SIZE))}
     inputs["attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
-    if name == "BROS":
-        inputs["bbox"] = torch.rand(SIZE, SIZE, 4, dtype=torch.float64)
     if CASES[name][2]:
         inputs["decoder_input_ids"] = torch.randint(4, 50, (SIZE, SIZE))
     return model.double().eval(), inputs
@@ -84,5 +75,5 @@ def test_assertion_of_the_layer_is_quoted() -> None:
         assert len(runs) == 1, "runs once"
 
     layer.self_attn.register_forward_pre_hook(once)
-    with pytest.raises(AssertionError, match="EncoderLayer cannot be replayed:"):
+    with pytest.raises(AssertionError, match="EncoderLayer cannot be replayed"):
         ValueZeroing(model, layer).attribute(inputs)

@@ -31,10 +31,8 @@ def numpy_alone(module: object, x: Tensor, query: Tensor, key: Tensor, value: Te
 )
 def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor], cause: str, inference: bool) -> None:
     block, x = block_of(Computed(compute)), sequences(2)
-    message = rf"Block {cause} torch\.enable_grad, .*Make forward independent of torch\.is_grad_enabled"
-    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=message) as raised:
+    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=f"Block {cause}"):
         ValueZeroing(block, block).attribute(x)
-    assert "one call of" not in str(raised.value)
 
 
 class Keeps(Projections):
@@ -70,24 +68,20 @@ def refuses_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, val
     """As flex attention does on a CPU."""
     if torch.is_grad_enabled():
         raise NotImplementedError("no backward")
-    return by_hand(query, key, value)
+    with torch.inference_mode():
+        return by_hand(query, key, value)
 
 
 def another_with_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return by_hand(query, key, value) + (0 if torch.is_grad_enabled() else value)
 
 
-def in_inference_mode(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return by_hand(query, key, value)
-
-
 @pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("compute", [refuses_gradients, another_with_gradients, in_inference_mode])
+@pytest.mark.parametrize("compute", [refuses_gradients, another_with_gradients])
 def test_named_values_need_no_gradients(compute: Callable[..., Tensor], inference: bool) -> None:
     """They are zeroed where they are projected, whatever the layer does with them then. No graph has to show that."""
     block, x = block_of(Computed(compute)), sequences(2)
     with torch.inference_mode(inference):
         found = ValueZeroing(block, block, values=block.attention.value).attribute(x)
     with torch.no_grad():
-        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))
+        assert_same(found, zeroed_one_by_one(block, x))

@@ -96,7 +96,6 @@ def of(name: str) -> Zeroing:
 # name -> (model, its inputs, the stack, whether the layer has its tokens first, how a value is zeroed)
 CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
     "XLNet": ("XLNetModel", XLNET, None, True, by_einsum),
-    "I-BERT": ("IBertModel", SIZE | {"quant_mode": False}, None, False, of("attention.self.value")),
     "ConvBERT": ("ConvBertModel", SIZE, None, False, of("attention.self.value")),
     "LiLT": (
         "LiltModel",
@@ -105,12 +104,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
         False,
         of("attention.self.value"),
     ),
-    "BROS": ("BrosModel", SIZE | {"hidden_size": 64}, None, False, of("attention.self.value")),
     "YOSO": ("YosoModel", SIZE, None, False, of("attention.self.value")),
     "ProphetNet": ("ProphetNetModel", PROPHETNET, None, False, of("self_attn.value_proj")),
     "GIT": ("GitModel", GIT, "layer", False, of("attention.self.value")),
     "XLM": ("XLMModel", XLM, None, False, of("v_lin")),
-    "FlauBERT": ("FlaubertModel", XLM, None, False, of("v_lin")),
 }
 
 
@@ -120,8 +117,8 @@ def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
     model = model_class(model_class.config_class(**CASES[name][1]))
     randomize(model)
     inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
-    if name in ("LiLT", "BROS"):
-        inputs["bbox"] = BOXES.expand(2, -1, -1).to(torch.float64 if name == "BROS" else torch.int64)
+    if name == "LiLT":
+        inputs["bbox"] = BOXES.expand(2, -1, -1)
     if name == "GIT":  # the twin's runs would append to a cache
         inputs["use_cache"] = False
     if name == "ProphetNet":  # multiplies an integer mask's float32 by float64's smallest number
@@ -135,9 +132,10 @@ def layers_of(name: str, model: Any) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Any]) -> Tensor:
-    """The map by its definition, `(batch, out, in)`. Rows and columns of padding are 0."""
-    _, _, _, tokens_first, zeroed = CASES[name]
+def map_by_reruns(
+    model: nn.Module, layer: nn.Module, inputs: dict[str, Any], zeroed: Zeroing, tokens_first: bool = False
+) -> Tensor:
+    """The raw map by its definition, `(batch, out, in)`. Rows and columns of padding are 0."""
     kept: list[Any] = []
     with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
         model(**inputs)
@@ -151,14 +149,15 @@ def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str
         return output.transpose(0, 1) if tokens_first else output
 
     clean, columns = run(), []
-    for source in range(clean.shape[1]):
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones(clean.shape[:2]).bool()
+    for source in range(real.shape[1]):
         with zeroed(layer, source):
-            columns.append(1 - torch.cosine_similarity(run(), clean, dim=-1))
-    scores = torch.stack(columns, dim=-1)
-    if "attention_mask" in inputs:
-        real = inputs["attention_mask"].bool()
-        scores = scores * (real[:, :, None] & real[:, None, :])
-    return scores
+            columns.append(1 - torch.cosine_similarity(run(), clean, dim=-1)[:, : real.shape[1]])
+    return torch.stack(columns, dim=-1) * (real[:, :, None] & real[:, None, :])
+
+
+def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    return map_by_reruns(model, layer, inputs, CASES[name][4], tokens_first=CASES[name][3])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -183,48 +182,10 @@ def test_xlnet_without_padding_and_causal() -> None:
         assert_same(scores, expected_map("XLNet", model, layer, {"input_ids": IDS[:1]}))
 
 
-def test_single_heads_of_xlnet() -> None:
-    """All heads together equal the twin, and single heads differ from each other."""
-    model, inputs = case("XLNet")
-    layer = find_layers(model)[0]
-    first, second, both = (
-        ValueZeroing(model, layer, heads=heads, normalize=False).attribute(inputs) for heads in (0, 1, [0, 1, 2, 3])
-    )
-    assert_same(both, expected_map("XLNet", model, layer, inputs))
-    assert (first - second).abs().max() > 1e-4
-
-
-def test_xlnet_in_half_precision() -> None:
-    model, inputs = case("XLNet")
-    model.to(torch.bfloat16)
-    layers = find_layers(model)
-    scores = ValueZeroing(model, layers[0]).attribute(inputs)
-    exact = ValueZeroing(model.float(), layers[0]).attribute(inputs)
-    assert scores.dtype == torch.float32
-    assert_same(scores, exact, tolerance=0.02)  # the layer's input was rounded
-
-
 def test_weights_of_xlnet_are_refused() -> None:
     model, inputs = case("XLNet")
-    with pytest.raises(
-        AssertionError, match="XLNetRelativeAttention cannot be read: its family computes attention inl"
-    ):
+    with pytest.raises(AssertionError, match="XLNetRelativeAttention cannot be read"):
         LayerAttention(model, find_layers(model)[0]).attribute(inputs)
-
-
-def test_projection_with_two_inputs_is_refused() -> None:
-    """As on summaries of tokens, in LongT5's transient global attention."""
-    model, inputs = case("YOSO")
-    layer: Any = find_layers(model)[0]
-
-    class WithSummary(YosoSelfAttention):
-        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            summary = self.value(hidden_states.mean(1, keepdim=True))
-            return (super().forward(hidden_states, *args, **kwargs)[0] + summary,)
-
-    layer.attention.self.__class__ = WithSummary
-    with pytest.raises(AssertionError, match="WithSummary of the layer YosoLayer projects values several times"):
-        ValueZeroing(model, layer).attribute(inputs)
 
 
 def test_inline_attention_as_a_layer() -> None:
@@ -269,15 +230,6 @@ def test_single_first_token() -> None:
     model = transformers.FSMTModel(config).eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[2]]), "use_cache": False}
     assert ValueZeroing(model, find_layers(model, stack="decoder")[0]).attribute(inputs).tolist() == [[[1.0]]]
-
-
-def test_torch_is_unchanged() -> None:
-    model, inputs = case("XLNet")
-    einsum = torch.einsum
-    ValueZeroing(model, find_layers(model)).attribute(inputs)
-    assert torch.einsum is einsum
-    assert not torch.overrides._get_current_function_mode_stack()
-    assert all(not module._forward_hooks for module in model.modules())
 
 
 def test_git_with_pictures() -> None:

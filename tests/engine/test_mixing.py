@@ -5,7 +5,7 @@ The hard cases are those in which the clean sequence does not show the mixing: o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from tests.engine.blocks import (
     Convolution,
     Crowd,
     Mean,
-    Shift,
     TwoByTwo,
     mask_of_window,
     sequences,
@@ -33,23 +32,13 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.odd import LONG
 from tests.engine.parameters import sampled
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
 pytestmark = pytest.mark.all_cases  # each is another layer
-
-
-@pytest.mark.parametrize(("batch", "tokens"), sampled([(1, 6), (2, 6), (1, 20), (2, 20)], (2, 20)))
-@pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, Ahead, CausalMean])
-def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, tokens: int) -> None:
-    block, x = Block(after=mixture()), sequences(batch, tokens)
-    expected = zeroed_one_by_one(block, x)
-    assert_same(ValueZeroing(block, block).attribute(x), expected)
-    for row in range(0, tokens, 5):
-        scores = ValueZeroing(block, block).attribute(x, token=row)
-        assert_same(scores, expected[:, row])
 
 
 class OfHalf(nn.Module):
@@ -76,8 +65,8 @@ class Leading(nn.Module):
 
 
 MIXTURES: list[Callable[[], nn.Module]] = [
-    *(Convolution, Mean, Shift, Ahead, CausalMean, Leading),
-    *(partial(OfHalf, second, share) for second in (False, True) for share in (1.0, 1e-3)),
+    *(Convolution, Mean, Ahead, CausalMean, Leading),
+    *(partial(OfHalf, second, share) for second, share in ((False, 1e-3), (True, 1.0))),
 ]
 
 
@@ -86,17 +75,14 @@ def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerTrust, "of", lambda layer: LayerTrust(library=True, independent=True))
 
 
-@pytest.mark.parametrize("alike", sampled([False, True], False))
-@pytest.mark.parametrize("tokens", sampled([3, 4, 6, 20], 4))
+@pytest.mark.parametrize("tokens", sampled([3, 4, 20], 4))
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 def test_mixing_shows_in_the_pairs(
-    mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
+    mixture: Callable[[], nn.Module], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the code is trusted, no run before the pairs shows the mixing."""
     trust_all(monkeypatch)
     block, x = Block(after=mixture()), sequences(1, tokens)
-    if alike:
-        x = x[:, :1] + 1e-3 * x
     expected = zeroed_one_by_one(block, x)
     assert_same(ValueZeroing(block, block).attribute(x), expected)
     for row in range(tokens):
@@ -111,7 +97,7 @@ def test_examples_that_run_in_pairs(handed_on: bool) -> None:
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_in_its_batch(block, x))
 
 
-@pytest.mark.parametrize("tokens", [3, 6])
+@pytest.mark.parametrize("tokens", [6, LONG])
 def test_mean_that_hardly_changes(tokens: int) -> None:
     """With tiny values, the check of the clean output in float32 hardly shows the mixing.
 
@@ -124,18 +110,6 @@ def test_mean_that_hardly_changes(tokens: int) -> None:
     expected = zeroed_one_by_one(block, x)
     layer_map = ValueZeroing(block.float(), block).attribute(x.float())
     assert_same(layer_map.double(), expected, tolerance=0.02)
-
-
-class Viewing(Block):
-    """Views its hidden states, which expanded copies do not allow."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(x.view(-1, WIDTH).view(x.shape), mask)
-
-
-def test_layer_that_views_its_input() -> None:
-    block, x = Viewing(after=Mean()), sequences(1)
-    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
 def test_source_seen_by_a_neighbour() -> None:
@@ -160,14 +134,10 @@ def test_source_seen_only_by_a_neighbour(trusted: bool, monkeypatch: pytest.Monk
     assert_same(ValueZeroing(block, block).attribute((x, mask), token=0), expected[:, 0])
 
 
-GET_ALONG = [(12, 1), (24, 1), (24, 3), (42, None), (50, None)]
-DO_NOT = [(6, 1), (11, 1), (17, 2), (35, None), (41, None)]
-
-
-@pytest.mark.parametrize(("capacity", "per_eval"), [*GET_ALONG, *DO_NOT])
+@pytest.mark.parametrize(("capacity", "per_eval"), [(24, 1), (50, 1), (50, None), (300, None), (500, None)])
 def test_positions_that_compete(capacity: int, per_eval: int | None) -> None:
-    """Some capacities suffice for the layer's six positions, but not for all pairs of a replay."""
-    block, x = Block(after=Crowd(capacity)), sequences(1)
+    """Some capacities suffice for the layer's positions, but not for all pairs of a replay."""
+    block, x = Block(after=Crowd(capacity)), sequences(1, LONG)
     layer_map = ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
     assert_same(layer_map, zeroed_one_by_one(block, x))
 
@@ -183,10 +153,10 @@ class Scaled(nn.Module):
         return self.inner(x) * self.size
 
 
-@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-10, 1e-11])
+@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-10])
 def test_mixture_of_tiny_size(size: float) -> None:
     """The check of the clean output does not show the mixing, because zeroing changes as little."""
-    block, x = Block(after=Scaled(size)), sequences(2)
+    block, x = Block(after=Scaled(size)), sequences(2, LONG)
     with torch.no_grad():
         for added in (block.attention.output, block.feed_forward[-1]):
             added.weight *= size
@@ -220,26 +190,16 @@ class FirstCome(ExpertsChoose):
 
     def served(self, liking: Tensor, number: int) -> Tensor:
         chosen = (liking.argmax(-1) == number).nonzero().flatten()
-        return self.ordered(chosen, liking[:, number])[: int(len(liking) * self.share)]
-
-    def ordered(self, chosen: Tensor, liking: Tensor) -> Tensor:
-        return chosen
-
-
-class BestFirst(FirstCome):
-    """The same, but an expert takes the positions with the highest scores."""
-
-    def ordered(self, chosen: Tensor, liking: Tensor) -> Tensor:
-        return chosen[liking[chosen].argsort(descending=True)]
+        return chosen[: int(len(liking) * self.share)]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), sampled([(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)], (1, 6), (2, 6)))
-@pytest.mark.parametrize("share", sampled([0.25, 0.5, 0.6, 0.9], 0.5))
-@pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
+@pytest.mark.parametrize(("batch", "tokens"), [(2, 6), (1, LONG)])
+@pytest.mark.parametrize("share", sampled([0.25, 0.5, 0.9], 0.5))
+@pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome])
 @pytest.mark.filterwarnings("ignore:.*depend on each other")
 def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         block, x = Block(after=experts(share)), torch.randn(batch, tokens, WIDTH, dtype=torch.float64)
         expected = zeroed_in_its_batch(block, x)
@@ -264,7 +224,7 @@ class RoomForOthers(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("room", sampled([64, 100, 300, 550], 100))
+@pytest.mark.parametrize("room", sampled([64, 100, 550], 100))
 def test_room_for_all_tokens_but_not_for_all_pairs(room: int) -> None:
     """No unchanged position is of the kind that competes, and a small crowd of that kind gets along."""
     block, x = Block(after=RoomForOthers(room)), sequences(1, 24)
@@ -278,17 +238,16 @@ def check_one_by_one(case: Case) -> None:
         assert_same(layer_map, naive_value_zeroing(case, index))
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_conformer(batch: int) -> None:
+def test_a_conformer() -> None:
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     sound = {"subsampling_factor": 2, "subsampling_conv_channels": 4, "num_mel_bins": 8, "conv_kernel_size": 3}
     attention = Attention("self_attn.v_proj", "self_attn.o_proj")
     family = Family("ParakeetEncoder", size | sound, "layers", attention, mask=None)
-    frames = torch.randn(batch, 12, 8, dtype=torch.float64)
+    frames = torch.randn(2, 12, 8, dtype=torch.float64)
     check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
 
 
-@pytest.mark.parametrize("capacity", sampled([3, 5, 12, 64], 5))
+@pytest.mark.parametrize("capacity", sampled([3, 5, 64], 5))
 def test_experts_of_limited_capacity(capacity: int) -> None:
     torch.manual_seed(3)  # with capacity 5, pairs of row 5 fit, and pairs of all rows do not
     size = T5_SIZE | {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 2, "num_experts": 2}
@@ -307,7 +266,7 @@ def test_experts_of_limited_capacity(capacity: int) -> None:
     assert_same(row, naive_value_zeroing(case, 1)[:, 5])
 
 
-@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
 def test_encoder_as_long_as_the_decoder(name: str) -> None:
     case = FAMILIES[name].case
     tokens = torch.randint(4, ENCODER_SIZE["vocab_size"], (1, 7))
@@ -326,10 +285,11 @@ class UntilAllAreDone(nn.Module):
         return x
 
 
-# With the first seeds, packed pairs change each other's output. Their clean tokens are right.
-@pytest.mark.parametrize("seed", [6, 50, 273, 305, 370, 391, *sampled(range(20, 40))])
+# With the first seeds, packed pairs of few tokens change each other's output. Their clean tokens are right.
 @pytest.mark.filterwarnings("ignore:.*depend on each other")
-def test_loops_that_end_for_all_tokens(seed: int) -> None:
-    torch.manual_seed(seed)
-    block, x = Block(after=UntilAllAreDone()), torch.randn(1, 5, WIDTH, dtype=torch.float64)
-    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+@pytest.mark.parametrize(("tokens", "seeds"), [(5, (6, 50, 273)), (LONG, range(4))])
+def test_loops_that_end_for_all_tokens(tokens: int, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        torch.manual_seed(seed)
+        block, x = Block(after=UntilAllAreDone()), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))

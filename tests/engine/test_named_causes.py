@@ -9,52 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from tests.engine.blocks import Block, sequences, zeroed_one_by_one
+from tests.engine.blocks import Block, sequences
 from tests.engine.compare import assert_same
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
-
-
-class OfForm(nn.Module):
-    """A block whose output has another form."""
-
-    def __init__(self, form: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.block, self.form = Block(), form
-
-    def forward(self, x: Tensor) -> Any:
-        return self.form(self.block(x))
-
-
-FORMS: dict[str, Callable[[Tensor], Any]] = {
-    "dict": lambda x: {"hidden_states": x, "aux": None},
-    "model output": lambda x: BaseModelOutput(last_hidden_state=x),
-    "dict in a tuple": lambda x: ({"x": [x]}, None),
-}
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_outputs_in_dicts(form: Any) -> None:
-    torch.manual_seed(0)
-    layer, x = OfForm(form), sequences(2)
-    expected = zeroed_one_by_one(layer.block, x)
-    assert_same(ValueZeroing(layer, layer).attribute(x), expected)
-    assert_same(ValueZeroing(layer.bfloat16(), layer).attribute(x.bfloat16()), expected.float(), 0.02)
-    layer.double()
-
-    if form is FORMS["dict"]:
-        effect = ValueZeroingEffect(lambda x: layer(x)["hidden_states"].sum(1), layer).attribute(x, target=0)
-        assert_same(effect, ValueZeroingEffect(lambda x: layer.block(x).sum(1), layer.block).attribute(x, target=0))
-
-
-def test_a_dict_without_hidden_states() -> None:
-    layer = OfForm(lambda x: {"aux": None, "hidden_states": x})
-    with pytest.raises(UnsupportedLayerError, match="returned dict, whose first entry is no tensor"):
-        ValueZeroing(layer, layer).attribute(sequences(2))
 
 
 def test_a_patched_forward_is_named() -> None:
@@ -67,14 +28,6 @@ def test_a_patched_forward_is_named() -> None:
     layer.forward = patched  # type: ignore[method-assign]
     with pytest.raises(UnsupportedLayerError, match=r"carries \S+patched in the place of its forward, which replays"):
         ValueZeroing(layer, layer).attribute(sequences(2))
-
-
-def test_no_hook_is_named_without_one() -> None:
-    layer = Block(after=nn.Dropout(0))
-    layer.attention.finish = lambda attention, context, x: attention.output(context) * torch.rand(())
-    with pytest.raises(RefusedError) as error:
-        ValueZeroing(layer, layer).attribute(sequences(2))
-    assert "carries" not in str(error.value)
 
 
 class Plain(nn.Module):
@@ -124,30 +77,30 @@ def test_compiled_layers(build: Any, message: str) -> None:
             method(model, layer).attribute(sequences(2))
 
 
-def test_sharded_layers() -> None:
+def sharded(layer: nn.Module, mesh: Any) -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this version of torch has no FSDP2")
+    fsdp.fully_shard(layer, mesh=mesh)
+
+
+def planned(layer: nn.Module, mesh: Any) -> None:
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    parallel.parallelize_module(layer, mesh, {"attention.value": parallel.ColwiseParallel()})
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("spread", "message"), [(sharded, "sharded by FSDP"), (planned, r"spread over processes \(DTensor")]
+)
+def test_layers_on_several_devices(spread: Callable[[nn.Module, Any], None], message: str) -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         layer = Block()
-        fsdp.fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        with pytest.raises(UnsupportedLayerError, match="sharded by FSDP"):
-            ValueZeroing(layer, layer).attribute(sequences(2))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_layers_of_a_tensor_parallel_plan() -> None:
-    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        layer, mesh = Block(), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        parallel.parallelize_module(layer, mesh, {"attention.value": parallel.ColwiseParallel()})
+        spread(layer, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         for method in (ValueZeroing, LayerAttention):
-            with pytest.raises(UnsupportedLayerError, match=r"Block is spread over processes \(DTensor"):
+            with pytest.raises(UnsupportedLayerError, match=message):
                 method(layer, layer).attribute(sequences(2))
     finally:
         torch.distributed.destroy_process_group()

@@ -20,7 +20,8 @@ from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.taps.changes import ModuleState
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.odd import LONG
+from tests.engine.odd_changes import Does
 from tests.reference import FAMILIES, Case
 
 Order = Callable[[Tensor], Tensor]
@@ -89,15 +90,14 @@ def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Te
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), quick([(2, 6), (1, 20), (2, 20)], (2, 20)))
 @pytest.mark.parametrize("tokens_or_values", [True, False])
 @pytest.mark.parametrize("order", PLACES)
-def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int, tokens: int) -> None:
-    block, x = Block(), sequences(batch, tokens)
+def test_values_in_another_order(order: str, tokens_or_values: bool) -> None:
+    block, x = Block(), sequences(2, LONG)
     block.attention = Reordering(PLACES[order], tokens_or_values).double()
 
     def places(given: Tensor) -> Tensor:
-        return PLACES[order](given) if tokens_or_values else torch.arange(tokens).expand(batch, -1)
+        return PLACES[order](given) if tokens_or_values else torch.arange(LONG).expand(2, -1)
 
     expected = by_tokens(block, x, places)
     found = ValueZeroing(block, block)
@@ -106,10 +106,9 @@ def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int,
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), quick([(2, 6), (1, 20), (2, 20)], (2, 20)))
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> None:
-    block, x = Block(), sequences(batch, tokens)
+def test_a_layer_that_sorts_its_tokens(order: str) -> None:
+    block, x = Block(), sequences(2, LONG)
     block.attention = Sorting(ORDERS[order]).double()
     assert_same(ValueZeroing(block, block).attribute(x), by_tokens(block, x, ORDERS[order]))
 
@@ -118,22 +117,20 @@ def test_order_that_a_nudge_changes() -> None:
     """The sum of normalized features consists of rounding errors."""
     block, x = Block(), sequences(2, 20)
     block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
-    with pytest.raises(AssertionError, match=r"Block cannot be replayed.*values come from several positions each"):
+    with pytest.raises(AssertionError, match="values come from several positions"):
         ValueZeroing(block, block).attribute(x)
     with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
         ValueZeroingEffect(lambda x: block(x).sum((1, 2)), block).attribute(x)
 
 
 class CutBlock(Block):
-    """Clamps the context, the attention's output or the norm's output."""
+    """Clamps the context or the norm's output."""
 
     limit = torch.inf
 
-    def __init__(self, place: str, parallel: bool) -> None:
+    def __init__(self, place: str) -> None:
         super().__init__(finish=lambda attention, context, x: attention.output(self.cut("context", context)))
-        self.place, self.parallel = place, parallel
-        if place != "context":
-            self.attention.finish = None
+        self.norm, self.place = nn.Sequential(self.norm, Does(partial(self.cut, "norm"))), place
 
     def cut(self, place: str, x: Tensor) -> Tensor:
         if place != self.place:
@@ -141,22 +138,15 @@ class CutBlock(Block):
         self.largest = float(x.abs().max())
         return x.clamp(-self.limit, self.limit)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        attended = self.cut("output", self.attention(self.attention_norm(x), mask))
-        normed = self.cut("norm", self.norm(x if self.parallel else x + attended))
-        return x + attended + self.feed_forward(normed)
-
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("place", "parallel"), [("context", False), ("output", False), ("output", True), ("norm", False)]
-)
-def test_limit_outside_the_clean_range(place: str, parallel: bool) -> None:
+@pytest.mark.parametrize("place", ["context", "norm"])
+def test_limit_outside_the_clean_range(place: str) -> None:
     """Short sequences run by the definition, so no clean run has to show a limit."""
     reached = []
-    for seed in range(6):
+    for seed in range(4):
         torch.manual_seed(seed)
-        block, x = CutBlock(place, parallel), torch.randn(1, 6, WIDTH, dtype=torch.float64)
+        block, x = CutBlock(place), torch.randn(1, 6, WIDTH, dtype=torch.float64)
         unlimited = zeroed_one_by_one(block, x)
         block(x)
         block.limit = 1.0001 * block.largest
@@ -176,14 +166,13 @@ class FirstHalf(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", quick([6, 20], 20))
-def test_positions_that_compete_without_a_module(tokens: int) -> None:
-    for seed in range(12):
+def test_positions_that_compete_without_a_module() -> None:
+    for seed in range(4):
         torch.manual_seed(seed)
-        block, x = Block(after=FirstHalf()), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
-        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
-        expected = zeroed_one_by_one(block, x)[:, tokens // 2]
-        assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected)
+        block, x = Block(after=FirstHalf()), torch.randn(1, LONG, WIDTH, dtype=torch.float64)
+        expected = zeroed_one_by_one(block, x)
+        assert_same(ValueZeroing(block, block).attribute(x), expected)
+        assert_same(ValueZeroing(block, block).attribute(x, token=10), expected[:, 10])
 
 
 def cost(case: Case, layer: nn.Module) -> int:
@@ -193,7 +182,7 @@ def cost(case: Case, layer: nn.Module) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "llama", "bart-decoder"))
+@pytest.mark.parametrize("name", ["bert", "llama", "bart-decoder"])
 def test_library_layers_are_not_checked(name: str) -> None:
     """A check would cost as much as several forward passes. Hooks that transformers leaves behind are trusted too."""
     case = FAMILIES[name].case

@@ -6,6 +6,7 @@ The twin replays in float64, so its own rounding does not matter.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz import LayerAttention, ValueZeroing
 from tests.engine.blocks import Block, sequences, zeroed_one_by_one
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case, naive_value_zeroing
@@ -80,7 +81,7 @@ def test_autocast_equals_the_twin(name: str, inside: bool) -> None:
         torch.testing.assert_close(layer_map.double(), twin(case, run), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "llama", "bart-decoder", "vit"))
+@pytest.mark.parametrize("name", ["bert", "llama", "bart-decoder", "vit"])
 def test_float32_keeps_its_digits(name: str) -> None:
     """Raw distances are exact down to a millionth of a row's sum."""
     exact, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)
@@ -103,18 +104,6 @@ def test_padding_in_half_precision(name: str, dtype: torch.dtype) -> None:
             assert not layer_map.mT[~real].any()
 
 
-@each_half
-def test_parameters_are_unchanged(dtype: torch.dtype) -> None:
-    case = FAMILIES["bert"].build(dtype)
-    before = [(parameter, parameter.data_ptr(), parameter.clone()) for parameter in case.model.parameters()]
-    maps = ValueZeroingRollout(case.model, case.layers).attribute(case.inputs)
-    assert maps.dtype == torch.float32
-    for parameter, (same, place, value) in zip(case.model.parameters(), before, strict=True):
-        assert parameter is same
-        assert (parameter.dtype, parameter.data_ptr()) == (dtype, place)
-        assert torch.equal(parameter, value)
-
-
 def test_final_norm_in_half_precision() -> None:
     case = FAMILIES["gpt2"].build(torch.bfloat16)
     norm = case.final_norm
@@ -135,25 +124,8 @@ def test_overflowing_layer_is_named(name: str, widest: str) -> None:
     before, *overflowed = case.layers
     assert ValueZeroing(case.model, before).attribute(case.inputs).isfinite().all()
     for layer in overflowed:
-        message = f"{type(layer).__name__} returned values that are not finite .* in torch.float16.*bfloat16 or float32"
-        with pytest.raises(AssertionError, match=message):
+        with pytest.raises(AssertionError, match=f"{type(layer).__name__} returned values that are not finite"):
             ValueZeroing(case.model, layer).attribute(case.inputs)
-
-
-@each_half
-def test_layer_hook_in_half_precision(dtype: torch.dtype) -> None:
-    """The hook runs again in float32."""
-    case = FAMILIES["llama"].build(dtype)
-    exact = FAMILIES["llama"].build(torch.float32)
-    exact.model.load_state_dict(case.model.state_dict())
-
-    def steer(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return output * torch.linspace(0, 2, output.shape[-1], dtype=dtype)
-
-    with case.layers[0].register_forward_hook(steer), exact.layers[0].register_forward_hook(steer):
-        found = ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
-        expected = ValueZeroing(exact.model, exact.layers[0]).attribute(case.inputs)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
 
 
 def add_to_last(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -167,44 +139,31 @@ def loud(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
-def test_steering_hook_and_a_large_token(dtype: torch.dtype, inside: bool) -> None:
+@pytest.mark.parametrize("on_input", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_steering_hook_and_a_large_token(dtype: torch.dtype, on_input: bool, inside: bool) -> None:
+    """Hooks run again in float32. A forward_pre_hook counts as input, wherever it is registered."""
     block, x = Block().to(dtype), loud(dtype)
 
-    def forward(x: Tensor) -> None:
-        with block.register_forward_hook(add_to_last):
-            block(x)
-
-    handle = None if inside else block.register_forward_hook(add_to_last)
-    found = ValueZeroing(forward if inside else block, block).attribute(x)
-    if handle is not None:
-        handle.remove()
-    assert not block._forward_hooks
-    block.double().register_forward_hook(add_to_last)
-    expected = zeroed_one_by_one(block, x.double())
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-3)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
-def test_steering_hook_on_the_input(dtype: torch.dtype, inside: bool) -> None:
-    """A forward_pre_hook counts as input, wherever it is registered."""
-    block, x = Block().to(dtype), loud(dtype)
-    steered = add_to_last(block, (), x)
-
-    def steer(module: nn.Module, args: Any) -> Any:
-        return add_to_last(module, (), *args)
+    def steer() -> Any:
+        if on_input:
+            return block.register_forward_pre_hook(lambda module, args: add_to_last(module, (), *args))
+        return block.register_forward_hook(add_to_last)
 
     def forward(x: Tensor) -> None:
-        with block.register_forward_pre_hook(steer):
+        with steer():
             block(x)
 
-    handle = None if inside else block.register_forward_pre_hook(steer)
-    found = ValueZeroing(forward if inside else block, block).attribute(x)
-    if handle is not None:
-        handle.remove()
-    expected = zeroed_one_by_one(copy.deepcopy(block).double(), steered.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+    if inside:
+        found = ValueZeroing(forward, block).attribute(x)
+    else:
+        with steer():
+            found = ValueZeroing(block, block).attribute(x)
+    assert not block._forward_hooks and not block._forward_pre_hooks
+    given = add_to_last(block, (), x).double() if on_input else x.double()
+    with nullcontext() if on_input else steer():
+        expected = zeroed_one_by_one(block.double(), given)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-10 if dtype == torch.float64 else 1e-3)
 
 
 class CastsInside(Block):
@@ -217,7 +176,7 @@ class CastsInside(Block):
 
 def test_autocast_in_the_layer_is_refused() -> None:
     block = CastsInside().float()
-    with pytest.raises(AssertionError, match="CastsInside computes in half precision whatever its dtype is"):
+    with pytest.raises(AssertionError, match="CastsInside computes in half precision"):
         ValueZeroing(block, block).attribute(sequences(2).float())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,9 +17,8 @@ from captum_vz._engine import AttentionSite
 from captum_vz._engine.capture.records import Recorder
 from captum_vz.errors import RefusedError
 from tests.captum.footprint import footprint
-from tests.engine.blocks import WIDTH, Block, Noise, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one
+from tests.engine.blocks import WIDTH, Block, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 from tests.reference.naive import record
 
@@ -32,44 +30,26 @@ def refused(model: nn.Module, layer: Any, message: str, inputs: Any = None, meth
     assert footprint(model) == before
 
 
-def test_random_layer_is_refused() -> None:
-    block = Block(after=Noise())
-    refused(block, block, "Block cannot be replayed: no replay reproduces its clean output")
-
-
 @pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("container", [nn.Sequential, lambda *blocks: Chain(blocks)])
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_stack_of_layers_is_refused(method: Any, container: Callable[..., nn.Module], number: int) -> None:
-    stack = container(*(Block() for _ in range(number)))
-    message = f"called attention {number} times in one run. Pass a single Transformer block, such as one of captum_vz"
+def test_stack_of_layers_is_refused(method: Any, number: int) -> None:
+    stack = nn.Sequential(*(Block() for _ in range(number)))
+    message = f"called attention {number} times in one run. Pass a single"
     refused(stack, stack, message, method=method)
     refused(stack, stack, message, inputs=sequences(1), method=method)
 
 
-class Chain(nn.Module):
-    def __init__(self, blocks: Any) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
+class PastCalls(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class PastCalls(Chain):
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
+        for block in self:
             x = block.forward(x)
         return x
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_layer_run_without_its_hooks(method: Any) -> None:
-    model = PastCalls([Block(), Block()])
-    message = r"did not run layer 0 of 2, a Block. .* by `layer\(...\)`: `layer.forward\(...\)` calls no hooks"
-    refused(model, list(model.blocks), message, method=method)
+    model = PastCalls(Block(), Block())
+    refused(model, list(model), r"`layer.forward\(...\)` calls no hooks", method=method)
 
 
 class InParts(nn.Module):
@@ -87,8 +67,7 @@ class InParts(nn.Module):
 
 def test_blocks_that_are_lists_of_parts() -> None:
     model = InParts()
-    message = r"did not run layer 0 of 2, a ModuleList. .* pass the attention module in it"
-    refused(model, find_layers(model), message)
+    refused(model, find_layers(model), "a ModuleList. .* pass the attention module in it")
     assert ValueZeroing(model, model.blocks[0][0]).attribute(sequences(1)).shape == (1, 6, 6)
 
 
@@ -114,12 +93,7 @@ def test_dropout_of_the_attention_function(method: Any) -> None:
     block.attention.rates = [0.5]
     expected = method(block, block).attribute(sequences(2))
     block.train()
-    refused(
-        block,
-        block,
-        r"attention of Block drops 0.5 of its weights in train mode. Call model.eval\(\) first",
-        method=method,
-    )
+    refused(block, block, r"drops 0.5 of its weights in train mode", method=method)
     block.attention.rates = [0.0]
     assert_same(method(block, block).attribute(sequences(2)), expected)
 
@@ -133,9 +107,8 @@ def test_dropout_of_torchs_function_in_eval_mode() -> None:
             return self.output(context.transpose(1, 2).flatten(2))
 
     block = block_of(Careless())
-    message = r"of Block drops 0.5 of its weights in eval mode. Pass dropout_p=0.5 if self.training else 0.0"
-    refused(block, block, message)
-    refused(block.train(), block, r"drops 0.5 .* Call model.eval\(\) first")
+    refused(block, block, "drops 0.5 of its weights in eval mode. Pass dropout_p=0.5 if")
+    refused(block.train(), block, "drops 0.5 of its weights in train mode")
 
 
 def test_dropout_rate_in_eval_mode() -> None:
@@ -153,7 +126,7 @@ def with_dropout(name: str, rate: float) -> Case:
     return replace(family, config=family.config | rates).build()
 
 
-@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "t5-decoder"))
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5-decoder"])
 def test_train_mode_with_dropout_is_refused(name: str) -> None:
     """A layer drops by a module, or by a rate that its forward passes to torch's function."""
     for rate in (0.25, 0.0):
@@ -164,8 +137,7 @@ def test_train_mode_with_dropout_is_refused(name: str) -> None:
         runs, _ = record(case)
         assert any(not torch.allclose(run.again(), run.again()) for run in runs) == bool(rate)
         if rate:
-            message = r"in train mode and has dropout \(.*=0\.25\).* Call model.eval\(\) first"
-            refused(case.model, case.layers, message, case.inputs)
+            refused(case.model, case.layers, r"in train mode and has dropout \(.*=0\.25\)", case.inputs)
         else:
             assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), expected)
 
@@ -194,21 +166,11 @@ def test_wrong_perturbations_per_eval(number: Any) -> None:
         ValueZeroing(block, block).attribute(sequences(2), perturbations_per_eval=number)
 
 
-def test_pooled_output_is_refused() -> None:
-    class Pooled(Block):
-        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-            return super().forward(x, mask).mean(1)
-
-    block = Pooled()
-    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\). Expected one vector"
-    refused(block, block, message)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite(bad: float) -> None:
     block, x = Block(), sequences(2)
     x[1, 2, 3] = bad
-    refused(block, block, "Block returned values that are not finite .* in torch.float64", x)
+    refused(block, block, "Block returned values that are not finite", x)
     refused(block, block, "Block returned values that are not finite", x, LayerAttention)
 
 
@@ -238,8 +200,7 @@ class Sparse(Block):
 def test_unreadable_attention_comes_first(attention: str) -> None:
     """Otherwise the second attention would be taken for the first (Informer's decoder)."""
     block, x = Sparse(), sequences(2)
-    message = f"cannot be read, SparseAttention, before one that can, .* attention='{attention}' means. Pass attention="
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match="cannot be read, SparseAttention, before one that can"):
         ValueZeroing(block, block, attention=attention).attribute(x)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from captum_vz import (
-    ALTI,
     HiddenTokenAttribution,
     LayerAttention,
     ValueZeroing,
@@ -28,7 +27,7 @@ from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
 
 UNRELATED = r"forward_func ran layer 0 \(\w+\) {} times, on inputs that are not related.* run=0 .* run=-1"
-METHODS = [ValueZeroing, LayerAttention, ValueZeroingRollout, ALTI, HiddenTokenAttribution]
+METHODS = [ValueZeroing, ValueZeroingRollout, HiddenTokenAttribution]
 
 
 def two_texts() -> tuple[Any, Callable[..., Tensor], Tensor, Tensor]:

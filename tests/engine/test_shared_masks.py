@@ -34,21 +34,6 @@ class Block(nn.Module):
         return states + scaled_dot_product_attention(split, split, self.value(states)[:, None], mask)[:, 0]
 
 
-class Stack(nn.Module):
-    def __init__(self, *blocks: nn.Module, before: float, between: Write | None = None) -> None:
-        super().__init__()
-        self.blocks, self.before, self.between = nn.ModuleList(blocks), before, between
-
-    def forward(self, states: Tensor) -> Tensor:
-        mask = torch.zeros(1, 1, states.shape[1], states.shape[1])
-        mask[..., :2] = self.before
-        for number, block in enumerate(self.blocks):
-            if number and self.between is not None:
-                self.between(mask)
-            states = block(states, mask)
-        return states
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", ["in the block", "between blocks", "in a hook"])
 @pytest.mark.parametrize(("before", "after"), [(SHOWS, HIDES), (HIDES, SHOWS)])
@@ -56,15 +41,22 @@ def test_mask_that_is_written_between_layers(way: str, place: str, before: float
     def write(mask: Tensor) -> None:
         WAYS[way](mask, after)
 
-    second = Block(write if place == "in the block" else None)
+    first, second = Block(), Block(write if place == "in the block" else None)
     if place == "in a hook":
         second.register_forward_pre_hook(lambda module, inputs: write(inputs[1]))
-    model = Stack(Block(), second, before=before, between=write if place == "between blocks" else None).eval()
+
+    def forward(states: Tensor) -> Tensor:
+        mask = torch.zeros(1, 1, 5, 5).index_fill(3, torch.tensor([0, 1]), before)
+        states = first(states, mask)
+        if place == "between blocks":
+            write(mask)
+        return second(states, mask)
+
     states = torch.randn(1, 5, 8)
-    _, attention = LayerAttention(model, list(model.blocks)).attribute(states)
-    given = model.blocks[0](states, torch.zeros(5, 5).index_fill(1, torch.tensor([0, 1]), before))
+    _, attention = LayerAttention(forward, [first, second]).attribute(states)
+    given = first(states, torch.zeros(5, 5).index_fill(1, torch.tensor([0, 1]), before))
     seen = torch.zeros(5, 5).index_fill(1, torch.tensor([0, 1]), after)
     torch.testing.assert_close(attention, torch.softmax(given @ given.mT / 8**0.5 + seen, -1))
-    _, together = ValueZeroing(model, list(model.blocks)).attribute(states)
-    torch.testing.assert_close(together, ValueZeroing(model, second).attribute(states), rtol=1e-5, atol=1e-6)
+    _, together = ValueZeroing(forward, [first, second]).attribute(states)
+    torch.testing.assert_close(together, ValueZeroing(forward, second).attribute(states), rtol=1e-5, atol=1e-6)
     assert bool((together[..., :2] == 0).all()) == (after == HIDES)

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
+from captum_vz import ValueZeroing
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._engine.taps.functions import NAME, LoadedAlias
+from captum_vz._engine.taps.functions import NAME, LoadedAlias, _Mode
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
@@ -200,3 +201,19 @@ def test_eager_is_looked_up_since_transformers_5() -> None:
     assert name != "eager"
     name.loaded = "sdpa"
     assert name == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["home-made", "torch", "bert", "imported"])
+def test_mode_is_on_where_needed(name: str) -> None:
+    """A mode is asked at each function of torch, which takes time."""
+    build = {"torch": torchs_layer, "bert": lambda: family("bert"), "imported": MODELS["SdpaByNameTap"]}
+    model, inputs = build.get(name, lambda: (Block(), sequences(2)))()
+    layer, seen = (model.encoder.layer[0] if name == "bert" else model), list[bool]()
+
+    def note(*args: Any) -> None:
+        seen.append(any(isinstance(mode, _Mode) for mode in _get_current_function_mode_stack()))
+
+    with layer.register_forward_pre_hook(note):
+        ValueZeroing(model, layer).attribute(inputs)
+    assert seen == [name == "imported"]
+    assert not _get_current_function_mode_stack()

@@ -7,11 +7,21 @@ T tokens, d features, D features inside the feed-forward, H heads. One layer, on
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2Model,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+)
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import traced_replays
@@ -19,6 +29,7 @@ from captum_vz._engine.numerics import tensors
 from captum_vz._engine.replay.folded.plan import LEAST_SHARE, SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
+from tests.engine.parameters import sampled
 from tests.engine_folded.replays import set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
@@ -148,9 +159,26 @@ def forms(build: Build, tokens: int) -> tuple[int, int, int]:
         return counts[0], counts[1], operations(build, None, tokens)
 
 
-@each_model
-@pytest.mark.parametrize("tokens", [4, 8, 12, 16, 24, T])
-def test_chosen_form_is_not_dearer(build: Build, firsts: int, causal: bool, tokens: int) -> None:
+def gemma2() -> tuple[torch.nn.Module, torch.nn.Module]:
+    """With norms of the attention's output."""
+    config = Gemma2Config(**SIZE, intermediate_size=D, num_key_value_heads=2, head_dim=16, use_cache=False)
+    model = Gemma2Model(config).eval()
+    return model, model.layers[0]
+
+
+def narrow() -> tuple[torch.nn.Module, torch.nn.Module]:
+    """With many heads and a feed-forward as wide as the hidden states."""
+    sizes = {**SIZE, "num_attention_heads": 12}
+    model = LlamaModel(LlamaConfig(**sizes, intermediate_size=d, use_cache=False)).eval()
+    return model, model.layers[0]
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("build", "tokens"),
+    sampled(product([bert, gpt2, llama, gemma2, narrow], [4, 16, 24, 48]), (bert, 16), (llama, 48), (gemma2, 48)),
+)
+def test_chosen_form_is_not_dearer(build: Build, tokens: int) -> None:
     chosen, without, folded = forms(build, tokens)
     assert chosen in (without, folded)
     assert chosen <= without

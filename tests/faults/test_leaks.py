@@ -19,7 +19,7 @@ from tests.engine.parameters import sampled
 from tests.faults.models import SUBJECTS, Subject
 from tests.faults.test_calls import FailAt, InterruptionError
 
-FAST, SLOW = 10, 1000
+FAST, SLOW = 6, 1000
 MEMORY = 4 << 20  # bytes by which the memory of the process may waver
 
 
@@ -65,7 +65,7 @@ def test_many_errors(name: str) -> None:
         subject.attribute()
     fail(subject, counting.count // 2)
     before = tensors()
-    for place in range(1, counting.count, counting.count // 7):
+    for place in range(1, counting.count, counting.count // 4):
         fail(subject, place)
     assert tensors() == before
 

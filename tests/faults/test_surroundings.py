@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from itertools import product
 from threading import Barrier, Event
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from captum.attr import NoiseTunnel
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from tests.engine.blocks import WIDTH, Block
 from tests.engine.parameters import sampled
-from tests.faults.models import SUBJECTS, Subject
+from tests.faults.models import SUBJECTS
 from tests.faults.state import differences, state_of
 
 SECONDS = 600  # a thread that has not come by then never will
@@ -85,35 +85,31 @@ def test_pass_that_begins_during_another_and_outlives_it() -> None:
 
 
 @contextmanager
-def default_dtype() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
+def setting(name: str, inside: Any, outside: Any) -> Iterator[None]:
+    getattr(torch, name)(inside)
     try:
         yield
     finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+        getattr(torch, name)(outside)
 
 
 SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "enable_grad": torch.enable_grad,
     "inference_mode": torch.inference_mode,
-    "deterministic": deterministic,
-    "default dtype": default_dtype,
+    "deterministic": lambda: setting("use_deterministic_algorithms", True, False),
+    "default dtype": lambda: setting("set_default_dtype", torch.float64, torch.float32),
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
 }
+# Each mode around each tap, and the modes that change tensors around copies of the model.
+INSIDE = list(zip(["transformers", "torch", "by name", "inline"] * 2, SURROUNDINGS, strict=False))
+INSIDE += [("copies of the model", one) for one in ("inference_mode", "default dtype", "autocast")]
+INSIDE += [("transformers", "inference_mode"), ("by name", "autocast"), ("inline", "inference_mode")]
 
 
-@pytest.mark.parametrize("surrounding", SURROUNDINGS)
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "gradients"])
+@pytest.mark.parametrize(
+    ("name", "surrounding"), sampled(product([one for one in SUBJECTS if one != "gradients"], SURROUNDINGS), *INSIDE)
+)
 def test_inside_a_mode(name: str, surrounding: str) -> None:
     subject = SUBJECTS[name]()
     expected = subject.scores()
@@ -128,21 +124,9 @@ def test_inside_a_mode(name: str, surrounding: str) -> None:
     assert_same(subject.scores(), expected)
 
 
-def test_copies_and_pickles() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 4, WIDTH, dtype=torch.float64)
-    explain = ValueZeroing(model, list(model))
-    expected = explain.attribute(x)
-    for made in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
-        again = made(model)
-        assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
-        assert_same(made(explain).attribute(x), expected)
-
-
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
-def test_copy_made_during_a_pass(made: Callable[[Any], Any]) -> None:
-    """It carries hooks that do nothing, and explains as its original does."""
-    torch.manual_seed(0)
+def test_copies_and_pickles(made: Callable[[Any], Any]) -> None:
+    """Those that are made during a pass carry hooks that do nothing, and explain as their original does."""
     model, x = nn.Sequential(Block(), Block()), torch.randn(2, 4, WIDTH, dtype=torch.float64)
     copies: list[Any] = []
 
@@ -151,7 +135,9 @@ def test_copy_made_during_a_pass(made: Callable[[Any], Any]) -> None:
         return model(x)
 
     expected = ValueZeroing(forward, list(model)).attribute(x)
-    again = copy.deepcopy(model)
+    again = made(model)
+    assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
+    assert_same(made(ValueZeroing(model, list(model))).attribute(x), expected)
     again[1].attention = copies[0]
     torch.testing.assert_close(again(x), model(x))
     assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
@@ -164,32 +150,6 @@ def test_data_parallel_without_devices() -> None:
     expected = ValueZeroing(subject.model, layers).attribute(x)
     assert_same(ValueZeroing(nn.DataParallel(subject.model), layers).attribute(x), expected)
     assert not differences(before, state_of(subject.model))
-
-
-def test_inside_noise_tunnel() -> None:
-    subject = SUBJECTS["torch"]()
-    x = torch.randn(2, 4, WIDTH)
-    before, layer = state_of(subject.model), subject.model.layers[0]
-    explain = ValueZeroing(subject.model, layer)
-    tunnel = NoiseTunnel(explain)
-    assert_same([tunnel.attribute(x, nt_samples=3, stdevs=0.0)], [explain.attribute(x)])
-    failing = NoiseTunnel(ValueZeroing(fails_at_last(subject), layer))
-    with pytest.raises(KeyboardInterrupt):
-        failing.attribute(x, nt_samples=4, nt_samples_batch_size=1, stdevs=0.1)
-    after = state_of(subject.model)
-    assert not differences(before, {**after, "random": before["random"]})  # the tunnel draws its noise
-
-
-def fails_at_last(subject: Subject) -> Callable[[Tensor], Tensor]:
-    calls: list[int] = []
-
-    def forward(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return subject.model(x)
-
-    return forward
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-6) -> None:

@@ -24,17 +24,7 @@ def test_token_scores_equal_naive_twin(reduce: Any) -> None:
     for b in range(2):
         for j in range(3):
             assert scores[b, j].item() == pytest.approx(NAIVE[reduce](attributions[b, j].tolist()), rel=1e-12)
-
-
-def test_token_scores_default_keeps_sign() -> None:
-    attributions = torch.tensor([[[1.0, -3.0], [2.0, 0.5]]])
-    assert torch.equal(token_scores(attributions), torch.tensor([[-2.0, 2.5]]))
-
-
-@pytest.mark.parametrize("reduce", ["l1", "l2"])
-def test_token_scores_norms_ignore_sign(reduce: Any) -> None:
-    attributions = torch.randn(2, 3, 5)
-    assert torch.equal(token_scores(attributions, reduce), token_scores(-attributions, reduce))
+    assert torch.equal(token_scores(attributions), token_scores(attributions, "sum"))
 
 
 @pytest.mark.parametrize("reduce", NAIVE)
@@ -48,10 +38,10 @@ def test_token_scores_of_half_precision(reduce: Any) -> None:
 @pytest.mark.parametrize(
     ("attributions", "reduce", "message"),
     [
-        (torch.zeros(2, 3), "sum", r"attributions is \(2, 3\): pass \(batch, tokens, d\)"),
-        (torch.zeros(2, 3, 4, 5), "l2", r"attributions is \(2, 3, 4, 5\): pass \(batch, tokens, d\)"),
-        ((torch.zeros(2, 3, 4),), "sum", r"attributions is of type tuple: pass a tensor .* one such tensor for each"),
-        (torch.zeros(2, 3, 4), "mean", "reduce is 'mean': pass 'sum', 'l1' or 'l2'"),
+        (torch.zeros(2, 3), "sum", r"attributions is \(2, 3\)"),
+        (torch.zeros(2, 3, 4, 5), "l2", r"attributions is \(2, 3, 4, 5\)"),
+        ((torch.zeros(2, 3, 4),), "sum", "attributions is of type tuple"),
+        (torch.zeros(2, 3, 4), "mean", "reduce is 'mean'"),
     ],
 )
 def test_token_scores_of_wrong_arguments(attributions: Any, reduce: Any, message: str) -> None:
@@ -77,13 +67,13 @@ def test_to_embeddings_keeps_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("row", "inputs", "message"),
     [
-        (torch.rand(1, 4), torch.zeros(1, 4, dtype=torch.long), r"inputs is \(1, 4\) of torch.int64: pass embeddings"),
-        (torch.rand(1, 4), torch.zeros(1, 4, 3, dtype=torch.long), r"inputs is \(1, 4, 3\) of torch.int64: pass emb"),
-        (torch.rand(1, 4), [torch.zeros(1, 4, 3)], r"inputs is of type list: pass embeddings \(batch, tokens, d\)"),
-        (torch.rand(1, 4), (torch.zeros(1, 4, 3),) * 2, r"inputs is a tuple of 2: pass a tuple of one tensor"),
-        (torch.rand(1, 5), torch.zeros(1, 4, 3), r"row is \(1, 5\): pass \(1, 4\), one score for each"),
-        (torch.rand(1, 4, 4), torch.zeros(1, 4, 3), r"row is \(1, 4, 4\): .* For a map, pass token= or target="),
-        ([0.5, 0.5], torch.zeros(1, 2, 3), r"row is of type list: pass \(1, 2\)"),
+        (torch.rand(1, 4), torch.zeros(1, 4, dtype=torch.long), r"inputs is \(1, 4\) of torch.int64"),
+        (torch.rand(1, 4), torch.zeros(1, 4, 3, dtype=torch.long), r"inputs is \(1, 4, 3\) of torch.int64"),
+        (torch.rand(1, 4), [torch.zeros(1, 4, 3)], "inputs is of type list"),
+        (torch.rand(1, 4), (torch.zeros(1, 4, 3),) * 2, "inputs is a tuple of 2"),
+        (torch.rand(1, 5), torch.zeros(1, 4, 3), r"row is \(1, 5\)"),
+        (torch.rand(1, 4, 4), torch.zeros(1, 4, 3), r"row is \(1, 4, 4\): .* For a map"),
+        ([0.5, 0.5], torch.zeros(1, 2, 3), "row is of type list"),
     ],
 )
 def test_to_embeddings_of_wrong_arguments(row: Any, inputs: Any, message: str) -> None:

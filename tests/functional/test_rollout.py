@@ -25,43 +25,10 @@ def test_rollout_equals_naive_twin(residual: Residual) -> None:
         torch.testing.assert_close(ours, naive)
 
 
-@every_residual
-def test_rollout_row_sums(residual: Residual) -> None:
-    for layer, after in enumerate(rollout(random_maps(layers=8), residual)):
-        total = 2.0 ** (layer + 1) if residual == "add" else 1.0
-        torch.testing.assert_close(after.sum(-1), torch.full((2, 4), total, dtype=torch.float64))
-
-
 def test_residuals_agree_on_normalised_rows() -> None:
     maps = random_maps()
     torch.testing.assert_close(rollout(maps, 0.5), rollout(maps, "renormalize"))
     assert (rollout(2 * maps, "renormalize")[-1] - rollout(maps, "renormalize")[-1]).abs().max() > 1e-2
-
-
-def test_rollout_of_one_layer() -> None:
-    maps = random_maps(layers=1)
-    assert torch.equal(rollout(maps)[0], maps[0])
-
-
-def test_rollout_of_identity_maps() -> None:
-    identity = torch.eye(3).expand(4, 1, 3, 3)
-    assert torch.equal(rollout(identity, 0.5)[-1], torch.eye(3, dtype=torch.float64)[None])
-
-
-def test_rollout_of_uniform_attention() -> None:
-    # (I/2 + J/2n)^L = I/2^L + (1 - 1/2^L) J/n, where J is a matrix of ones.
-    tokens, layers = 5, 6
-    uniform = torch.full((layers, 1, tokens, tokens), 1 / tokens, dtype=torch.float64)
-    kept = 0.5**layers
-    expected = kept * torch.eye(tokens, dtype=torch.float64) + (1 - kept) / tokens
-    torch.testing.assert_close(rollout(uniform, 0.5)[-1][0], expected)
-
-
-def test_rollout_of_causal_maps() -> None:
-    maps = normalize_rows(torch.rand(5, 1, 4, 4, dtype=torch.float64).tril())
-    last = rollout(maps)[-1]
-    assert torch.equal(last, last.tril())
-    assert torch.equal(last[0, 0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
 
 
 @every_residual
@@ -96,21 +63,20 @@ def test_residual_keeps_float32() -> None:
 
 @pytest.mark.parametrize("wrong", [1.0, 0.3, "half", True])
 def test_rollout_of_unknown_residual(wrong: Residual) -> None:
-    with pytest.raises(ArgumentError, match=rf"residual is {wrong!r}: pass None, 0.5, 'renormalize' or 'add'"):
+    with pytest.raises(ArgumentError, match=rf"residual is {wrong!r}"):
         rollout(random_maps(), wrong)
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 4), (1, 2, 3, 3)])
-def test_rollout_of_wrong_shapes(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ArgumentError, match=r"Expected a map \(batch, tokens, tokens\), got \("):
-        rollout([torch.ones(shape)])
-
-
-def test_rollout_of_different_shapes() -> None:
-    with pytest.raises(ArgumentError, match=r"map 1 is \(1, 2, 2\), the maps before it are \(1, 3, 3\)"):
-        rollout([torch.ones(1, 3, 3), torch.ones(1, 2, 2)])
-
-
-def test_rollout_of_no_map() -> None:
-    with pytest.raises(ArgumentError, match="at least one layer, got none"):
-        rollout([])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(3, 3)], "Expected a map"),
+        ([(2, 3, 4)], "Expected a map"),
+        ([(1, 2, 3, 3)], "Expected a map"),
+        ([(1, 3, 3), (1, 2, 2)], r"map 1 is \(1, 2, 2\)"),
+        ([], "got none"),
+    ],
+)
+def test_rollout_of_wrong_shapes(shapes: list[tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        rollout([torch.ones(shape) for shape in shapes])
