@@ -161,7 +161,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.all_cases
-@pytest.mark.parametrize(("method", "options", "message"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("method", "options", "message"), OPTIONS)
 def test_bad_options_are_named(method: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(message)):
         Configuration(method, options=options).run()
