@@ -99,8 +99,12 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
 
     (`Voorhees 1999 <https://trec.nist.gov/pubs/trec8/papers/qa_report.pdf>`_). Rank 1 is the highest score. Of tokens
     with equal scores, each order is equally likely, and the result is the expectation. Only the first cue counts, so
-    further cues are free. Sparse rows gain nothing by their zeros. The arguments are those of
-    :func:`cue_average_precision`.
+    further cues are free. Sparse rows gain nothing by their zeros.
+
+    Args:
+        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
+        cues: See :func:`cue_dot_product`.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
@@ -182,7 +186,12 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
 
     with P pairs of tokens in the same order, Q in opposite order, T tied in the first row only and U in the second only
-    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_). The arguments are those of :func:`spearman`.
+    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_).
+
+    Args:
+        one: `(batch, tokens)`, like `other`.
+        other: See there.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are compared. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.

@@ -115,8 +115,11 @@ def sufficiency(prediction: Prediction, scores: Tensor) -> Tensor:
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
 
-    Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`, which
-    takes the same arguments.
+    Lower is better. Special tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch, fractions)` in float64, NaN as in :func:`comprehensiveness`.
@@ -131,7 +134,10 @@ def comprehensiveness_bounds(prediction: Prediction) -> Bounds:
         \big[p(\hat y \mid x) - p(\hat y \mid x \setminus \pi_{1..\lceil qn \rceil})\big]
 
     Exact for up to :data:`EXHAUSTIVE` content tokens. In longer sentences, each step greedily removes the token that
-    changes the prediction most, so a better order may exist. The `prediction` is that of :func:`comprehensiveness`.
+    changes the prediction most, so a better order may exist.
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
     """
     return _bounds(prediction, left=False)
 
@@ -140,6 +146,9 @@ def sufficiency_bounds(prediction: Prediction) -> Bounds:
     """The mean sufficiency over the fractions that the best (lowest) and the worst order of the tokens give.
 
     As :func:`comprehensiveness_bounds`, with the first tokens kept and all others removed.
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
     """
     return _bounds(prediction, left=True)
 
@@ -174,7 +183,11 @@ def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
     .. math:: c_k = p(\hat y \mid x \setminus r_k), \qquad k = 0, \dots, n
 
     where :math:`\hat y` is the most likely form in the whole sentence and n the number of content tokens (`Petsiuk et
-    al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE). The arguments are those of :func:`comprehensiveness`.
+    al. 2018 <https://arxiv.org/abs/1806.07421>`_, RISE).
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch, 1 + most content tokens)` in float64. Shorter sentences repeat their last value. NaN for an example
@@ -192,8 +205,11 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
     .. math:: \tfrac1n \textstyle\sum_{k=1}^n \tfrac12 (c_{k-1} + c_k)
 
     See :func:`deletion_curve`, and :func:`normalized` with :func:`deletion_bounds`. It looks at the order of all
-    tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties. The
-    arguments are those of :func:`comprehensiveness`.
+    tokens, so it favours methods whose low scores are in order too. A sparse row leaves most of the order to ties.
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch,)` in float64, from 0 to 1; NaN where the curve is.
@@ -208,7 +224,8 @@ def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
 def deletion_bounds(prediction: Prediction) -> Bounds:
     """The areas under the deletion curve of the best order of the tokens (the lowest) and of the worst.
 
-    See :func:`comprehensiveness_bounds`, also for when they are exact.
+    Args:
+        prediction: See :func:`comprehensiveness_bounds`, also for when they are exact.
     """
 
     def weights(count: int) -> Tensor:
@@ -226,8 +243,11 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
 
     with the deletion curve :math:`c_k` read backwards, from the sentence without its content tokens to the whole one
     (`Arya et al. 2019 <https://arxiv.org/abs/1909.03012>`_, AIX360). The answer is yes or no for the whole order: most
-    sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding. The
-    arguments are those of :func:`comprehensiveness`.
+    sentences with more than a few tokens get 0, whatever the method. A fall of less than 1e-6 counts as rounding.
+
+    Args:
+        prediction: See :func:`comprehensiveness`.
+        scores: See there.
 
     Returns:
         `(batch,)` in float64: 1 or 0; NaN where the curve is.

@@ -80,8 +80,16 @@ def summarize_many(
     """:func:`summarize` of each of many tensors, of one length or several.
 
     Resamples are drawn once for all tensors with the same number of known values, and their means are one matrix
-    product. This is faster than a bootstrap for each of them, and gives the same intervals. The other arguments and
-    the errors are those of :func:`summarize`.
+    product. This is faster than a bootstrap for each of them, and gives the same intervals.
+
+    Args:
+        values: Tensors `(examples,)`.
+        confidence: See :func:`summarize`, like the arguments after it.
+        resamples: See there.
+        seed: See there.
+
+    Raises:
+        ArgumentError: See there.
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]

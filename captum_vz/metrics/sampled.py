@@ -115,8 +115,13 @@ def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, 
         {\max\big(0,\, p(\hat y \mid x) - p(\hat y \mid 0)\big)}, \qquad
         x'_j = x_j \odot e_j, \quad e_{ji} \sim \operatorname{Ber}(a_j)
 
-    Higher is better, unlike in :func:`sufficiency`. See :func:`soft_comprehensiveness` for the arguments, and for what
-    it favours.
+    Higher is better, unlike in :func:`sufficiency`. See :func:`soft_comprehensiveness`, also for what it favours.
+
+    Args:
+        prediction: See :func:`soft_comprehensiveness`, like the arguments after it.
+        scores: See there.
+        samples: See there.
+        seed: See there.
 
     Returns:
         `(batch,)` in float64; NaN as in :func:`soft_comprehensiveness`.
