@@ -84,6 +84,8 @@ def alti_of_attention(
     block: AttentionBlock, wanted: Wanted, p: Literal[1, 2], include: Literal["encoder"] | None = None
 ) -> Tensor:
     """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
+    check_order(p)  # again, because attributes can be set
+    check_one_of("include", include, "encoder", None)
     length = partial(length_of_vectors, p=p)
     each = decompositions(block, include, wanted.rows, wanted.groups)
     examples = [(length(some.whole.unsqueeze(2)) - some.lengths_without(length)).clamp_min(0) for some in each]

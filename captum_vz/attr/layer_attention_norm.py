@@ -88,8 +88,7 @@ class LayerAttentionNorm(LayerMaps):
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
         check_one_of("reduce_heads", reduce_heads, "sum", None)
-        if include not in INCLUDES:
-            raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
+        check_one_of("include", include, *INCLUDES)
         if include != "attention" and attention != "self":
             raise ArgumentError(
                 f"include is {include!r}, but the residual connection of a cross-attention is not a source token: "
@@ -132,6 +131,7 @@ class LayerAttentionNorm(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the vectors, `(batch, row, group)`."""
+        check_one_of("include", self.include, *INCLUDES)  # again, because attributes can be set
         block = AttentionBlock(site)
         examples = decompositions(block, self.include, wanted.rows, wanted.groups)
         return torch.cat([self._scores(some) if self.reduce_heads else self._by_head(some) for some in examples])

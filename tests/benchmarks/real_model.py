@@ -179,7 +179,7 @@ def rows_of(subject: Subject, asked: Asked) -> Iterator[tuple[str, Callable[[], 
     kept["decision"] = replace(decision, effect=kept[EFFECT], relevance=kept[CONSTANT], without_foil=kept[LRP])
 
     def scores(name: str, about: Question = question) -> Tensor:
-        return kept.get(name, METHODS[name]).scores(subject, about)
+        return (kept.get(name) or METHODS[name]).scores(subject, about)
 
     def last(name: str, about: Question = question) -> Tensor:
         return scores(name, about)[-1]

@@ -19,6 +19,7 @@ from captum_vz import (
     GlobEnc,
     LayerALTI,
     LayerAttention,
+    LayerAttentionNorm,
     RandomAttribution,
     Rollout,
     ValueZeroing,
@@ -76,7 +77,8 @@ def test_options_of_the_maps(method: Any, name: str, value: Any) -> None:
 LATER = [
     *((AttentionRollout, name) for name in ("other_mixing", "residual", "reduce_heads")),
     *((ValueZeroingRollout, name) for name in ("normalize", "distance")),
-    pytest.param(ALTI, "p", marks=pytest.mark.xfail(reason="only the constructor reads p")),
+    *((method, name) for method in (ALTI, LayerALTI) for name in ("p", "include")),
+    (LayerAttentionNorm, "include"),
 ]
 
 
