@@ -164,6 +164,14 @@ def node_number(node: Any) -> int:
     return number
 
 
+def input_embeddings(model: Any) -> Any:
+    """The module that makes word vectors of token ids. None: the model has none, or transformers does not know it."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
 def attention_name(config: Any) -> str | None:
     """The name of the attention function that a config of transformers asks for."""
     return getattr(config, "_attn_implementation", None)

@@ -19,6 +19,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
+from captum_vz._private import input_embeddings
 from captum_vz.attr._base import Described, check_gradients, logged, warn
 from captum_vz.attr._call.arguments import ExplainedErrors, unmasked_padding
 from captum_vz.attr._call.layers import check_forward_func
@@ -223,9 +224,7 @@ class TokenAttribution(Described, Attribution):
             raise ArgumentError(f"method is {method.__name__} and layer is {shown}: methods of layers take a layer.")
 
     def _words(self) -> nn.Module:
-        words = self.embeddings
-        if words is None and hasattr(self.forward_func, "get_input_embeddings"):
-            words = self.forward_func.get_input_embeddings()
+        words = input_embeddings(self.forward_func) if self.embeddings is None else self.embeddings
         if not isinstance(words, nn.Module):
             raise ArgumentError(
                 f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass embeddings."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_vz import ALTI, ALTIPlus, GlobEnc, LayerALTI, LayerAttention, TokenAttribution, ValueGates
+from captum_vz._private import input_embeddings
 from captum_vz.attr import MapAggregation, MapRun
 from captum_vz.attr._call.layers import unwrapped
 from captum_vz.attr._call.output import Question as Number
@@ -230,7 +231,7 @@ class GradientMethod(OutputMethod):
             return found
         own: dict[str, Any] = {"tokenizer": subject.tokenizer}
         if subject.forward is not subject.model:  # a function around it, which does not show its embeddings
-            own["embeddings"] = subject.model.get_input_embeddings()
+            own["embeddings"] = input_embeddings(subject.model)
         inner: Any = unwrapped(self.kind)
         if isclass(inner) and issubclass(inner, TokenAttribution):
             return self.kind(subject.forward, **own)

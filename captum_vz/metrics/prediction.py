@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import HALF, keeps_examples_apart
+from captum_vz._private import input_embeddings
 from captum_vz.attr.token_attribution import mean_word_vector
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.metrics._rows import describe, flags
@@ -279,11 +280,11 @@ class Prediction:
 
 def word_embedding(model: Any) -> Any:
     """The module that makes word vectors `(..., d)` of token ids, as the model's first layer is given them."""
-    embeddings = getattr(model, "get_input_embeddings", None)
+    embeddings = input_embeddings(model)
     if embeddings is None:
         kind = type(model).__name__
         raise ArgumentError(f"The model is a {kind} without get_input_embeddings(): pass a model of transformers.")
-    return embeddings()
+    return embeddings
 
 
 def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:

@@ -189,6 +189,11 @@ def _is_of(given: Any, package: str) -> bool:
 def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | None = None, name: str = "") -> Subject:
     task, kind = heads.task_of(model), type(model).__name__
     named = next((one for one in heads.models_inside(model) if hasattr(one, "config")), None)
+    if hasattr(model, "get_text_features"):
+        raise ArgumentError(
+            f"{kind} compares texts with images or sound: pass a function of one of them, which returns the scores, "
+            "and find_layers(model, stack=...) to captum_vz.ValueZeroingEffect."
+        )
     if task in (*heads.OF_IMAGES, *heads.OF_SOUND):
         processor = processor or tokenizer
         tokenizer = tokenizer if task == heads.SPEECH and hasattr(tokenizer, "convert_ids_to_tokens") else None

@@ -11,6 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 from transformers import BatchEncoding
 
+from captum_vz._private import input_embeddings
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import Subject, heads
 from captum_vz.visualization import readable_tokens
@@ -76,8 +77,7 @@ def prepare_text(
     most = heads.max_tokens(model, tokenizer)
     if not any_length and most is not None and len(numbers) > most:
         raise ArgumentError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
-    words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-    known = getattr(words, "num_embeddings", None)
+    known = getattr(input_embeddings(model), "num_embeddings", None)
     if known is not None and not 0 <= min(numbers) <= max(numbers) < known:
         raise ArgumentError(
             f"the tokenizer gives ids from {min(numbers)} to {max(numbers)}, but the model knows 0 to {known - 1}: "

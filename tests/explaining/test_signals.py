@@ -8,11 +8,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
+from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig, pipeline
 
 import captum_vz
+from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.methods import METHODS
-from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, tokenizer
+from tests.explaining.models import (
+    SENTENCE,
+    SIZE,
+    SOUND,
+    SPEECH,
+    classifier,
+    image_classifier,
+    one_by_one,
+    sound_model,
+    tokenizer,
+    twin,
+)
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
 SAMPLES = np.sin(np.arange(3000, dtype=np.float32))
@@ -147,3 +161,30 @@ def test_processor_of_another_kind_is_named() -> None:
     model, _ = image_classifier()
     with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
         captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
+
+
+def test_pipelines_of_labels_in_words() -> None:
+    """They are named with the way, which works."""
+    make: Any = pipeline
+    made = make("zero-shot-classification", model=classifier(label2id={"entailment": 1}), tokenizer=tokenizer())
+    for given in (SENTENCE, [SENTENCE, "a b"]):
+        with pytest.raises(ArgumentError, match="asks its model one question for each label: pass"):
+            captum_vz.explain(made, given)
+    size = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    marks = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    texts = CLIPTextConfig(vocab_size=len(tokenizer()), **marks, **size)
+    config = CLIPConfig(text_config=texts, vision_config=CLIPVisionConfig(image_size=8, patch_size=4, **size))
+    model, processor = CLIPModel(config).eval(), image_classifier()[1]
+    made = make("zero-shot-image-classification", model=model, tokenizer=tokenizer(), image_processor=processor)
+    for one, given in ((made, Image.new("RGB", (8, 8))), ((model, tokenizer()), SENTENCE)):
+        with pytest.raises(ArgumentError, match="CLIPModel compares texts with images or sound: pass a function"):
+            captum_vz.explain(one, given)
+    labels = torch.tensor([[1, 5, 2], [1, 6, 2]])
+
+    def score(pixel_values: Tensor) -> Any:
+        return model(pixel_values=pixel_values, input_ids=labels).logits_per_image
+
+    effect = ValueZeroingEffect(score, find_layers(model, stack="vision_model"))
+    pixels = torch.rand(1, 3, 8, 8)
+    expected = twin(model.vision_model, lambda: score(pixels)[0, 1], one_by_one(5), "v_proj")
+    torch.testing.assert_close(effect.attribute(pixels, target=1)[0], expected, atol=1e-5, rtol=1e-4)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import (
+    DataLoaderAttribution,
     FeatureAblation,
     LLMAttribution,
     LLMAttributionResult,
@@ -60,6 +61,16 @@ def test_one_line_differs_from_captums_script() -> None:
         assert ours.input_tokens == captums.input_tokens
         assert len(ours.output_tokens) == len(captums.output_tokens)
         assert ours.inp is captums.inp or ours.inp.values == captums.inp.values
+
+
+@pytest.mark.parametrize("method", [ValueZeroingEffect, ValueZeroing, ValueZeroingRollout, LayerAttention])
+def test_captum_refuses_classes_that_are_no_perturbations(method: Any) -> None:
+    """The pages lead to gates, and to LLMTokenMaps or `to_captum_llm`."""
+    before = footprint(MODEL)
+    for wrap in (DataLoaderAttribution, lambda made: LLMAttribution(made, TOKENS)):
+        with pytest.raises(AssertionError, match=f"Attribution does not support .*{method.__name__}"):
+            wrap(method(MODEL))
+    assert footprint(MODEL) == before
 
 
 def test_arguments_have_captums_names() -> None:

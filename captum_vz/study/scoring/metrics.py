@@ -15,6 +15,7 @@ from captum_vz import find_layers
 from captum_vz import metrics as measures
 from captum_vz._measures import overlap
 from captum_vz._names import meant
+from captum_vz._private import input_embeddings
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import METHODS
 from captum_vz.metrics import Bounds, Prediction, normalized, spearman
@@ -142,7 +143,7 @@ def _randomize(layer: nn.Module, seed: int) -> None:
 @torch.no_grad()
 def _moved_copies(model: Any, radius: float, samples: int, seed: int) -> Iterator[nn.Module]:
     """The model with each of the noises on its word embeddings, one copy that is changed in place."""
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embedding = input_embeddings(model)
     if not isinstance(embedding, nn.Embedding):
         raise ArgumentError(
             f"the word embeddings of {type(model).__name__} are {type(embedding).__name__}: pass a model of "
