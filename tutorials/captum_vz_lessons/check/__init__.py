@@ -40,3 +40,29 @@ from captum_vz_lessons.check.maps import (
     value_zeroing,
 )
 from captum_vz_lessons.check.verdict import Verdict
+
+__all__ = [
+    "SENTENCE",
+    "Verdict",
+    "attention",
+    "average_precision",
+    "blank_out",
+    "copied_from",
+    "deletion",
+    "effect",
+    "found_rate",
+    "frame_centers",
+    "generation_slice",
+    "hidden_share",
+    "kendall",
+    "layer_products",
+    "neighbor_share",
+    "pair_share",
+    "patch_token",
+    "path_share",
+    "place_shares",
+    "rollout",
+    "source_read",
+    "value_zeroing",
+    "verified",
+]
