@@ -74,4 +74,4 @@ def browser() -> Iterator[Any]:
 
 
 def pytest_report_header() -> str:
-    return "fast tests: about twelve minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
+    return "fast tests: four to fifteen minutes on two cores; the others run with: pytest -m slow, pytest -m exhaustive"
