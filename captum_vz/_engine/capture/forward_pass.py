@@ -112,7 +112,7 @@ def layer_hooks(
 
     walks = [modules_of(layer) for layer in layers]
     modules = list(dict.fromkeys(itertools.chain(*walks)))
-    submodules = list(dict.fromkeys(itertools.chain(*(walk[1:] for walk in walks))))
+    submodules = list(dict.fromkeys(itertools.chain(*[walk[1:] for walk in walks])))
     with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:

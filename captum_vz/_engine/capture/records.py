@@ -142,7 +142,7 @@ class LayerRecord:
     def rows_in_chunk(self, output: Tensor) -> int:
         """How many positions one chunk holds, by the layer's widest activation."""
         shapes = [parameter.shape[-2:] for parameter in self.parameters if parameter.dim() > 1]
-        width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
+        width = max([output.shape[-1], *[size for shape in shapes for size in shape]])
         return budget_of(output.device).items_in_chunk(output, width)
 
     @property

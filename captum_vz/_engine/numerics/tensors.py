@@ -30,7 +30,7 @@ class ResultsOfPass:
 
     def of(self, compute: Callable[..., T], given: tuple[Any, ...], tensors: list[Tensor]) -> T:
         """What `compute(*given)` returns, or returned."""
-        key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
+        key = compute, *[(id(x), x._version) if isinstance(x, Tensor) else x for x in given]
         result: T = self._known[key][0] if key in self._known else compute(*given)
         self._known[key] = result, self._layer, tensors
         return result

@@ -185,7 +185,7 @@ def _masks(layer: LayerRecord, attention: AttentionRecord) -> tuple[Tensor, Tens
     if any(one.visible is not None for one in layer.attentions):
         return padding_masks(layer, attention)
     (batch, _, *sizes), device = attention.shape, attention.values.device
-    rows, sources = (once_a_pass(all_tokens, batch, tokens, device) for tokens in sizes)
+    rows, sources = [once_a_pass(all_tokens, batch, tokens, device) for tokens in sizes]
     return rows, sources
 
 

@@ -329,7 +329,9 @@ class TransformersTap:
             return
         _register()
         read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
-        for config in (one for one in configs if id(one) in read):
+        for config in configs:
+            if id(config) not in read:
+                continue
             name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
             name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
             name.looked_up = _looks_up_eager()
