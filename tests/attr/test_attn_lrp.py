@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import transformers
 from captum.attr import LLMGradientAttribution, TextTokenInput
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention import flex_attention as flex
 
 from captum_vz import AttnLRP, token_scores
@@ -114,6 +115,17 @@ def test_padding_has_no_relevance(name: str, side: str) -> None:
     found = AttnLRP(model).attribute(inputs, target=(-1 if side == "left" else 4, 3))
     assert_same(found[:, place], AttnLRP(model).attribute(IDS, target=(-1, 3)), 10 * NEAR)
     assert not found[mask == 0].any()
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_every_backend_of_sdpa_has_the_same_rule(constant: bool) -> None:
+    """torch's plain code has a softmax of its own, which older versions take for masks."""
+    model, tokenizer = load_model("causal")
+    model.set_attn_implementation("sdpa")
+    inputs, method = tokenizer("the pictures of some hat", return_tensors="pt"), AttnLRP(model, cp_lrp=constant)
+    expected = method.attribute(inputs, target=(4, 7))
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(method.attribute(inputs, target=(4, 7)), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_flex_attention_has_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,8 @@ def test_pipelines_of_labels_in_words() -> None:
     size = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     marks = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     texts = CLIPTextConfig(vocab_size=len(tokenizer()), **marks, **size)
-    config = CLIPConfig(text_config=texts, vision_config=CLIPVisionConfig(image_size=8, patch_size=4, **size))
+    pixels_of = CLIPVisionConfig(image_size=8, patch_size=4, **size)
+    config = CLIPConfig(text_config=texts.to_dict(), vision_config=pixels_of.to_dict())
     model, processor = CLIPModel(config).eval(), image_classifier()[1]
     made = make("zero-shot-image-classification", model=model, tokenizer=tokenizer(), image_processor=processor)
     for one, given in ((made, Image.new("RGB", (8, 8))), ((model, tokenizer()), SENTENCE)):

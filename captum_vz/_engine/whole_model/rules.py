@@ -54,8 +54,8 @@ LINEAR: Final = _words("""
     IndexPutImpl IndexSelect Kthvalue LeakyRelu LogSoftmax MaskedFill MaskedScatter MaskedSelect Max
     MaxPool2DWithIndices MaxPool3DWithIndices Maximum Mean Median Min Minimum NanToNum NativeDropout Neg Permute
     PixelShuffle PixelUnshuffle PreluKernel Real ReflectionPad1D ReflectionPad2D Relu Repeat ReplicationPad1D
-    ReplicationPad2D ReshapeAlias Roll Rsub Scatter ScatterAdd Select SelectScatter Slice SliceScatter Slope Softmax
-    Sort Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy Topk Transpose Tril Triu Unbind Unfold UnsafeSplit
+    ReplicationPad2D ReshapeAlias Roll Rsub SafeSoftmax Scatter ScatterAdd Select SelectScatter Slice SliceScatter Slope
+    Softmax Sort Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy Topk Transpose Tril Triu Unbind Unfold UnsafeSplit
     UnsafeView Unsqueeze UpsampleBicubic2D UpsampleBilinear2D UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D View
     ViewAsComplex ViewAsReal ViewCopy Where
 """)
@@ -68,6 +68,7 @@ FACTORS: Final = {
 }
 #: Scales, which are constants of a norm.
 SCALES: Final = _words("LinalgVectorNorm Norm Reciprocal Rsqrt Sqrt Std Var")
+SOFTMAX: Final = _words("Softmax SafeSoftmax")
 #: Attention in one operation: queries, keys, values, and perhaps a bias of the logits.
 ATTENTION: Final = re.compile(r"ScaledDotProduct\w*Attention|FlexAttention")
 
@@ -214,7 +215,7 @@ def _passing(node: Node, operation: str, constant_weights: bool) -> Sequence[int
         return ()
     if operation == "Div" or operation in NORMS:
         return (0,)
-    if constant_weights and operation == "Softmax":
+    if constant_weights and operation in SOFTMAX:
         return ()
     if constant_weights and ATTENTION.match(operation):
         return (2,)
