@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any, Final
 
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answer, Answers, Limits
@@ -301,7 +302,7 @@ def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:
 def _picture(gr: Any, label: str, elem_id: str) -> Any:
     look: dict[str, Any] = {"type": "filepath", "format": "png", "buttons": ["download", "fullscreen"]}
     look["show_label"] = False  # Gradio writes it over the picture
-    return gr.Image(label=label, interactive=False, elem_id=elem_id, alt_text=label, **look)
+    return gr.Image(label=label, interactive=False, elem_id=elem_id, **_alternative(gr, label), **look)
 
 
 def _downloads(gr: Any, elem_id: str) -> Any:
@@ -311,4 +312,9 @@ def _downloads(gr: Any, elem_id: str) -> Any:
 
 def _described(gr: Any, path: str | None) -> Any:
     """The picture with its description as alternative text. Its file has the description."""
-    return gr.update(value=path, alt_text=read_provenance(path)["description"]) if path else None
+    return gr.update(value=path, **_alternative(gr, read_provenance(path)["description"])) if path else None
+
+
+def _alternative(gr: Any, text: str) -> dict[str, str]:
+    # The last Gradio beside transformers 4 has no alternative texts.
+    return {"alt_text": text} if "alt_text" in signature(gr.Image).parameters else {}

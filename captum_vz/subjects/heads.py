@@ -40,7 +40,8 @@ SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
 
 def encoder_of(model: Any) -> Any:
     """The encoder of a model that has an encoder and a decoder; any other model as it is."""
-    return model.get_encoder() if is_encoder_decoder(model) else model
+    # In transformers 4, the config of an encoder alone may be that of the whole model.
+    return model.get_encoder() if is_encoder_decoder(model) and hasattr(model, "get_encoder") else model
 
 
 def device_of(model: Any) -> torch.device:
