@@ -148,7 +148,7 @@ def run_script(name: str, code: str) -> dict[str, Any]:
     if "Process" in code:
         Path(name).write_text(code, "utf-8")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-        run = subprocess.run([sys.executable, name], capture_output=True, text=True, env=environment)
+        run = subprocess.run([sys.executable, name], capture_output=True, text=True, env=environment, timeout=300)
         assert run.returncode == 0, run.stderr
         return {}
     session: dict[str, Any] = {"__name__": "__main__"}
