@@ -166,9 +166,10 @@ def node_number(node: Any) -> int:
 
 def input_embeddings(model: Any) -> Any:
     """The module that makes word vectors of token ids. None: the model has none, or transformers does not know it."""
+    find = getattr(model, "get_input_embeddings", None)
     try:
-        return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
+        return None if find is None else find()
+    except NotImplementedError:  # CLIP has two
         return None
 
 

@@ -316,5 +316,5 @@ def _described(gr: Any, path: str | None) -> Any:
 
 
 def _alternative(gr: Any, text: str) -> dict[str, str]:
-    # The last Gradio beside transformers 4 has no alternative texts.
+    # transformers 4 needs an older Gradio, whose pictures have no alternative text.
     return {"alt_text": text} if "alt_text" in signature(gr.Image).parameters else {}

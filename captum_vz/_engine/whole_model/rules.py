@@ -68,6 +68,7 @@ FACTORS: Final = {
 }
 #: Scales, which are constants of a norm.
 SCALES: Final = _words("LinalgVectorNorm Norm Reciprocal Rsqrt Sqrt Std Var")
+#: Functions that make attention weights.
 SOFTMAX: Final = _words("Softmax SafeSoftmax")
 #: Attention in one operation: queries, keys, values, and perhaps a bias of the logits.
 ATTENTION: Final = re.compile(r"ScaledDotProduct\w*Attention|FlexAttention")
