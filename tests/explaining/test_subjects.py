@@ -22,6 +22,8 @@ from transformers import (
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
     T5Config,
     T5EncoderModel,
     T5ForQuestionAnswering,
@@ -37,7 +39,7 @@ from transformers.models.auto import modeling_auto
 import captum_vz
 from captum_vz import find_layers, verify
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
-from captum_vz.generation import attribute_generation
+from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import compare
 from captum_vz.subjects import heads, model_sources
 from captum_vz.testbed import load_model
@@ -185,6 +187,17 @@ def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) ->
             found = captum_vz.explain(given, SENTENCE, method=method)
             assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
             torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_translation_of_marian_is_explained() -> None:
+    """Its class ends in MTModel."""
+    words = load_model()[1]
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": len(words)}
+    sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    pad, end = words.pad_token_id, words.sep_token_id
+    config = MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
+    found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
+    assert isinstance(found, GenerationAttribution)
 
 
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
