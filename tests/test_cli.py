@@ -242,6 +242,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["explain", SENTENCE, "--method", "magic"], "no method 'magic'. Pass some of value-zeroing,"),
         (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
+        (["explain", SENTENCE, "--words", "--clauses"], "--clauses: not allowed with argument --words"),
         (["explain", "two", "texts"], "texts (put a text of several words between quotes); see "),
         (["explain", SENTENCE, "--metod", "alti"], "unrecognized arguments: --metod alti (did you mean --method?)"),
         (["no-such-command"], "there is no command 'no-such-command'. Pass one of explain, compare,"),

@@ -117,8 +117,10 @@ def parser() -> argparse.ArgumentParser:
             epilog="\n".join(["examples:", *(f"  captum-vz {example}" for example in command.examples)]),
             formatter_class=_HelpFormatter,
         )
+        shared = {settings.get("dest") for settings in command.options.values()} - {None}
+        one_of = {dest: sub.add_mutually_exclusive_group() for dest in shared}  # argparse refuses empty groups
         for option, settings in command.options.items():
-            sub.add_argument(option, **settings)
+            one_of.get(settings.get("dest"), sub).add_argument(option, **settings)
     return found
 
 

@@ -58,9 +58,9 @@ def flag(help: str) -> dict[str, Any]:
     return {"help": help, "action": "store_true"}
 
 
-def groups(name: str) -> dict[str, Any]:
-    """The arguments of a flag that explains other groups of tokens than words."""
-    return {"action": "store_const", "dest": "words", "const": name, "default": False}
+def groups(help: str, kind: bool | str) -> dict[str, Any]:
+    """A flag that explains one kind of groups of tokens. The flags exclude each other."""
+    return {"help": help, "action": "store_const", "dest": "words", "const": kind, "default": False}
 
 
 def path(help: str, metavar: str = "FILE", **more: Any) -> dict[str, Any]:
@@ -160,9 +160,9 @@ COMMANDS: Final = {
                 "value-zeroing-effect-layer"
             ),
             "--layer": layer("; the last layer of joined maps"),
-            "--words": flag("zero the tokens of a word together, and score words"),
-            "--clauses": option("the same for clauses, up to a comma, semicolon or colon", **groups("clauses")),
-            "--sentences": option("the same for sentences", **groups("sentences")),
+            "--words": groups("zero the tokens of a word together, and score words", True),
+            "--clauses": groups("the same for clauses, up to a comma, semicolon or colon", "clauses"),
+            "--sentences": groups("the same for sentences", "sentences"),
             "--window": count(
                 "read a long text in windows of N tokens, of which neighbours share a second number (default: as many "
                 "as the model takes, a quarter shared)",
