@@ -1,16 +1,19 @@
-"""Axes of pictures: text in any script, labels of tokens, titles, and the axes that pictures draw into."""
+"""Axes of pictures: their tokens and labels, text in any script, titles, and the axes that pictures draw into."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
+import numpy as np
+import torch
 from matplotlib import font_manager, rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
@@ -20,13 +23,30 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.files import root_figure
-from captum_vz.visualization.tokens import printable
+from captum_vz.visualization.tokens import (
+    LONGEST_LABEL,
+    is_special,
+    position_of,
+    printable,
+    shortened,
+    without_marks,
+    word_texts,
+    words_of,
+)
+
+#: Numbers of words, one for each token, as `word_ids()` of a tokenizer's output gives them; or True: by their marks.
+Words = Sequence[int | None] | bool | None
+#: "special", or positions of tokens.
+Chosen = str | Collection[int] | None
 
 FONT_SIZE: Final = 8
 SMALLEST_FONT: Final = 5  # points
+TITLE_SIZE: Final = 10
 LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of the font
 MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
 QUIET: Final = "0.55"  # the grey of labels that matter less
@@ -36,9 +56,82 @@ _ALL_DPI: Final = (*DPI, 1200)  # the last is so fine that rounding to pixels do
 PAGE: Final = (7.6, 10.2)
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
 TICK, PAD = 2.0, 2.0  # points
+EDGE: Final = 0.08  # inches around all that is drawn
+PAIR: Final = " / "  # between the tokens of two texts
+_LONGEST_SIDE: Final = 14  # characters of each of them
 
 # Parts of the names of fonts that are taken last, of several that have a character.
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The drawn tokens at one side of a map."""
+
+    labels: list[str]  # of each drawn row or column
+    member: Tensor  # for each token its row or column, -1 for tokens that are left out
+    dimmed: list[int]  # the rows or columns that are pale
+
+    @property
+    def shown(self) -> list[str]:
+        """The written labels. A long label of two texts has the beginning of both."""
+        return [
+            PAIR.join(shortened(side, _LONGEST_SIDE) for side in one.split(PAIR))
+            if PAIR in one and len(one) > LONGEST_LABEL
+            else shortened(one)
+            for one in map(writable, self.labels)  # a code for a letter is longer than the letter
+        ]
+
+    @property
+    def counted(self) -> list[int]:
+        """The rows or columns that are not dimmed."""
+        return [i for i in range(len(self.labels)) if i not in self.dimmed]
+
+    def columns(self, scores: Tensor) -> Tensor:
+        """Scores `(..., tokens)` as `(..., columns)`: the scores of a word's pieces are added."""
+        return scores.to(torch.float64) @ self._ones()
+
+    def rows(self, scores: Tensor) -> Tensor:
+        """Scores `(tokens, ...)` as `(rows, ...)`: the row of a word is the mean of its pieces' rows."""
+        ones = self._ones()
+        return (ones / ones.sum(0)).T @ scores.to(torch.float64)
+
+    def _ones(self) -> Tensor:
+        return (self.member[:, None] == torch.arange(len(self.labels))).to(torch.float64)
+
+
+def make_axis(tokens: Sequence[str], words: Words = None, dim: Chosen = None, drop: Chosen = None) -> Axis:
+    """The axis of some tokens, whose marks for spaces are left out; see :func:`draw_maps` for the arguments."""
+    gone, pale = _positions(tokens, drop, "drop"), _positions(tokens, dim, "dim")
+    kept = [position for position in range(len(tokens)) if position not in gone]
+    if not kept:
+        raise ArgumentError("drop leaves out all tokens: there is nothing to draw. Keep at least one.")
+    if words is None or words is False:
+        numbers, texts = list(range(len(tokens))), without_marks(tokens)
+        labels = [texts[position] for position in kept]
+    else:
+        numbers = words_of(tokens, None if words is True else words)
+        labels = word_texts([tokens[position] for position in kept], [numbers[position] for position in kept])
+    firsts = {numbers[position]: position for position in reversed(kept)}
+    places = {number: place for place, number in enumerate(sorted(firsts))}
+    member = [-1 if position in gone else places[numbers[position]] for position in range(len(tokens))]
+    return Axis(labels, torch.tensor(member), [places[number] for number in places if firsts[number] in pale])
+
+
+def _positions(tokens: Sequence[str], chosen: Chosen, name: str) -> set[int | None]:
+    if chosen == "special":
+        return {position for position, token in enumerate(tokens) if is_special(token)}
+    if isinstance(chosen, str):
+        raise ArgumentError(f"{name} is {chosen!r}: pass 'special', or positions of tokens.")
+    return {position_of(one, tokens) for one in chosen or ()}
+
+
+def by_title(given: Any, needed: str) -> Mapping[str, Any]:
+    """Maps or rows by their titles. `needed` is the error, if there are none."""
+    found = given if isinstance(given, Mapping) else {f"layer {index}": one for index, one in enumerate(given)}
+    if not found:
+        raise ArgumentError(f"{needed}, got none.")
+    return found
 
 
 def set_label(text: Text, color: str | None = None, source: str | None = None) -> None:
@@ -234,10 +327,38 @@ def size_of_axes(panel: Axes) -> tuple[float, float]:
     return box.width * figure.bbox.width / dpi, box.height * figure.bbox.height / dpi
 
 
-def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
-    """Axes at left, top, width and height in inches, from the upper left corner."""
-    left, top, width, height = box
-    return figure.add_axes((left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1]))
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes of this size in inches, at this place from the left and from the upper end of the figure."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
+
+
+def panels_of(figure: Figure) -> Bbox:
+    """The box around all axes of a figure, in parts of the figure."""
+    return Bbox.union([panel.get_position() for panel in figure.axes])
+
+
+def drawn_in(figure: Figure) -> Bbox:
+    """The box around all that is drawn, with labels that stand outside of the figure, in parts of the figure."""
+    return Bbox(figure.get_tightbbox().get_points() / figure.get_size_inches())
+
+
+def crop(figure: Figure, title: str | None = None) -> None:
+    """Write a title above all that is drawn, in lines as long as the figure. Then fit the figure to what is drawn."""
+    size = figure.get_size_inches()
+    if title:
+        place = {"x": panels_of(figure).x0, "y": drawn_in(figure).y1 + EDGE / size[1], "ha": "left", "va": "bottom"}
+        write_heading(figure, in_lines(title, size[0] - 0.2, TITLE_SIZE), **place, fontsize=TITLE_SIZE)
+    box = figure.get_tightbbox().padded(EDGE)
+
+    def moved(points: Any) -> Any:
+        return (np.asarray(points) * size - box.min) / box.size
+
+    for panel in figure.axes:
+        panel.set_position(Bbox(moved(panel.get_position(original=True).get_points())))
+    for text in figure.texts:
+        text.set_position(moved(text.get_position()))
+    figure.set_size_inches(box.size)
 
 
 def add_pale(panel: Axes, left: float, top: float, wide: float, high: float) -> None:

@@ -1,34 +1,45 @@
-"""A figure of maps, and where its panels are: as large as a page allows, with labels that can be read."""
+"""Maps of tokens by tokens: checked, merged to words, subtracted, and drawn as a grid of panels that can be read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Final, Literal
 
+import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Picture, root_figure, set_content
-from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
-from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
+from captum_vz.visualization.pictures.axes import Chosen, Words
+from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
+from captum_vz.visualization.pictures.scales import (
+    Scale,
+    add_colorbar,
+    bar_room,
+    draw_colorbar,
+    make_scale,
+    rollouts,
+)
+from captum_vz.visualization.tokens import one_example, position_of
 
 # In inches. A cell is as high as a line of text.
 CELL: Final = 0.17
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _ACROSS, _DOWN = "source token", "output token"
-_TITLE, _GAP, _EDGE, _HEADING = 0.24, 0.12, 0.06, 0.3
-_NAME: Final = 0.2  # "source token" and "output token"
-_BAR_GAP, _BAR_TEXT, _BAR_SIDE, _LONGEST_BAR = 0.14, 0.62, 0.14, 2.4
-_SPARSE_FONT: Final = 7.0
+_TITLE, _GAP, _HEADING = 0.24, 0.12, 0.3
+_NAME: Final = 0.26  # "source token" and "output token"
+_BAR_ROOM: Final = 0.75  # of a colour bar with its numbers and its label
+_LONGEST_BAR: Final = 2.4
+_FONTS: Final = (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT)
+_SPARSE_FONT: Final = 7
 _SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
-_LONGEST_SCALE: Final = 3.0
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
-
-Box = tuple[float, float, float, float]  # left, top, width and height
 
 
 def draw_maps(
@@ -106,20 +117,18 @@ def draw_maps(
     named = colors.label(label, "panel")
     if given is not None:
         return _draw_into(given, panels, colors, label)
-    grid = Layout(panels, _EDGE + (_HEADING if title else 0.0), named, size).grid(columns)
-    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7])
-    titles = _titles(panels, colors, grid.boxes[0][2])
-    for index, box in enumerate(grid.boxes):
-        panel = axes.add_axes(figure, box, grid.size)
-        _draw_panel(panel, panels, index, colors, box[2], label, titles)
-        is_lowest = index + grid.columns >= len(drawn)
-        _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    bar = axes.add_axes(figure, grid.bar, grid.size)
-    add_colorbar(bar, colors, named, max(grid.bar[2:]), grid.size[1] - grid.bar[1], grid.is_flat)
-    _name_axes(figure, grid)
-    if title:
-        x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
-        axes.write_heading(figure, title, x=x, y=y, ha="left")
+    across, font, cell = _grid(panels, size, _HEADING if title else 0.0, named, columns)
+    figure = Picture(figsize=size, dpi=axes.DPI[font < 7])
+    high, wide = len(panels.rows.labels) * cell, len(panels.columns.labels) * cell
+    titles = _titles(panels, colors, wide)
+    for index in range(len(drawn)):
+        down, along = divmod(index, across)
+        panel = axes.add_axes(figure, along * (wide + _GAP), down * (high + _TITLE + _GAP), wide, high)
+        _draw_panel(panel, panels, index, colors, wide, label, titles)
+        _label_panel(panel, panels, cell, font, x=index + across >= len(drawn), y=along == 0)
+    _name_axes(figure, across)
+    add_colorbar(figure, colors, named, size[0] < axes.NARROW_PAGE)
+    axes.crop(figure, title)
     return figure
 
 
@@ -134,7 +143,7 @@ def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> 
         _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
         panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
         panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
-    add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
+    draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     return root_figure(given[-1].figure)
 
 
@@ -170,100 +179,170 @@ def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bo
         axes.write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
 
 
-def _name_axes(figure: FigureBase, grid: Grid) -> None:
+def _name_axes(figure: Figure, across: int) -> None:
     """Write what columns and rows are, below and at the left of the middle of the panels."""
     look: dict[str, Any] = {"fontsize": axes.FONT_SIZE + 0.5, "color": "0.25"}
-    (width, height), boxes = grid.size, grid.boxes
-    left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
-    middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
-    figure.text(middle / width, 1 - (grid.bottom - 0.05) / height, _ACROSS, va="bottom", ha="center", **look)
-    middle = (boxes[0][1] + boxes[-1][1] + boxes[-1][3]) / 2
-    figure.text(0.05 / width, 1 - middle / height, _DOWN, va="center", rotation=90, **look)
+    panels, box, (wide, high) = axes.panels_of(figure), axes.drawn_in(figure), figure.get_size_inches()
+    lowest = Bbox.union([panel.get_position() for panel in figure.axes[(len(figure.axes) - 1) // across * across :]])
+    figure.text((lowest.x0 + lowest.x1) / 2, box.y0 - 0.04 / high, _ACROSS, va="top", ha="center", **look)
+    middle = (panels.y0 + panels.y1) / 2
+    figure.text(box.x0 - 0.04 / wide, middle, _DOWN, va="center", ha="right", rotation=90, **look)
+
+
+def _grid(
+    panels: Panels, page: tuple[float, float], top: float, label: str, columns: int | None
+) -> tuple[int, float, float]:
+    """The number of panels in a row, the font of the labels, and the side of a cell in inches.
+
+    They are those with the largest font that fits the page, or the next larger page. If no page has room for a label of
+    each token, every k-th token has one.
+    """
+    count, rows, wide = len(panels.scores), panels.rows.shown, panels.columns.shown
+    choices = [min(columns, count)] if columns else range(1, count + 1)
+    largest_cell = max(CELL, SMALLEST_SIDE / max(len(rows), len(wide)))
+    is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
+
+    def cell(across: int, font: float, limits: tuple[float, float]) -> float:
+        down = math.ceil(count / across)
+        width = limits[0] - 2 * axes.EDGE - _NAME - axes.labels_room(rows, font, panels.marked)
+        height = limits[1] - 2 * axes.EDGE - _NAME - axes.labels_room(wide, font) - top
+        if is_flat:
+            height -= 0.1 + bar_room(label, min(limits[0] * 0.6, _LONGEST_BAR))
+        else:
+            width -= _BAR_ROOM
+        side = (width - (across - 1) * _GAP) / (across * len(wide))
+        return max(min(side, (height - down * (_TITLE + _GAP)) / (down * len(rows)), largest_cell), 1e-3)
+
+    def rank(across: int) -> tuple[float, ...]:
+        """How good so many columns are: nearly a square."""
+        return round(min(cells[across], 0.1), 2), -abs(across - axes.square(count)), -(-count % across), cells[across]
+
+    limits = [(page[0] * growth, page[1] * growth) for growth in _GROWTH]
+    tried = [(font, one, font * axes.LINE) for one in limits for font in _FONTS]
+    for font, limit, least in [*tried, *((_SPARSE_FONT, one, _SMALLEST_CELL) for one in limits)]:
+        cells = {across: cell(across, font, limit) for across in choices}
+        if max(cells.values()) >= least - 1e-9:
+            break
+    fitting = [across for across in choices if cells[across] >= least - 1e-9]
+    across = max(fitting or choices, key=rank if font * axes.LINE == least else cells.__getitem__)
+    return across, font, cells[across]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Panels in inches, from the upper left corner of the figure."""
+class Panels:
+    """Maps `(rows, columns)` in float64 by their titles, ready to be drawn."""
 
-    columns: int  # panels in a row
-    font: float
-    cell: float  # its side
-    size: tuple[float, float]
-    boxes: list[Box]
-    bar: Box
-    is_flat: bool  # whether the bar is horizontal
-    bottom: float  # the lower end of all labels
+    scores: dict[str, Tensor]
+    rows: axes.Axis
+    columns: axes.Axis
+    marked: int | None  # a row
+    is_difference: bool = False
 
+    def counted(self, scores: Tensor) -> Tensor:
+        """The scores that are not dimmed. If all are dimmed: all."""
+        rows, columns = self.rows.counted, self.columns.counted
+        return scores[rows][:, columns] if rows and columns else scores
 
-class Layout:
-    """What a grid has to hold: panels below a title of height `top`, and a colour bar with the label `scale`."""
+    def content(self, title: str, label: str) -> Content:
+        """A map in words and as a table."""
+        scores, rows, columns = self.scores[title], self.rows.labels, self.columns.labels
 
-    def __init__(self, panels: Panels, top: float, scale: str, page: tuple[float, float]) -> None:
-        self.count, self.marked = len(panels.scores), panels.marked
-        self.rows, self.columns = panels.rows.shown, panels.columns.shown
-        self.top, self.scale, self.page = top, scale, page
-        self.is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
+        def table() -> list[tuple[Any, ...]]:
+            lines = enumerate(scores.tolist())
+            return [(title, i, rows[i], j, columns[j], one) for i, line in lines for j, one in enumerate(line)]
 
-    def grid(self, columns: int | None) -> Grid:
-        """The grid with the largest font that fits the page, or the next larger page.
-
-        If no page has room for a label of each token, every k-th token has one.
-        """
-        choices = [min(columns, self.count)] if columns else range(1, self.count + 1)
-        pages = [(self.page[0] * growth, self.page[1] * growth) for growth in _GROWTH]
-        for limits in pages:
-            for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT):
-                cells = self._cells(choices, font, limits)
-                fitting = [across for across, cell in cells.items() if cell >= font * axes.LINE - 1e-9]
-                if fitting:
-                    across = max(fitting, key=lambda one: self._rank(one, cells[one]))
-                    return self._placed(across, font, cells[across])
-        for limits in pages:
-            cells = self._cells(choices, _SPARSE_FONT, limits)
-            across = max(cells, key=cells.__getitem__)
-            if cells[across] >= _SMALLEST_CELL:
-                break
-        return self._placed(across, _SPARSE_FONT, cells[across])
-
-    def _rank(self, across: int, cell: float) -> tuple[float, ...]:
-        """How good so many columns are: nearly a square."""
-        return round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -(-self.count % across), cell
-
-    def _cells(self, choices: Iterable[int], font: float, limits: tuple[float, float]) -> dict[int, float]:
-        """For each number of columns of panels the side of a cell, on a page of these limits."""
-        high, wide = len(self.rows), len(self.columns)
-        left, below = self._labels(font)
-        width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT)
-        height = limits[1] - self.top - below
-        height -= 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if self.is_flat else 0.0
-        largest = max(CELL, SMALLEST_SIDE / max(high, wide))
-        cells = {}
-        for across in choices:
-            down = math.ceil(self.count / across)
-            sides = (width - (across - 1) * _GAP) / (across * wide), (height - down * (_TITLE + _GAP)) / (down * high)
-            cells[across] = max(min(*sides, largest), 1e-3)
-        return cells
-
-    def _labels(self, font: float) -> tuple[float, float]:
-        """The room at the left of the panels and below them."""
-        left = _EDGE + _NAME + axes.labels_room(self.rows, font, self.marked)
-        return left, axes.labels_room(self.columns, font) + _NAME + _EDGE + 0.04
-
-    def _placed(self, across: int, font: float, cell: float) -> Grid:
-        high, wide = len(self.rows) * cell, len(self.columns) * cell
-        left, below = self._labels(font)
-        boxes = [
-            (left + column * (wide + _GAP), self.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
-            for row, column in (divmod(index, across) for index in range(self.count))
-        ]
-        panels, first, last = across * (wide + _GAP) - _GAP, boxes[0][1], boxes[-1][1] + high
-        bottom = last + below  # of all labels
-        if self.is_flat:
-            length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
-            bar = (max(left + (panels - length) / 2, 2 * _EDGE), bottom + 0.08, length, BAR)
-            size = left + panels + 0.1, bar[1] + bar_room(self.scale, length) + _EDGE
+        kind = "difference of two maps" if self.is_difference else "map"
+        size = f"{len(rows)} tokens"
+        if self.rows is not self.columns:
+            size = f"{len(rows)} output tokens by {len(columns)} source tokens"
+        if self.marked is not None:
+            most = largest(scores[self.marked], columns.__getitem__)
+            found = f"the row of {rows[self.marked]} has its largest scores at {most}."
         else:
-            bar = (left + panels + _BAR_GAP, first, BAR, min(last - first, _LONGEST_BAR))
-            scale = first + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE
-            size = bar[0] + BAR + _BAR_TEXT, max(bottom, scale)
-        return Grid(across, font, cell, size, boxes, bar, self.is_flat, bottom)
+            most = largest(scores, lambda i: f"{rows[i // len(columns)]} from {columns[i % len(columns)]}")
+            found = f"the largest scores are {most}."
+        names = ("panel", "out", "output token", "in", "source token", label)
+        return Content(f"{title}, {kind} of {size}: {found}", names, table)
+
+
+def prepare_panels(
+    maps: Mapping[str, Tensor] | Sequence[Tensor],
+    tokens: Sequence[str],
+    token: int | None,
+    out_tokens: Sequence[str] | None,
+    minus: tuple[Any, ...] | None,
+    heads: bool,
+    words: Any,
+    dim: Chosen,
+    drop: Chosen,
+) -> Panels:
+    """Maps that are ready to be drawn; see :func:`draw_maps`."""
+    if out_tokens is None:
+        outputs, columns = tokens, axes.make_axis(tokens, words, dim, drop)
+        rows = columns
+    else:
+        if words not in (None, True, False) and not (isinstance(words, tuple) and len(words) == 2):
+            raise ArgumentError(
+                "words are numbers for one side: with out_tokens pass a pair, (sources, outputs), or True."
+            )
+        in_words, out_words = words if isinstance(words, tuple) else (words, words)
+        outputs, columns = out_tokens, axes.make_axis(tokens, in_words, dim, drop)
+        # Positions name source tokens, but special tokens are known at both sides.
+        rows = axes.make_axis(outputs, out_words, *(one if isinstance(one, str) else None for one in (dim, drop)))
+    scores = _merged(maps, rows, columns, heads)
+    position = position_of(token, outputs)
+    marked = None if position is None else int(rows.member[position])
+    if marked == -1:
+        raise ArgumentError(
+            f"token {token} ({outputs[position or 0]}) is marked and left out: keep it, or mark another."
+        )
+    found = Panels(scores, rows, columns, marked)
+    if minus is None:
+        return found
+    if out_tokens is not None or not 2 <= len(minus) <= 3:
+        raise ArgumentError(
+            "minus needs maps of one text: pass (maps, tokens) or (maps, tokens, words), and no out_tokens."
+        )
+    other = axes.make_axis(minus[1], minus[2] if len(minus) == 3 else words is True, dim, drop)
+    return _difference(found, _merged(minus[0], other, other, heads), other.labels)
+
+
+def _merged(maps: Any, rows: axes.Axis, columns: axes.Axis, heads: bool) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for title, scores in axes.by_title(maps, "draw_maps needs at least one map").items():
+        one = one_example(scores, len(rows.member), len(columns.member), heads=heads)
+        found |= {f"{title}, head {head}": each for head, each in enumerate(one)} if heads else {title: one}
+    return {title: rows.rows(columns.columns(one)) for title, one in found.items()}
+
+
+def _difference(found: Panels, others: dict[str, Tensor], other: list[str]) -> Panels:
+    """The first maps minus the others, of tokens that are aligned by what the two texts share."""
+    if found.scores.keys() != others.keys():
+        raise ArgumentError(f"minus has the maps {list(others)}: pass the same as maps, {list(found.scores)}.")
+    passages = _aligned(found.rows.labels, other)
+    labels = [axes.PAIR.join(dict.fromkeys(map(" ".join, pair))) for pair in passages]
+    first, second = ([place for place, pair in enumerate(passages) for _ in pair[side]] for side in (0, 1))
+    marked = None if found.marked is None else first[found.marked]
+    axis = axes.Axis(labels, torch.tensor(first), sorted({first[i] for i in found.rows.dimmed}))
+    minus = axes.Axis(labels, torch.tensor(second), [])
+    scores = {
+        title: axis.columns(axis.rows(mine)) - minus.columns(minus.rows(others[title]))
+        for title, mine in found.scores.items()
+    }
+    return Panels(scores, axis, axis, marked, is_difference=True)
+
+
+def _aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Passages that stand for each other: one by one where as many differ as in the other text, else together."""
+    groups: list[tuple[Sequence[str], Sequence[str]]] = []
+    for _, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        if b - a == d - c:
+            groups += [([one], [other]) for one, other in zip(first[a:b], second[c:d], strict=True)]
+        elif b > a and d > c:
+            groups.append((first[a:b], second[c:d]))
+        else:
+            raise ArgumentError(
+                f"The two texts cannot be aligned: {' '.join(first[a:b] or second[c:d])!r} has no partner. Pass texts "
+                "that differ in words, with words=True if only their pieces differ."
+            )
+    return groups

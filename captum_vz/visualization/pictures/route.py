@@ -17,8 +17,8 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import Words, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, set_content
-from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted
 
@@ -89,14 +89,14 @@ def draw_route(
     below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
     room = size[1] - below - 0.35
     height = min(room, _LEVEL * (len(steps) + 1))
-    total = left + width + 0.15, height + below + 0.35
-    figure = Picture(figsize=total, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (left, 0.32, width, height), total)
+    figure = Picture(figsize=size, dpi=axes.DPI[0])
+    panel = axes.add_axes(figure, left, 0.32, width, height)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
     axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
     panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, route.content())
+    axes.crop(figure)
     return figure
 
 

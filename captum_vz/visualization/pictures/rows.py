@@ -16,16 +16,16 @@ from torch import Tensor
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
 # In inches.
-ROW, WIDE, _BAR_TEXT, _EDGE = 0.22, 0.36, 0.62, 0.06
+ROW, WIDE, _BAR_TEXT, _TITLE = 0.22, 0.36, 0.62, 0.28
 _NUMBERED: Final = ((0.25, 6.5), (0.2, 5.5))  # the width of a cell and the font of its number in points
 _WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
-_LONGEST_BAR: Final = 2.2
+_LONGEST_BAR: Final = 2.4
 _SPACE: Final = 0.45  # between groups, in rows
 _FEW: Final = 0.9  # the height of rows above which the colour bar stands at their side
 _LONGEST_NAME: Final = 60  # characters
@@ -252,42 +252,24 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     name, rows = colors.label(strips.label, "row"), strips.tops[-1] + 1
     if title is None and strips.position is not None:
         title = f"What {quoted(strips.tokens[strips.position])} draws on"
-    left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
-    right = 0.12 + sum(strips.widths)
-    height = ROW * rows
-    flat_bar = page[0] < axes.NARROW_PAGE or height < _FEW
-    side = 0 if flat_bar else BAR + _BAR_TEXT
-    room, flat = page[0] - left - right - side, strips.longest + 0.1
+    flat_bar = page[0] < axes.NARROW_PAGE or ROW * rows < _FEW
+    room = page[0] - 2 * axes.EDGE - _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) - 0.08
+    room -= sum(strips.widths) + (0 if flat_bar else BAR + _BAR_TEXT)
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
+    flat = strips.longest + 0.1
     fits = flat <= _WIDEST_FLAT and flat * count <= room
     cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / count)
-    across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
         below = axes.labels_room(strips.axis.shown, marked=strips.marked) + 0.05
-    length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
-        below += 0.1 + bar_room(name, length)
-    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.notes else 0)
-    height = max(0.05, min(height, page[1] - above - below - _EDGE))
-    total = above + height + below + _EDGE
-    if not flat_bar:
-        total = max(total, above + min(axes.text_width(name, axes.FONT_SIZE), 3) + _EDGE)
-    heading = axes.text_width(title, axes.FONT_SIZE + 2) if title else 0
-    size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, page[0]), total
-    figure = Picture(figsize=size, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (left, above, across, height), size)
-    _draw(panel, strips, colors, cell, height / rows)
-    if flat_bar:
-        bar = axes.add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
-        add_colorbar(bar, colors, name, length, flat=True)
-    else:
-        length = min(_LONGEST_BAR, max(height, 0.8))
-        bar = axes.add_axes(figure, (left + across + right, above, BAR, length), size)
-        add_colorbar(bar, colors, name, length, size[1] - above)
-    if title:
-        place = {"x": left / size[0], "y": 1 - 0.05 / size[1], "ha": "left"}
-        axes.write_heading(figure, title, **place, fontsize=axes.FONT_SIZE + 2)
+        below += 0.1 + bar_room(name, min(_LONGEST_BAR, max(cell * count, 1.0)))
+    above = (_TITLE if title else 0.0) + (0.2 if strips.notes else 0)
+    height = max(0.05, min(ROW * rows, page[1] - above - below - 2 * axes.EDGE))
+    figure = Picture(figsize=page, dpi=axes.DPI[0])
+    _draw(axes.add_axes(figure, 0, 0, cell * count, height), strips, colors, cell, height / rows)
+    add_colorbar(figure, colors, name, flat_bar)
+    axes.crop(figure, title)
     return figure
 
 

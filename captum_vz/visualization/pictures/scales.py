@@ -14,14 +14,25 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, in_lines, largest_font, set_label, text_width
+from captum_vz.visualization.pictures.axes import (
+    FONT_SIZE,
+    LINE,
+    drawn_in,
+    in_lines,
+    largest_font,
+    panels_of,
+    set_label,
+    text_width,
+)
 
 _NAMES: Final = ("shared", "panel", "root")
 BAR: Final = 0.11  # the width of a colour bar in inches
+_LONGEST: Final = 2.4  # inches of a colour bar
 _MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
 
 
@@ -119,29 +130,36 @@ def bar_room(label: str, width: float) -> float:
     return BAR + 0.18 + FONT_SIZE * LINE * (in_lines(label, width).count("\n") + 1)
 
 
-def add_colorbar(
-    place: Axes, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
-) -> None:
-    """Draw the colour bar of a scale into axes of this length in inches.
+def add_colorbar(figure: Figure, scale: Scale, label: str, flat: bool) -> None:
+    """Draw the colour bar of a scale at the right of all that is drawn, or below it if it is flat."""
+    panels, (wide, high) = panels_of(figure), figure.get_size_inches()
+    drawn = drawn_in(figure)
+    length = min(_LONGEST, max(panels.width * wide, 1.0) if flat else max(panels.height * high, 0.8))
+    if flat:
+        left = (panels.x0 + panels.x1) / 2 - length / wide / 2
+        box = left, drawn.y0 - (0.08 + BAR) / high, length / wide, BAR / high
+    else:
+        box = drawn.x1 + 0.12 / wide, panels.y1 - length / high, BAR / wide, length / high
+    draw_colorbar(figure.add_axes(box), scale, label, length, flat)
 
-    The label of a flat bar has lines as long as the bar. Otherwise, a label that is longer than `room`, from the upper
-    end of the bar to the lower end of the figure, has a smaller font.
-    """
+
+def draw_colorbar(place: Axes, scale: Scale, label: str, length: float, flat: bool = False) -> None:
+    """Draw the colour bar of a scale into axes of this length in inches. A long label has lines, or a smaller font."""
     extend: Any = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
     orientation: Any = "horizontal" if flat else "vertical"
     bar = place.figure.colorbar(scale.mappable(), cax=place, extend=extend, orientation=orientation)
-    set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
+    _set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
         bar.set_label(in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
     else:
-        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+        font = largest_font([label], max(length, _LONGEST), FONT_SIZE)
         bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
     set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
     bar.outline.set_linewidth(0.5)
 
 
-def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
+def _set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
     """Write about `count` round numbers on the colour bar of a scale."""
     if not isinstance(scale.shared, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import by_title
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
 from captum_vz.visualization.tokens import one_example, position_of, shortened
@@ -88,7 +88,7 @@ def draw_audio(
     colors = make_scale([values], "shared", None)
     top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
     figure = Picture(figsize=size, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
+    panel = axes.add_axes(figure, 0.65, top, size[0] - 0.8, size[1] - top - 0.42)
     _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
     axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     for (start, end), name in zip(times, names or (), strict=False):
