@@ -17,12 +17,12 @@ import torch
 from matplotlib import font_manager, rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
@@ -51,7 +51,6 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
 QUIET: Final = "0.55"  # the grey of labels that matter less
 DPI: Final = (150, 200)  # of figures, and of figures with small fonts
-_ALL_DPI: Final = (*DPI, 1200)  # the last is so fine that rounding to pixels does not matter
 #: Width and height in inches of the space on a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
@@ -96,6 +95,11 @@ class Axis:
         ones = self._ones()
         return (ones / ones.sum(0)).T @ scores.to(torch.float64)
 
+    def place_of(self, position: int | None) -> int | None:
+        """The row or column of a token. None: there is no token, or it is left out."""
+        place = -1 if position is None else int(self.member[position])
+        return None if place < 0 else place
+
     def _ones(self) -> Tensor:
         return (self.member[:, None] == torch.arange(len(self.labels))).to(torch.float64)
 
@@ -134,7 +138,7 @@ def by_title(given: Any, needed: str) -> Mapping[str, Any]:
     return found
 
 
-def set_label(text: Text, color: str | None = None, source: str | None = None) -> None:
+def set_label(text: Text, source: str | None = None) -> None:
     """Make a text plain: no formula, and fonts for all its characters.
 
     `source` is what is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
@@ -143,8 +147,6 @@ def set_label(text: Text, color: str | None = None, source: str | None = None) -
     text.set_text(writable(text.get_text() if source is None else source))
     if not text.get_text().isascii():
         text.set_fontfamily(_families(text.get_text()))
-    if color is not None:
-        text.set_color(color)
 
 
 def writable(text: str) -> str:
@@ -203,18 +205,13 @@ def _letters_of(path: str) -> frozenset[int]:
         return frozenset()
 
 
-@cache
-def _renderer(dpi: int) -> Any:
-    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=dpi)).get_renderer()  # type: ignore[no-untyped-call]  # untyped
-
-
 @lru_cache(maxsize=4096)
 def text_width(text: str, font: float, weight: str = "normal") -> float:
-    """The width of a text in inches, in files of pixels, where letters begin at whole pixels, and in vector files."""
+    """The width of a text in inches, with room for files of pixels, in which letters begin at whole pixels."""
     text = writable(text)
     properties = FontProperties(family=_families(text), size=font, weight=weight)
-    measured = [(dpi, _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)) for dpi in _ALL_DPI]
-    return float(max(width / dpi for dpi, (width, _, _) in measured))
+    width, _, _ = text_to_path.get_text_width_height_descent(text, properties, ismath=False)
+    return 1.05 * float(width) / 72
 
 
 def labels_room(labels: Sequence[str], font: float = FONT_SIZE, marked: int | None = None) -> float:
@@ -241,30 +238,27 @@ def write_labels(
     kept = list(range(0, len(labels), every))
     if marked is not None:
         kept = sorted({marked, *(i for i in kept if every == 1 or abs(i - marked) >= every)})
-    axis.set_ticks(kept, [writable(labels[i]) for i in kept])  # matplotlib writes them again whenever it draws
+    look: dict[str, Any] = {"fontsize": font} | ({"rotation": 90} if axis is axis.axes.xaxis else {})
+    write_plain_labels(axis, kept, [labels[i] for i in kept], **look)
     axis.set_tick_params(length=TICK, width=0.4, color="0.3", pad=PAD)
-    for place, tick in zip(kept, axis.get_major_ticks(len(kept)), strict=True):
-        for text in (tick.label1, tick.label2):
-            text.set_fontsize(font)
-            if axis is axis.axes.xaxis:
-                text.set_rotation(90)
-            set_label(text, QUIET if place in dimmed else None, labels[place])
-            if place == marked:
-                text.set(color=MARK, fontweight="bold")
+    for place, text in zip(kept, axis.get_ticklabels(), strict=True):
+        if place == marked:
+            text.set(color=MARK, fontweight="bold")
+        elif place in dimmed:
+            text.set_color(QUIET)
 
 
 def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
     """Label places of an axis, with options of a text."""
     axis.set_ticks(places, [writable(label) for label in labels], **options)
-    for tick, label in zip(axis.get_major_ticks(len(places)), labels, strict=True):
-        for text in (tick.label1, tick.label2):
-            set_label(text, None, label)
+    for text, label in zip(axis.get_ticklabels(), labels, strict=True):
+        set_label(text, label)
 
 
-def in_lines(text: str, width: float, font: float = FONT_SIZE, least: int = 12) -> str:
+def in_lines(text: str, width: float, font: float = FONT_SIZE, least: int = 12, **options: Any) -> str:
     """The text in lines that are about as wide as this in inches, and have at least so many characters."""
-    letters = len(text) * width / max(text_width(text, font), width)
-    return "\n".join(wrap(text, max(least, int(letters)))) or text
+    letters = len(text) * min(1.0, width / (text_width(text, font) or width))
+    return "\n".join(wrap(text, max(least, int(letters)), **options)) or text
 
 
 def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
@@ -276,28 +270,11 @@ def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
     return font
 
 
-def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
+def fit_titles(titles: Iterable[str], width: float) -> tuple[list[str], float]:
     """Titles that are no wider than a panel, and their font. One that does not fit has two lines, or is cut."""
+    titles = list(titles)
     font = largest_font(titles, width, FONT_SIZE + 1.5)
-    if max(text_width(title, font) for title in titles) <= width:
-        return list(titles), font
-    broken = [_in_two_lines(title) for title in titles]
-    font = largest_font(broken, width, SMALLEST_FONT + 1)
-    broken = [one if text_width(one, font) <= width else two for one, two in zip(titles, broken, strict=True)]
-    return ["\n".join(_cut(line, width, font) for line in title.split("\n")) for title in broken], font
-
-
-def _in_two_lines(title: str) -> str:
-    """The title with a line break in place of the space that is nearest to its middle."""
-    spaces = [place for place, letter in enumerate(title) if letter == " "]
-    middle = min(spaces, key=lambda place: abs(place - len(title) / 2), default=None)
-    return title if middle is None else f"{title[:middle]}\n{title[middle + 1 :]}"
-
-
-def _cut(line: str, width: float, font: float) -> str:
-    while len(line) > 2 and text_width(line, font) > width:
-        line = f"{line.removesuffix('…')[:-1]}…"
-    return line
+    return [in_lines(title, width, font, 3, max_lines=2, placeholder="…") for title in titles], font
 
 
 def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
@@ -305,26 +282,10 @@ def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
     set_label(figure.suptitle(title, **look))
 
 
-def write_title(panel: Axes, title: str, font: float) -> None:
-    """Write the title of a panel as plain text."""
-    set_label(panel.set_title(title, fontsize=font, pad=3))
-
-
-def given_axes(ax: Any, count: int) -> list[Axes] | None:
-    """The axes of a user as a list of `count`. None: there are none."""
-    if ax is None:
-        return None
-    found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
-    if len(found) != count:
-        raise ArgumentError(f"ax holds {len(found)} axes, but there are {count} panels: pass one for each panel.")
-    return found
-
-
-def size_of_axes(panel: Axes) -> tuple[float, float]:
+def size_of(panel: Axes) -> tuple[float, float]:
     """The size of axes in inches, as far as it is known before the figure is drawn."""
-    figure: Any = panel.figure  # or a subfigure, whose bbox matplotlib's stubs do not have
-    dpi, box = root_figure(figure).dpi, panel.get_position()
-    return box.width * figure.bbox.width / dpi, box.height * figure.bbox.height / dpi
+    width, height = panel.get_window_extent().size / root_figure(panel.figure).dpi
+    return float(width), float(height)
 
 
 def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:

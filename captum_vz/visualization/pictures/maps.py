@@ -19,6 +19,8 @@ from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.axes import Chosen, Words
 from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
 from captum_vz.visualization.pictures.scales import (
+    BAR_ROOM,
+    LONGEST_BAR,
     Scale,
     add_colorbar,
     bar_room,
@@ -34,8 +36,6 @@ SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _ACROSS, _DOWN = "source token", "output token"
 _TITLE, _GAP, _HEADING = 0.24, 0.12, 0.3
 _NAME: Final = 0.26  # "source token" and "output token"
-_BAR_ROOM: Final = 0.75  # of a colour bar with its numbers and its label
-_LONGEST_BAR: Final = 2.4
 _FONTS: Final = (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT)
 _SPARSE_FONT: Final = 7
 _SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
@@ -109,74 +109,81 @@ def draw_maps(
     >>> [panel.get_title() for panel in figure.axes[:4]]
     ['layer 0', 'layer 1', 'layer 2', 'layer 3']
     """
-    panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
-    label = f"{label}, first text minus second" if panels.is_difference else label
+    rows, sources = _axes_of(tokens, out_tokens, words, dim, drop)
+    outputs = tokens if out_tokens is None else out_tokens
+    position = position_of(token, outputs)
+    panels = Panels(_merged(maps, rows, sources, heads), rows, sources, rows.place_of(position))
+    if position is not None and panels.marked is None:
+        raise ArgumentError(f"token {token} ({outputs[position]}) is marked and left out: keep it, or mark another.")
+    if minus is not None:
+        if out_tokens is not None or not 2 <= len(minus) <= 3:
+            raise ArgumentError(
+                "minus needs maps of one text: pass (maps, tokens) or (maps, tokens, words), and no out_tokens."
+            )
+        other = axes.make_axis(minus[1], minus[2] if len(minus) == 3 else words is True, dim, drop)
+        panels = _difference(panels, _merged(minus[0], other, other, heads), other.labels)
+        label = f"{label}, first text minus second"
     drawn = list(panels.scores.values())
-    given = axes.given_axes(ax, len(drawn))
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
-    named = colors.label(label, "panel")
-    if given is not None:
-        return _draw_into(given, panels, colors, label)
+    named = colors.label(label)
+    if ax is not None:
+        return _draw_into(ax, panels, colors, label, named)
     across, font, cell = _grid(panels, size, _HEADING if title else 0.0, named, columns)
     figure = Picture(figsize=size, dpi=axes.DPI[font < 7])
     high, wide = len(panels.rows.labels) * cell, len(panels.columns.labels) * cell
-    titles = _titles(panels, colors, wide)
-    for index in range(len(drawn)):
-        down, along = divmod(index, across)
-        panel = axes.add_axes(figure, along * (wide + _GAP), down * (high + _TITLE + _GAP), wide, high)
-        _draw_panel(panel, panels, index, colors, wide, label, titles)
-        _label_panel(panel, panels, cell, font, x=index + across >= len(drawn), y=along == 0)
+    places = [divmod(index, across) for index in range(len(drawn))]
+    down, along = high + _TITLE + _GAP, wide + _GAP
+    given = [axes.add_axes(figure, along * right, down * below, wide, high) for below, right in places]
+    edges = [(index + across >= len(drawn), index % across == 0) for index in range(len(drawn))]
+    _draw_panels(given, edges, panels, colors, label, font)
     _name_axes(figure, across)
     add_colorbar(figure, colors, named, size[0] < axes.NARROW_PAGE)
     axes.crop(figure, title)
     return figure
 
 
-def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
-    titles = _titles(panels, colors, min(axes.size_of_axes(panel)[0] for panel in given))
-    for index, panel in enumerate(given):
-        width, height = axes.size_of_axes(panel)
-        _draw_panel(panel, panels, index, colors, width, label, titles)
-        cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
-        place = panel.get_subplotspec()
-        x, y = (True, True) if place is None else (place.is_last_row(), place.is_first_col())
-        _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
-        panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
-        panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
-    draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
+def _draw_into(ax: Any, panels: Panels, colors: Scale, label: str, named: str) -> Figure:
+    """Draw into axes of a user, with names and labels at the left and lower edges of a grid."""
+    given = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
+    if len(given) != (count := len(panels.scores)):
+        raise ArgumentError(f"ax holds {len(given)} axes, but there are {count} panels: pass one for each panel.")
+    specs = [panel.get_subplotspec() for panel in given]
+    edges = [(one is None or one.is_last_row(), one is None or one.is_first_col()) for one in specs]
+    _draw_panels(given, edges, panels, colors, label, axes.FONT_SIZE)
+    for panel, (is_lowest, is_first) in zip(given, edges, strict=True):
+        panel.set_xlabel(_ACROSS if is_lowest else "", fontsize=axes.FONT_SIZE)
+        panel.set_ylabel(_DOWN if is_first else "", fontsize=axes.FONT_SIZE)
+    draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, named, axes.size_of(given[-1])[1])
     return root_figure(given[-1].figure)
 
 
-def _draw_panel(
-    panel: Axes, panels: Panels, index: int, colors: Scale, width: float, label: str, titles: tuple[list[str], float]
+def _draw_panels(
+    given: list[Axes], edges: list[tuple[bool, bool]], panels: Panels, colors: Scale, label: str, font: float
 ) -> None:
-    name, scores = list(panels.scores.items())[index]
-    panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
-    axes.write_title(panel, titles[0][index], titles[1])
-    panel.spines[:].set_linewidth(0.5)
-    high, wide = scores.shape
-    for row in panels.rows.dimmed:
-        axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
-    for column in panels.columns.dimmed:
-        axes.add_pale(panel, column - 0.5, -0.5, 1, high)
-    if panels.marked is not None:  # above the frame of the panel
-        look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
-        axes.add_frame(panel, -0.5, panels.marked - 0.5, wide, 1, **look)
-    set_content(panel, panels.content(name, label))
-
-
-def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
-    """The titles of panels. Those of panels with their own scale say where it ends."""
-    ends = (f" (to {colors.end(index):.2g})" if index in colors.apart else "" for index in range(len(panels.scores)))
-    return axes.fit_titles([f"{name}{end}" for name, end in zip(panels.scores, ends, strict=True)], width)
-
-
-def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
-    panel.set(xticks=[], yticks=[])
-    if y:
-        axes.write_labels(panel.yaxis, panels.rows.shown, cell, font, panels.marked, panels.rows.dimmed)
-    if x:
-        axes.write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
+    """Draw each panel into its axes. `edges`: whether the axes are the lowest ones, and the first ones."""
+    rows, columns, marked = panels.rows, panels.columns, panels.marked
+    high, wide = len(rows.labels), len(columns.labels)
+    titles, title_font = axes.fit_titles(colors.titled(panels.scores), min(axes.size_of(one)[0] for one in given))
+    for index, (panel, (name, scores)) in enumerate(zip(given, panels.scores.items(), strict=True)):
+        panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
+        axes.set_label(panel.set_title(titles[index], fontsize=title_font, pad=3))
+        panel.spines[:].set_linewidth(0.5)
+        for row in rows.dimmed:
+            axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
+        for column in columns.dimmed:
+            axes.add_pale(panel, column - 0.5, -0.5, 1, high)
+        width, height = axes.size_of(panel)
+        if marked is not None:  # above the frame of the panel
+            look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
+            axes.add_frame(panel, -0.5, marked - 0.5, wide, 1, **look)
+        panel.set(xticks=[], yticks=[])
+        is_lowest, is_first = edges[index]
+        cell = min(width / wide, height / high)
+        if is_first:
+            axes.write_labels(panel.yaxis, rows.shown, cell, font, marked, rows.dimmed)
+        if is_lowest:
+            axes.write_labels(panel.xaxis, columns.shown, cell, font, None, columns.dimmed)
+        set_content(panel, panels.content(name, label))
 
 
 def _name_axes(figure: Figure, across: int) -> None:
@@ -207,9 +214,9 @@ def _grid(
         width = limits[0] - 2 * axes.EDGE - _NAME - axes.labels_room(rows, font, panels.marked)
         height = limits[1] - 2 * axes.EDGE - _NAME - axes.labels_room(wide, font) - top
         if is_flat:
-            height -= 0.1 + bar_room(label, min(limits[0] * 0.6, _LONGEST_BAR))
+            height -= 0.1 + bar_room(label, min(limits[0] * 0.6, LONGEST_BAR))
         else:
-            width -= _BAR_ROOM
+            width -= BAR_ROOM
         side = (width - (across - 1) * _GAP) / (across * len(wide))
         return max(min(side, (height - down * (_TITLE + _GAP)) / (down * len(rows)), largest_cell), 1e-3)
 
@@ -265,46 +272,18 @@ class Panels:
         return Content(f"{title}, {kind} of {size}: {found}", names, table)
 
 
-def prepare_panels(
-    maps: Mapping[str, Tensor] | Sequence[Tensor],
-    tokens: Sequence[str],
-    token: int | None,
-    out_tokens: Sequence[str] | None,
-    minus: tuple[Any, ...] | None,
-    heads: bool,
-    words: Any,
-    dim: Chosen,
-    drop: Chosen,
-) -> Panels:
-    """Maps that are ready to be drawn; see :func:`draw_maps`."""
+def _axes_of(
+    tokens: Sequence[str], out_tokens: Sequence[str] | None, words: Any, dim: Chosen, drop: Chosen
+) -> tuple[axes.Axis, axes.Axis]:
+    """The rows and the columns. Positions name source tokens, but special tokens are known at both sides."""
     if out_tokens is None:
-        outputs, columns = tokens, axes.make_axis(tokens, words, dim, drop)
-        rows = columns
-    else:
-        if words not in (None, True, False) and not (isinstance(words, tuple) and len(words) == 2):
-            raise ArgumentError(
-                "words are numbers for one side: with out_tokens pass a pair, (sources, outputs), or True."
-            )
-        in_words, out_words = words if isinstance(words, tuple) else (words, words)
-        outputs, columns = out_tokens, axes.make_axis(tokens, in_words, dim, drop)
-        # Positions name source tokens, but special tokens are known at both sides.
-        rows = axes.make_axis(outputs, out_words, *(one if isinstance(one, str) else None for one in (dim, drop)))
-    scores = _merged(maps, rows, columns, heads)
-    position = position_of(token, outputs)
-    marked = None if position is None else int(rows.member[position])
-    if marked == -1:
-        raise ArgumentError(
-            f"token {token} ({outputs[position or 0]}) is marked and left out: keep it, or mark another."
-        )
-    found = Panels(scores, rows, columns, marked)
-    if minus is None:
-        return found
-    if out_tokens is not None or not 2 <= len(minus) <= 3:
-        raise ArgumentError(
-            "minus needs maps of one text: pass (maps, tokens) or (maps, tokens, words), and no out_tokens."
-        )
-    other = axes.make_axis(minus[1], minus[2] if len(minus) == 3 else words is True, dim, drop)
-    return _difference(found, _merged(minus[0], other, other, heads), other.labels)
+        both = axes.make_axis(tokens, words, dim, drop)
+        return both, both
+    if words not in (None, True, False) and not (isinstance(words, tuple) and len(words) == 2):
+        raise ArgumentError("words are numbers for one side: with out_tokens pass a pair, (sources, outputs), or True.")
+    in_words, out_words = words if isinstance(words, tuple) else (words, words)
+    named = (one if isinstance(one, str) else None for one in (dim, drop))
+    return axes.make_axis(out_tokens, out_words, *named), axes.make_axis(tokens, in_words, dim, drop)
 
 
 def _merged(maps: Any, rows: axes.Axis, columns: axes.Axis, heads: bool) -> dict[str, Tensor]:

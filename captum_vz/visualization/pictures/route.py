@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import torch
@@ -78,7 +79,15 @@ def draw_route(
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     axis, count = make_axis(tokens, words), len(tokens)
     layers = [axis.rows(axis.columns(one_example(one, count, count))) for one in maps]
-    steps = _checked([add_residual(one[None], residual)[0] for one in layers])
+    if not layers:
+        raise ArgumentError("draw_route needs the map of at least one layer, got none.")
+    steps = [add_residual(one[None], residual)[0].double() for one in layers]
+    for layer, step in enumerate(steps):
+        if bool((step < 0).any()) or float(step.sum(1).max()) > 1.01:
+            raise ArgumentError(
+                f"The map of layer {layer} has scores from {float(step.min()):.3g} and rows with a sum of up to "
+                f"{float(step.sum(1).max()):.3g}: pass maps of shares, whose rows sum to 1."
+            )
     start = int(axis.member[position_of(token, tokens) or 0])
     edges, strongest = route_edges(steps, start, threshold), strongest_paths(steps, start, paths)
     route = Route(axis.labels, start, steps, edges, strongest, threshold)
@@ -174,18 +183,6 @@ def strongest_paths(steps: Sequence[Tensor], start: int, count: int) -> list[tup
     return found
 
 
-def _checked(steps: list[Tensor]) -> list[Tensor]:
-    if not steps:
-        raise ArgumentError("draw_route needs the map of at least one layer, got none.")
-    for layer, step in enumerate(steps):
-        if bool((step < 0).any()) or float(step.sum(1).max()) > 1.01:
-            raise ArgumentError(
-                f"The map of layer {layer} has scores from {float(step.min()):.3g} and rows with a sum of up to "
-                f"{float(step.sum(1).max()):.3g}: pass maps of shares, whose rows sum to 1."
-            )
-    return [step.double() for step in steps]
-
-
 def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: float) -> None:
     depth = len(route.steps)
     lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in route.edges]
@@ -204,7 +201,7 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
         panel.text(*at, number, **look)
     panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
-    every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
+    every = math.ceil(0.13 / level)
     panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=axes.FONT_SIZE)
     panel.tick_params(axis="y", length=0)
     axes.write_labels(panel.xaxis, labels, cell, axes.FONT_SIZE, route.start)
@@ -215,15 +212,14 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
 
 def _numbers(steps: list[Tensor], path: list[int], level: float) -> Iterator[tuple[tuple[float, float], str]]:
     """The scores of the steps of a path, and their places. Equal steps in a row at one token have one number."""
-    runs: list[tuple[tuple[int, int, str], list[int]]] = []  # equal steps and their layers
-    for layer, (low, high) in enumerate(pairwise(path)):
-        step = low, high, short_number(float(steps[layer][high, low]))
-        if runs and low == high and runs[-1][0] == step:
-            runs[-1][1].append(layer)
-        else:
-            runs.append((step, [layer]))
-    for (low, high, number), layers in runs:
-        count = len(layers)
+    each = [
+        (low, high, short_number(float(step[high, low])))
+        for step, (low, high) in zip(steps, pairwise(path), strict=True)
+    ]
+    layer = 0
+    for (low, high, number), equal in groupby(each):
+        count = len(list(equal))
         if level * count >= _NUMBER * axes.LINE:
             text = number if count == 1 else f"{number} ({count} layers)"
-            yield ((low + high) / 2, layers[0] + count / 2), text
+            yield ((low + high) / 2, layer + count / 2), text
+        layer += count
