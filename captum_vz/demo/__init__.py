@@ -18,9 +18,9 @@ from captum_vz.errors import ArgumentError
 from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM, find_models
-from captum_vz.tables import note
 from captum_vz.testbed.models import PACKAGED
 from captum_vz.visualization import read_provenance
+from captum_vz.visualization.forms import note
 
 __all__ = ["serve"]
 

@@ -30,8 +30,8 @@ from captum_vz.subjects.heads import CHOICE, OF_IMAGES, SEQ2SEQ
 from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import check_room, prepare_text
 from captum_vz.subjects.texts import remarks as remarks_on
-from captum_vz.tables import frame, html_table, note, page
 from captum_vz.visualization import View, add_provenance, draw_comparison, draw_image, weights_fingerprint
+from captum_vz.visualization.forms import html_table, note, page
 
 TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
@@ -154,11 +154,11 @@ class Answers:
         told += [f"{_sentence(renamed(line, FIELDS))}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
-        shown = frame(view)
+        shown = view.frame()
         if other:
             self._check_text(subject, other)
             compared = explained_by(subject, other, second, replace(wish, token=None), tables, skip=True)
-            shown += frame(compared.view(title=other, about=files.about))
+            shown += compared.view(title=other, about=files.about).frame()
         shares = _table(found, subject.reads_text)
         yield Answer(note([*told, *_told(remarks)]), shown, shares=shares)
         files.save_page(view)
@@ -212,7 +212,7 @@ class Answers:
         steps = files.save_picture(found.plot(-1, mask=mask), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
         told = note([f"{text} … {found.text}", *_told(remarks)])
-        return Answer(told, frame(view), methods=steps, files=files.paths)
+        return Answer(told, view.frame(), methods=steps, files=files.paths)
 
     def _load(self, model: str) -> Subject:
         """The model, if it is offered."""
@@ -271,7 +271,7 @@ class Files:
     def save_page(self, view: View) -> None:
         """The view as a page, with a table that says where the numbers come from."""
         origin = html_table("Where the numbers come from", ["field", "value"], [*map(list, self.origin.items())])
-        (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
+        (self.folder / "page.html").write_text(page(TITLE, view.frame(), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
         """The path of a figure as PNG, which is also written as SVG. `method` is the one that it shows; None: all."""

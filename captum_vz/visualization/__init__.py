@@ -23,7 +23,7 @@ function           takes                              returns
 ================== ================================== ========================================
 """
 
-from captum_vz.visualization.captum_forms import save_html, text_record
+from captum_vz.visualization.forms import save_html, terminal_text, text_record
 from captum_vz.visualization.pictures.files import (
     Description,
     add_provenance,
@@ -36,7 +36,6 @@ from captum_vz.visualization.pictures.maps import draw_maps
 from captum_vz.visualization.pictures.route import draw_route
 from captum_vz.visualization.pictures.rows import draw_comparison, draw_row
 from captum_vz.visualization.pictures.signals import draw_audio, draw_image, image_grid
-from captum_vz.visualization.terminal import terminal_text
 from captum_vz.visualization.tokens import readable_tokens
 from captum_vz.visualization.view import View, three_steps, view
 

@@ -66,6 +66,10 @@ class View:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
         return document.page(self, static=document.static_table(self))
 
+    def frame(self) -> str:
+        """The page in a frame of another page."""
+        return document.frame(self.html(), self.title)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""
         write_file(path, self.html())

@@ -295,7 +295,8 @@ def three_steps() -> str:
 
 def frame(document: str, title: str) -> str:
     """The document inside a frame, whose height follows its content."""
-    inside = document.replace("&", "&amp;").replace('"', "&quot;")
+    # Gradio warns of each "<script", also of one inside a frame.
+    inside = document.replace("&", "&amp;").replace('"', "&quot;").replace("<script", "&lt;script")
     name = escape(visible(title)).encode("ascii", "xmlcharrefreplace").decode()
     style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
     attributes = f'title="{name}" style="{style}" allow="clipboard-write" srcdoc="{inside}"'
