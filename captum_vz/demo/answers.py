@@ -150,8 +150,8 @@ class Answers:
             blanked = truth_of(text, subject, wish.token, wish.target, wish.foil)
             found.truth = blanked.shares
             told.append(f"Blanking out: each token's share of what changes the {blanked.answer}.")
-            told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
-        told += [f"{_sentence(renamed(line, FIELDS))}." for line in found.told]
+            told += [f"{_sentence(why)}."] if why else []
+        told += [f"{_sentence(line)}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
         shown = view.frame()
@@ -253,15 +253,10 @@ class Files:
     """The files of one answer, in an empty folder. They say where their numbers come from."""
 
     def __init__(self, folder: Path, explained: Any, model: str, method: str, text: str) -> None:
-        self.folder, package = folder, f"captum_vz {__version__}"
-        weights, kind = _fingerprint(explained), type(explained).__name__
-        self.origin = {"package": package, "model": model, "model class": kind, "weights": weights}
-        self.origin |= {"method": method, "text": text}
-
-    @property
-    def about(self) -> dict[str, str]:
-        """Where the numbers come from, for the foot of a view."""
-        return {"model": self.origin["model"], "weights": f"sha256 {self.origin['weights'][:12]}"}
+        self.folder, weights = folder, _fingerprint(explained)
+        self.origin = {"package": f"captum_vz {__version__}", "model": model, "model class": type(explained).__name__}
+        self.origin |= {"weights": weights, "method": method, "text": text}
+        self.about = {"model": model, "weights": f"sha256 {weights[:12]}"}  # for the foot of a view
 
     @property
     def paths(self) -> list[str]:
@@ -318,17 +313,17 @@ def _remembered() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _refusal(error: BaseException) -> str:
-    return note([_sentence(" ".join(renamed(error, FIELDS).split())) or type(error).__name__], alert=True)
+    return note([" ".join(_sentence(error).split()) or type(error).__name__], alert=True)
 
 
-def _sentence(line: str) -> str:
-    """A message of the command line, which begins with a small letter, as a sentence of a page."""
-    return line[:1].upper() + line[1:]
+def _sentence(line: Any) -> str:
+    """A message of the command line, which begins with a small letter, as a sentence of a page with its fields."""
+    told = renamed(line, FIELDS)
+    return told[:1].upper() + told[1:]
 
 
 def _told(remarks: list[Any]) -> list[str]:
-    told = (_sentence(renamed(str(one.message), FIELDS)) for one in remarks if one.category is UserWarning)
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(_sentence(str(one.message)) for one in remarks if one.category is UserWarning))
 
 
 def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:

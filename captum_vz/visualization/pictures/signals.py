@@ -73,32 +73,29 @@ def draw_audio(
     'seconds'
     """
     sound, values = _line(waveform, "waveform"), _line(scores, "scores")
-    length = len(sound) / sampling_rate
-    edges = torch.linspace(0, length, len(values) + 1).tolist()
+    length, count = len(sound) / sampling_rate, len(values)
+    edges = torch.linspace(0, length, count + 1).tolist()
     times = list(pairwise(edges)) if spans is None else [(float(a), float(b)) for a, b in spans]
-    for what, listed in (("span", times), ("name", values if names is None else names)):
-        if len(listed) != len(values):
-            raise ArgumentError(
-                f"There are {len(values)} scores and {len(listed)} {what}s: pass a {what} for each score."
-            )
+    called = [""] * count if names is None else list(names)
+    for what, listed in (("span", times), ("name", called)):
+        if len(listed) != count:
+            raise ArgumentError(f"There are {count} scores and {len(listed)} {what}s: pass a {what} for each score.")
     wrong = [one for one in times if not 0 <= one[0] < one[1] <= length * 1.01]
     if wrong:
         raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
-    place = position_of(token, [""] * len(values))
+    place = position_of(token, called)
     colors = make_scale([values], "shared")
-    top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
-    figure = Picture(figsize=size, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, 0.65, top, size[0] - 0.8, size[1] - top - 0.42)
+    figure = Picture(figsize=size, dpi=axes.DPI[0], layout="constrained")
+    panel = figure.subplots()
     _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
     axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     for (start, end), name in zip(times, names or (), strict=False):
         look: Any = {"ha": "center", "va": "bottom", "fontsize": axes.FONT_SIZE}
         axes.set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, shortened(name), **look))
     if title:
-        axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if names is not None else 4))
-    called = list(names or [""] * len(values))
+        axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=4 if names is None else 14))
     most = largest(values, lambda i: f"{called[i]} {times[i][0]:.2f} to {times[i][1]:.2f} s".strip())
-    sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
+    sentence = f"A sound of {times[-1][1]:.2f} seconds with {count} scores. The largest are {most}."
     rows = [(i, *times[i], called[i], value) for i, value in enumerate(values.tolist())]
     set_content(panel, Content(sentence, ("place", "start", "end", "name", label), lambda: rows))
     return figure
