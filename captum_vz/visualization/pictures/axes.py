@@ -284,8 +284,8 @@ def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
 
 def size_of(panel: Axes) -> tuple[float, float]:
     """The size of axes in inches, as far as it is known before the figure is drawn."""
-    width, height = panel.get_window_extent().size / root_figure(panel.figure).dpi
-    return float(width), float(height)
+    box, dpi = panel.get_window_extent(), root_figure(panel.figure).dpi
+    return box.width / dpi, box.height / dpi
 
 
 def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:

@@ -122,12 +122,11 @@ class Route:
 
     def legend(self, width: float) -> str:
         """What lines, colours and numbers mean, in lines that are as wide as the panel."""
-        parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
-        if self.paths:
-            marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
-            numbers = "each step's score" if len(self.paths) == 1 else "scores of the first"
-            parts += f" Orange: the {marked}, with {numbers}."
-        return axes.in_lines(parts, width, _LEGEND, 24)
+        count = len(self.paths)
+        marked = f"{count} strongest paths, with scores of the first"
+        marked = "strongest path, with each step's score" if count == 1 else marked
+        told = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
+        return axes.in_lines(f"{told} Orange: the {marked}." if count else told, width, _LEGEND, 24)
 
     def content(self) -> Content:
         """The routes in words and as a table."""

@@ -166,8 +166,9 @@ def _set_ticks(bar: Colorbar, count: int) -> None:
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
         return
-    steps = [0.0, *(_round(bar.vmax * (step / count) ** 2) for step in range(1, count)), bar.vmax]  # evenly spaced
-    ticks = [*(-one for one in reversed(steps[1:])), *steps] if bar.vmin < 0 else steps
+    end = float(bar.norm.vmax or 1.0)  # ticks are nearly evenly spaced on the bar
+    steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
+    ticks = [*(-one for one in reversed(steps[1:])), *steps] if bar.norm.vmin else steps
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
 
