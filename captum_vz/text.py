@@ -194,8 +194,6 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             fields = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        except RecursionError as error:
-            raise ValueError(f"{path}, line {number}: it is nested too deep for Python's JSON.") from error
         if not isinstance(fields, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]}")
         yield number, fields
@@ -275,9 +273,10 @@ def _of_each(name: str, value: Any, sizes: Sequence[int]) -> Any:
         raise ArgumentError(f"{name} has {len(value)} entries: pass one for each of {len(sizes)} texts.", name)
 
     def from_start(entry: Any, size: int) -> Any:
-        if name != "token" and isinstance(entry, tuple) and len(entry) > 1:  # (token, entry)
-            return (entry[0] + size, *entry[1:]) if type(entry[0]) is int and entry[0] < 0 else entry
-        return entry + size if name == "token" and type(entry) is int and entry < 0 else entry
+        if name == "token":
+            return entry + size if type(entry) is int and entry < 0 else entry
+        is_moved = isinstance(entry, tuple) and len(entry) > 1 and type(entry[0]) is int and entry[0] < 0
+        return (entry[0] + size, *entry[1:]) if is_moved else entry  # (token, entry)
 
     several = value if isinstance(value, list) else [value] * len(sizes)
     moved = [from_start(one, size) for one, size in zip(several, sizes, strict=True)]

@@ -157,7 +157,7 @@ def test_methods_are_lines_that_fit(
 ) -> None:
     """At most 80 columns, at most as many as the terminal has, and each method's strongest token first."""
     monkeypatch.setattr("captum_vz.cli.texts.room", lambda: columns)
-    monkeypatch.setattr("captum_vz.tables.room", lambda: columns)
+    monkeypatch.setattr("captum_vz.visualization.forms.room", lambda: columns)
     methods = ["value-zeroing-effect-layer", "value-zeroing-rollout", "attention", "alti"]
     text = "the pictures of some extraordinarily hat [MASK] scaring marcus."
     assert main(["compare", text, "--methods", *methods]) == 0

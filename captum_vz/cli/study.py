@@ -19,9 +19,9 @@ from captum_vz.study.results import SUMMARY
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.subjects import model_sources
 from captum_vz.subjects.loading import find_models
-from captum_vz.tables import heading, html_table, page, paragraph, picture
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.models import EMBEDDED
+from captum_vz.visualization.forms import heading, html_table, page, paragraph, picture
 
 if TYPE_CHECKING:
     from pandas import DataFrame

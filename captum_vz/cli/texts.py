@@ -27,8 +27,7 @@ from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.heads import is_encoder_decoder
 from captum_vz.subjects.loading import AGREEMENT
 from captum_vz.subjects.texts import check_room, prepare_text, remarks
-from captum_vz.tables import frame, page, paragraph, text_table
-from captum_vz.visualization.terminal import bar, columns_of
+from captum_vz.visualization.forms import bar, columns_of, page, paragraph, text_table
 from captum_vz.visualization.tokens import printable
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _page(found: Explanation, options: argparse.Namespace, subject: Subject, lin
     token = found.tokens[found.token or 0]
     falls = "" if found.falls is None else " Fall: of the answer's log-probability or lead, without the token."
     caption = f"How much {token} draws on each token. The column of each method sums to 1.{falls}"
-    view = frame(found.view(title=options.text, about=page_origin(options, subject.model)))
+    view = found.view(title=options.text, about=page_origin(options, subject.model)).frame()
     below = map(paragraph, [*lines, *found.remarks()])
     return page(f"What {token} draws on", view, found.html_table(caption), *below)
 

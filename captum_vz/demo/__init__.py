@@ -18,9 +18,9 @@ from captum_vz.errors import ArgumentError
 from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.subjects.loading import AGREEMENT, CAUSAL, MINILM, find_models
-from captum_vz.tables import note
 from captum_vz.testbed.models import PACKAGED
 from captum_vz.visualization import read_provenance
+from captum_vz.visualization.forms import note
 
 __all__ = ["serve"]
 
@@ -41,9 +41,6 @@ ABOUT: Final = (
 )
 PRIVATE: Final = "<p>Your text stays on the machine that serves this page.</p>"
 CHANGED: Final = "Press Enter or the button for an answer."
-# Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
-FONTS: Final = ["system-ui", "sans-serif"]
-MONOSPACE: Final = ["ui-monospace", "monospace"]
 # Gradio puts a prefix before each part between commas, so no selector has :is(a, b).
 STYLE: Final = """
 .captum-vz-note p { margin: 0.1rem 0; overflow-wrap: anywhere; white-space: pre-wrap; }
@@ -164,7 +161,9 @@ def build(answers: Answers) -> Any:
 
 def _look(gr: Any) -> dict[str, Any]:
     """The arguments of `launch` that say how the page looks."""
-    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACE)
+    # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    theme = gr.themes.Default(primary_hue="blue", **fonts)
     # Gradio's own colors of buttons, chosen tabs, links, remarks and sliders have too little contrast.
     colors = {f"{name}_text_color{part}": "*neutral_600" for name, part in (("block_info", ""), ("body", "_subdued"))}
     colors |= {f"{name}_dark": "*neutral_300" for name in colors}
@@ -181,7 +180,6 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
     tried = gr.Dataset(components=[shown], samples=samples, type="index", label="Or try", elem_id="examples")
     with gr.Accordion("Options", open=False, elem_id="explain-options"):
         others = _explain_options(gr, answers)
-    model, methods, token, layer, pair, target, _, other, file, foil = others
     told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
         view = gr.HTML(elem_id="view", padding=False)
@@ -205,10 +203,10 @@ def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:
 
     def example(index: int) -> tuple[Any, ...]:
         sentence, name, wanted, place, number = examples[index]
-        return sentence, name, list(wanted), place, number, "", "", "", None, "", *Answer(note([CHANGED]))
+        # The rest, as far as it is chosen again: second text, target, blanking out, other text, file and foil.
+        return sentence, name, list(wanted), place, number, "", "", gr.skip(), "", None, "", *Answer(note([CHANGED]))
 
-    chosen = [text, model, methods, token, layer, pair, target, other, file, foil]
-    picked = tried.click(example, tried, [*chosen, *outputs], api_visibility="private", trigger_mode="multiple")
+    picked = tried.click(example, tried, [text, *others, *outputs], api_visibility="private", trigger_mode="multiple")
     picked.then(**run)
     _forget([text, *others], outputs, Answer(note([CHANGED])))
 
@@ -254,8 +252,8 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
 def _forget(fields: Sequence[Any], outputs: Sequence[Any], nothing: Sequence[Any]) -> None:
     """Remove the answer as soon as somebody changes what was asked, so that none stands under another text."""
     for field in fields:
-        # In the browser, so that it does not wait for an answer that is computed.
         asked = field.input if hasattr(field, "input") else field.change  # a file has no `input`
+        # In the browser, so that it does not wait for an answer that is computed.
         asked(None, None, list(outputs), js=f"() => {json.dumps(list(nothing))}")
 
 

@@ -30,8 +30,8 @@ from captum_vz.subjects.heads import CHOICE, OF_IMAGES, SEQ2SEQ
 from captum_vz.subjects.signals import read_input
 from captum_vz.subjects.texts import check_room, prepare_text
 from captum_vz.subjects.texts import remarks as remarks_on
-from captum_vz.tables import frame, html_table, note, page
 from captum_vz.visualization import View, add_provenance, draw_comparison, draw_image, weights_fingerprint
+from captum_vz.visualization.forms import html_table, note, page
 
 TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
@@ -150,15 +150,15 @@ class Answers:
             blanked = truth_of(text, subject, wish.token, wish.target, wish.foil)
             found.truth = blanked.shares
             told.append(f"Blanking out: each token's share of what changes the {blanked.answer}.")
-            told += [f"{_sentence(renamed(why, FIELDS))}."] if why else []
-        told += [f"{_sentence(renamed(line, FIELDS))}." for line in found.told]
+            told += [f"{_sentence(why)}."] if why else []
+        told += [f"{_sentence(line)}." for line in found.told]
         files = Files(self._new_folder(), subject.model, model, ", ".join(found.parts), text)
         view = found.view(title=text, about=files.about)
-        shown = frame(view)
+        shown = view.frame()
         if other:
             self._check_text(subject, other)
             compared = explained_by(subject, other, second, replace(wish, token=None), tables, skip=True)
-            shown += frame(compared.view(title=other, about=files.about))
+            shown += compared.view(title=other, about=files.about).frame()
         shares = _table(found, subject.reads_text)
         yield Answer(note([*told, *_told(remarks)]), shown, shares=shares)
         files.save_page(view)
@@ -212,7 +212,7 @@ class Answers:
         steps = files.save_picture(found.plot(-1, mask=mask), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
         told = note([f"{text} … {found.text}", *_told(remarks)])
-        return Answer(told, frame(view), methods=steps, files=files.paths)
+        return Answer(told, view.frame(), methods=steps, files=files.paths)
 
     def _load(self, model: str) -> Subject:
         """The model, if it is offered."""
@@ -253,15 +253,10 @@ class Files:
     """The files of one answer, in an empty folder. They say where their numbers come from."""
 
     def __init__(self, folder: Path, explained: Any, model: str, method: str, text: str) -> None:
-        self.folder, package = folder, f"captum_vz {__version__}"
-        weights, kind = _fingerprint(explained), type(explained).__name__
-        self.origin = {"package": package, "model": model, "model class": kind, "weights": weights}
-        self.origin |= {"method": method, "text": text}
-
-    @property
-    def about(self) -> dict[str, str]:
-        """Where the numbers come from, for the foot of a view."""
-        return {"model": self.origin["model"], "weights": f"sha256 {self.origin['weights'][:12]}"}
+        self.folder, weights = folder, _fingerprint(explained)
+        self.origin = {"package": f"captum_vz {__version__}", "model": model, "model class": type(explained).__name__}
+        self.origin |= {"weights": weights, "method": method, "text": text}
+        self.about = {"model": model, "weights": f"sha256 {weights[:12]}"}  # for the foot of a view
 
     @property
     def paths(self) -> list[str]:
@@ -271,7 +266,7 @@ class Files:
     def save_page(self, view: View) -> None:
         """The view as a page, with a table that says where the numbers come from."""
         origin = html_table("Where the numbers come from", ["field", "value"], [*map(list, self.origin.items())])
-        (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
+        (self.folder / "page.html").write_text(page(TITLE, view.frame(), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
         """The path of a figure as PNG, which is also written as SVG. `method` is the one that it shows; None: all."""
@@ -318,17 +313,17 @@ def _remembered() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _refusal(error: BaseException) -> str:
-    return note([_sentence(" ".join(renamed(error, FIELDS).split())) or type(error).__name__], alert=True)
+    return note([" ".join(_sentence(error).split()) or type(error).__name__], alert=True)
 
 
-def _sentence(line: str) -> str:
-    """A message of the command line, which begins with a small letter, as a sentence of a page."""
-    return line[:1].upper() + line[1:]
+def _sentence(line: Any) -> str:
+    """A message of the command line, which begins with a small letter, as a sentence of a page with its fields."""
+    told = renamed(line, FIELDS)
+    return told[:1].upper() + told[1:]
 
 
 def _told(remarks: list[Any]) -> list[str]:
-    told = (_sentence(renamed(str(one.message), FIELDS)) for one in remarks if one.category is UserWarning)
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(_sentence(str(one.message)) for one in remarks if one.category is UserWarning))
 
 
 def _record(text: str, model: str, found: Explanation) -> dict[str, Any]:

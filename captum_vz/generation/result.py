@@ -22,8 +22,8 @@ from captum_vz.functional import normalize_rows
 from captum_vz.generation.forms import StoredMethod, inseq_form, over_signal
 from captum_vz.methods import Method, check_layer
 from captum_vz.result import Explanation, Part, Row, TokenText
-from captum_vz.tables import text_table
 from captum_vz.visualization import View, draw_comparison, terminal_text, view
+from captum_vz.visualization.forms import text_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

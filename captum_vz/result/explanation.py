@@ -16,8 +16,8 @@ from captum_vz._measures import overlap
 from captum_vz.methods import DEEP
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
-from captum_vz.tables import html_table, numbers_of, paragraph, text_table
 from captum_vz.visualization import View, draw_comparison, draw_maps, view
+from captum_vz.visualization.forms import html_table, numbers_of, paragraph, text_table
 from captum_vz.visualization.pictures.rows import clear_tau
 from captum_vz.visualization.tokens import quoted
 

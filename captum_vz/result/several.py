@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.result.explanation import Explanation
-from captum_vz.tables import html_table, text_table
+from captum_vz.visualization.forms import html_table, text_table
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
 from captum_vz.visualization.tokens import shortened

@@ -52,7 +52,7 @@ over = partial(draw_image, image=IMAGE)
         (lambda: maps(minus=(ONE,)), r"pass \(maps, tokens\)"),
         (lambda: draw_row([], TWO), "at least one layer, got none"),
         (lambda: draw_row([ONE], TWO), "pass token, the output token"),
-        (lambda: draw_row([ONE[0]], TWO, scale="panel"), "pass 'shared', 'row' or 'root'"),
+        (lambda: draw_row([ONE[0]], TWO, scale="panel"), "pass one of 'shared', 'row', 'root'"),
         (lambda: draw_comparison({}, TWO), "at least one method, got none"),
         (lambda: draw_comparison({"m": ONE[0]}, TWO, truth=torch.rand(3)), r"got \(3,\)"),
         (lambda: draw_route([], TWO, 0), "at least one layer, got none"),

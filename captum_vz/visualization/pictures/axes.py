@@ -1,47 +1,144 @@
-"""Axes of pictures: text in any script, labels of tokens, titles, and the axes that pictures draw into."""
+"""Axes of pictures: their tokens and labels, text in any script, titles, and the axes that pictures draw into."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
+import numpy as np
+import torch
 from matplotlib import font_manager, rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox
+from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.files import root_figure
-from captum_vz.visualization.tokens import printable
+from captum_vz.visualization.tokens import (
+    LONGEST_LABEL,
+    is_special,
+    position_of,
+    printable,
+    shortened,
+    without_marks,
+    word_texts,
+    words_of,
+)
+
+#: Numbers of words, one for each token, as `word_ids()` of a tokenizer's output gives them; or True: by their marks.
+Words = Sequence[int | None] | bool | None
+#: "special", or positions of tokens.
+Chosen = str | Collection[int] | None
 
 FONT_SIZE: Final = 8
 SMALLEST_FONT: Final = 5  # points
+TITLE_SIZE: Final = 10
 LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of the font
 MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
 QUIET: Final = "0.55"  # the grey of labels that matter less
 DPI: Final = (150, 200)  # of figures, and of figures with small fonts
-_ALL_DPI: Final = (*DPI, 1200)  # the last is so fine that rounding to pixels does not matter
 #: Width and height in inches of the space on a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
 TICK, PAD = 2.0, 2.0  # points
+EDGE: Final = 0.08  # inches around all that is drawn
+PAIR: Final = " / "  # between the tokens of two texts
+_LONGEST_SIDE: Final = 14  # characters of each of them
 
 # Parts of the names of fonts that are taken last, of several that have a character.
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
 
 
-def set_label(text: Text, color: str | None = None, source: str | None = None) -> None:
+@dataclass(frozen=True)
+class Axis:
+    """The drawn tokens at one side of a map."""
+
+    labels: list[str]  # of each drawn row or column
+    member: Tensor  # for each token its row or column, -1 for tokens that are left out
+    dimmed: list[int]  # the rows or columns that are pale
+
+    @property
+    def shown(self) -> list[str]:
+        """The written labels. A long label of two texts has the beginning of both."""
+        return [
+            PAIR.join(shortened(side, _LONGEST_SIDE) for side in one.split(PAIR))
+            if PAIR in one and len(one) > LONGEST_LABEL
+            else shortened(one)
+            for one in map(writable, self.labels)  # a code for a letter is longer than the letter
+        ]
+
+    @property
+    def counted(self) -> list[int]:
+        """The rows or columns that are not dimmed."""
+        return [i for i in range(len(self.labels)) if i not in self.dimmed]
+
+    def columns(self, scores: Tensor) -> Tensor:
+        """Scores `(..., tokens)` as `(..., columns)`: the scores of a word's pieces are added."""
+        return scores.to(torch.float64) @ self._ones()
+
+    def rows(self, scores: Tensor) -> Tensor:
+        """Scores `(tokens, ...)` as `(rows, ...)`: the row of a word is the mean of its pieces' rows."""
+        ones = self._ones()
+        return (ones / ones.sum(0)).T @ scores.to(torch.float64)
+
+    def place_of(self, position: int | None) -> int | None:
+        """The row or column of a token. None: there is no token, or it is left out."""
+        place = -1 if position is None else int(self.member[position])
+        return None if place < 0 else place
+
+    def _ones(self) -> Tensor:
+        return (self.member[:, None] == torch.arange(len(self.labels))).to(torch.float64)
+
+
+def make_axis(tokens: Sequence[str], words: Words = None, dim: Chosen = None, drop: Chosen = None) -> Axis:
+    """The axis of some tokens, whose marks for spaces are left out; see :func:`draw_maps` for the arguments."""
+    gone, pale = _positions(tokens, drop, "drop"), _positions(tokens, dim, "dim")
+    kept = [position for position in range(len(tokens)) if position not in gone]
+    if not kept:
+        raise ArgumentError("drop leaves out all tokens: there is nothing to draw. Keep at least one.")
+    if words is None or words is False:
+        numbers, texts = list(range(len(tokens))), without_marks(tokens)
+        labels = [texts[position] for position in kept]
+    else:
+        numbers = words_of(tokens, None if words is True else words)
+        labels = word_texts([tokens[position] for position in kept], [numbers[position] for position in kept])
+    firsts = {numbers[position]: position for position in reversed(kept)}
+    places = {number: place for place, number in enumerate(sorted(firsts))}
+    member = [-1 if position in gone else places[numbers[position]] for position in range(len(tokens))]
+    return Axis(labels, torch.tensor(member), [places[number] for number in places if firsts[number] in pale])
+
+
+def _positions(tokens: Sequence[str], chosen: Chosen, name: str) -> set[int | None]:
+    if chosen == "special":
+        return {position for position, token in enumerate(tokens) if is_special(token)}
+    if isinstance(chosen, str):
+        raise ArgumentError(f"{name} is {chosen!r}: pass 'special', or positions of tokens.")
+    return {position_of(one, tokens) for one in chosen or ()}
+
+
+def by_title(given: Any, needed: str) -> Mapping[str, Any]:
+    """Maps or rows by their titles. `needed` is the error, if there are none."""
+    found = given if isinstance(given, Mapping) else {f"layer {index}": one for index, one in enumerate(given)}
+    if not found:
+        raise ArgumentError(f"{needed}, got none.")
+    return found
+
+
+def set_label(text: Text, source: str | None = None) -> None:
     """Make a text plain: no formula, and fonts for all its characters.
 
     `source` is what is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
@@ -50,8 +147,6 @@ def set_label(text: Text, color: str | None = None, source: str | None = None) -
     text.set_text(writable(text.get_text() if source is None else source))
     if not text.get_text().isascii():
         text.set_fontfamily(_families(text.get_text()))
-    if color is not None:
-        text.set_color(color)
 
 
 def writable(text: str) -> str:
@@ -110,18 +205,13 @@ def _letters_of(path: str) -> frozenset[int]:
         return frozenset()
 
 
-@cache
-def _renderer(dpi: int) -> Any:
-    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=dpi)).get_renderer()  # type: ignore[no-untyped-call]  # untyped
-
-
 @lru_cache(maxsize=4096)
 def text_width(text: str, font: float, weight: str = "normal") -> float:
-    """The width of a text in inches, in files of pixels, where letters begin at whole pixels, and in vector files."""
+    """The width of a text in inches, with room for files of pixels, in which letters begin at whole pixels."""
     text = writable(text)
     properties = FontProperties(family=_families(text), size=font, weight=weight)
-    measured = [(dpi, _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)) for dpi in _ALL_DPI]
-    return float(max(width / dpi for dpi, (width, _, _) in measured))
+    width, _, _ = text_to_path.get_text_width_height_descent(text, properties, ismath=False)
+    return 1.05 * float(width) / 72
 
 
 def labels_room(labels: Sequence[str], font: float = FONT_SIZE, marked: int | None = None) -> float:
@@ -148,30 +238,27 @@ def write_labels(
     kept = list(range(0, len(labels), every))
     if marked is not None:
         kept = sorted({marked, *(i for i in kept if every == 1 or abs(i - marked) >= every)})
-    axis.set_ticks(kept, [writable(labels[i]) for i in kept])  # matplotlib writes them again whenever it draws
+    look: dict[str, Any] = {"fontsize": font} | ({"rotation": 90} if axis is axis.axes.xaxis else {})
+    write_plain_labels(axis, kept, [labels[i] for i in kept], **look)
     axis.set_tick_params(length=TICK, width=0.4, color="0.3", pad=PAD)
-    for place, tick in zip(kept, axis.get_major_ticks(len(kept)), strict=True):
-        for text in (tick.label1, tick.label2):
-            text.set_fontsize(font)
-            if axis is axis.axes.xaxis:
-                text.set_rotation(90)
-            set_label(text, QUIET if place in dimmed else None, labels[place])
-            if place == marked:
-                text.set(color=MARK, fontweight="bold")
+    for place, text in zip(kept, axis.get_ticklabels(), strict=True):
+        if place == marked:
+            text.set(color=MARK, fontweight="bold")
+        elif place in dimmed:
+            text.set_color(QUIET)
 
 
 def write_plain_labels(axis: MatplotlibAxis, places: Sequence[float], labels: Sequence[str], **options: Any) -> None:
     """Label places of an axis, with options of a text."""
     axis.set_ticks(places, [writable(label) for label in labels], **options)
-    for tick, label in zip(axis.get_major_ticks(len(places)), labels, strict=True):
-        for text in (tick.label1, tick.label2):
-            set_label(text, None, label)
+    for text, label in zip(axis.get_ticklabels(), labels, strict=True):
+        set_label(text, label)
 
 
-def in_lines(text: str, width: float, font: float = FONT_SIZE, least: int = 12) -> str:
+def in_lines(text: str, width: float, font: float = FONT_SIZE, least: int = 12, **options: Any) -> str:
     """The text in lines that are about as wide as this in inches, and have at least so many characters."""
-    letters = len(text) * width / max(text_width(text, font), width)
-    return "\n".join(wrap(text, max(least, int(letters)))) or text
+    letters = len(text) * min(1.0, width / (text_width(text, font) or width))
+    return "\n".join(wrap(text, max(least, int(letters)), **options)) or text
 
 
 def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
@@ -183,28 +270,11 @@ def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
     return font
 
 
-def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
+def fit_titles(titles: Iterable[str], width: float) -> tuple[list[str], float]:
     """Titles that are no wider than a panel, and their font. One that does not fit has two lines, or is cut."""
+    titles = list(titles)
     font = largest_font(titles, width, FONT_SIZE + 1.5)
-    if max(text_width(title, font) for title in titles) <= width:
-        return list(titles), font
-    broken = [_in_two_lines(title) for title in titles]
-    font = largest_font(broken, width, SMALLEST_FONT + 1)
-    broken = [one if text_width(one, font) <= width else two for one, two in zip(titles, broken, strict=True)]
-    return ["\n".join(_cut(line, width, font) for line in title.split("\n")) for title in broken], font
-
-
-def _in_two_lines(title: str) -> str:
-    """The title with a line break in place of the space that is nearest to its middle."""
-    spaces = [place for place, letter in enumerate(title) if letter == " "]
-    middle = min(spaces, key=lambda place: abs(place - len(title) / 2), default=None)
-    return title if middle is None else f"{title[:middle]}\n{title[middle + 1 :]}"
-
-
-def _cut(line: str, width: float, font: float) -> str:
-    while len(line) > 2 and text_width(line, font) > width:
-        line = f"{line.removesuffix('…')[:-1]}…"
-    return line
+    return [in_lines(title, width, font, 3, max_lines=2, placeholder="…") for title in titles], font
 
 
 def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
@@ -212,32 +282,44 @@ def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
     set_label(figure.suptitle(title, **look))
 
 
-def write_title(panel: Axes, title: str, font: float) -> None:
-    """Write the title of a panel as plain text."""
-    set_label(panel.set_title(title, fontsize=font, pad=3))
-
-
-def given_axes(ax: Any, count: int) -> list[Axes] | None:
-    """The axes of a user as a list of `count`. None: there are none."""
-    if ax is None:
-        return None
-    found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
-    if len(found) != count:
-        raise ArgumentError(f"ax holds {len(found)} axes, but there are {count} panels: pass one for each panel.")
-    return found
-
-
-def size_of_axes(panel: Axes) -> tuple[float, float]:
+def size_of(panel: Axes) -> tuple[float, float]:
     """The size of axes in inches, as far as it is known before the figure is drawn."""
-    figure: Any = panel.figure  # or a subfigure, whose bbox matplotlib's stubs do not have
-    dpi, box = root_figure(figure).dpi, panel.get_position()
-    return box.width * figure.bbox.width / dpi, box.height * figure.bbox.height / dpi
+    box, dpi = panel.get_window_extent(), root_figure(panel.figure).dpi
+    return box.width / dpi, box.height / dpi
 
 
-def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
-    """Axes at left, top, width and height in inches, from the upper left corner."""
-    left, top, width, height = box
-    return figure.add_axes((left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1]))
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes of this size in inches, at this place from the left and from the upper end of the figure."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
+
+
+def panels_of(figure: Figure) -> Bbox:
+    """The box around all axes of a figure, in parts of the figure."""
+    return Bbox.union([panel.get_position() for panel in figure.axes])
+
+
+def drawn_in(figure: Figure) -> Bbox:
+    """The box around all that is drawn, with labels that stand outside of the figure, in parts of the figure."""
+    return Bbox(figure.get_tightbbox().get_points() / figure.get_size_inches())
+
+
+def crop(figure: Figure, title: str | None = None) -> None:
+    """Write a title above all that is drawn, in lines as long as the figure. Then fit the figure to what is drawn."""
+    size = figure.get_size_inches()
+    if title:
+        place = {"x": panels_of(figure).x0, "y": drawn_in(figure).y1 + EDGE / size[1], "ha": "left", "va": "bottom"}
+        write_heading(figure, in_lines(title, size[0] - 0.2, TITLE_SIZE), **place, fontsize=TITLE_SIZE)
+    box = figure.get_tightbbox().padded(EDGE)
+
+    def moved(points: Any) -> Any:
+        return (np.asarray(points) * size - box.min) / box.size
+
+    for panel in figure.axes:
+        panel.set_position(Bbox(moved(panel.get_position(original=True).get_points())))
+    for text in figure.texts:
+        text.set_position(moved(text.get_position()))
+    figure.set_size_inches(box.size)
 
 
 def add_pale(panel: Axes, left: float, top: float, wide: float, high: float) -> None:

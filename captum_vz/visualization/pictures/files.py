@@ -75,7 +75,7 @@ def largest(scores: Tensor, name: Callable[[int], str], count: int = 3, form: st
 def _heading_of(figure: Any) -> str:
     """The title of a figure, or of the figure that holds a subfigure. Empty if there is none."""
     titles = (str(getattr(one, "get_suptitle", str)()) for one in (figure, root_figure(figure)))
-    return next(filter(None, titles), "")
+    return " ".join(next(filter(None, titles), "").split())
 
 
 def _contents_of(figure: Any) -> list[Content]:
@@ -97,13 +97,6 @@ def alt_text_of(figure: Any) -> str:
     if sentences and (heading := _heading_of(figure)):
         sentences.insert(0, f"{heading.rstrip('.')}.")
     return printable(" ".join(sentences))  # files take neither NUL nor half of a pair of surrogates
-
-
-def _metadata_for(figure: Any, file_format: str) -> dict[str, Any]:
-    """The metadata of a file, as matplotlib takes it for the format. Without dates, equal numbers give equal files."""
-    names = _FIELDS.get(file_format.lower().removesuffix("z"), ())  # svgz is svg
-    origin, title = _provenance_of(figure), printable(_heading_of(figure)) or "captum_vz"
-    return dict(zip(names, (title, alt_text_of(figure), origin["package"], json.dumps(origin), None), strict=False))
 
 
 @dataclass(frozen=True)
@@ -198,10 +191,12 @@ def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict
     if not kind:  # as matplotlib does
         kind = figure.canvas.get_default_filetype()
         path = path and f"{path.rstrip('.')}.{kind}"
-    if own := _metadata_for(figure, kind):
-        options["metadata"] = own | dict(options.get("metadata") or {})
-    # Of these formats, matplotlib writes several files.
-    is_whole = kind != "pgf" and (kind not in ("svg", "svgz") or rcParams["svg.image_inline"])
+    if names := _FIELDS.get(kind.lower()):
+        origin, title = _provenance_of(figure), printable(_heading_of(figure)) or "captum_vz"
+        fields = (title, alt_text_of(figure), origin["package"], json.dumps(origin), None)
+        # Without dates, equal numbers give equal files.
+        options["metadata"] = dict(zip(names, fields, strict=False)) | dict(options.get("metadata") or {})
+    is_whole = names and (kind != "svg" or rcParams["svg.image_inline"])  # else matplotlib may write several files
     drawn = BytesIO() if path and is_whole else None
     # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
     with rc_context({} if isinstance(target, PdfPages) else TEXT_IN_FILES):
@@ -305,24 +300,22 @@ def read_provenance(path: str | Path) -> dict[str, str]:
         ArgumentError: The file is neither PNG nor SVG, or carries no provenance of this package.
     """
     path = Path(path)
-    if path.suffix.lower() == ".png":
+    ending = path.suffix.lower()
+    if ending not in (".png", ".svg"):
+        raise ArgumentError(f"{path.name} is no PNG or SVG file by its name: pass the path of a picture in PNG or SVG.")
+    if ending == ".png":
         from PIL import Image
 
         with Image.open(path) as image:
             fields: dict[str, str] = getattr(image, "text", {})
         record, words = fields.get(KEY), fields.get("Description")
-    elif path.suffix.lower() == ".svg":
+    else:
         try:
             root = ElementTree.parse(path).getroot()
         except ElementTree.ParseError as error:
             raise ArgumentError(f"{path.name} is no SVG: {error}.") from error
         record, words = (root.findtext(f".//{_DUBLIN_CORE}{name}") for name in ("source", "description"))
-    else:
-        raise ArgumentError(f"{path.name} is no PNG or SVG file by its name: pass the path of a picture in PNG or SVG.")
-    try:
-        found = json.loads(record or "")
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or "package" not in found:
+    found = json.loads(record) if record and record.startswith("{") else {}
+    if "package" not in found:
         raise ArgumentError(f"{path.name} carries no provenance: pass a file that a figure of captum_vz has written.")
     return {str(key): str(value) for key, value in found.items()} | ({"description": words} if words else {})

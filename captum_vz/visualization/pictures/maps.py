@@ -1,34 +1,45 @@
-"""A figure of maps, and where its panels are: as large as a page allows, with labels that can be read."""
+"""Maps of tokens by tokens: checked, merged to words, subtracted, and drawn as a grid of panels that can be read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Final, Literal
 
+import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
-from captum_vz.visualization.pictures.files import Picture, root_figure, set_content
-from captum_vz.visualization.pictures.panels import Chosen, Panels, Words, prepare_panels
-from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, make_scale, rollouts
+from captum_vz.visualization.pictures.axes import Chosen, Words
+from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
+from captum_vz.visualization.pictures.scales import (
+    BAR_ROOM,
+    LONGEST_BAR,
+    Scale,
+    add_colorbar,
+    bar_room,
+    draw_colorbar,
+    make_scale,
+    rollouts,
+)
+from captum_vz.visualization.tokens import one_example, position_of
 
 # In inches. A cell is as high as a line of text.
 CELL: Final = 0.17
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _ACROSS, _DOWN = "source token", "output token"
-_TITLE, _GAP, _EDGE, _HEADING = 0.24, 0.12, 0.06, 0.3
-_NAME: Final = 0.2  # "source token" and "output token"
-_BAR_GAP, _BAR_TEXT, _BAR_SIDE, _LONGEST_BAR = 0.14, 0.62, 0.14, 2.4
-_SPARSE_FONT: Final = 7.0
+_TITLE, _GAP, _HEADING = 0.24, 0.12, 0.3
+_NAME: Final = 0.26  # "source token" and "output token"
+_FONTS: Final = (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT)
+_SPARSE_FONT: Final = 7
 _SMALLEST_CELL: Final = 1 / 72  # of panels in which every k-th token has a label
-_LONGEST_SCALE: Final = 3.0
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
-
-Box = tuple[float, float, float, float]  # left, top, width and height
 
 
 def draw_maps(
@@ -98,172 +109,219 @@ def draw_maps(
     >>> [panel.get_title() for panel in figure.axes[:4]]
     ['layer 0', 'layer 1', 'layer 2', 'layer 3']
     """
-    panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
-    label = f"{label}, first text minus second" if panels.is_difference else label
+    rows, sources = _axes_of(tokens, out_tokens, words, dim, drop)
+    outputs = tokens if out_tokens is None else out_tokens
+    position = position_of(token, outputs)
+    panels = Panels(_merged(maps, rows, sources, heads), rows, sources, rows.place_of(position))
+    if position is not None and panels.marked is None:
+        raise ArgumentError(f"token {token} ({outputs[position]}) is marked and left out: keep it, or mark another.")
+    if minus is not None:
+        if out_tokens is not None or not 2 <= len(minus) <= 3:
+            raise ArgumentError(
+                "minus needs maps of one text: pass (maps, tokens) or (maps, tokens, words), and no out_tokens."
+            )
+        other = axes.make_axis(minus[1], minus[2] if len(minus) == 3 else words is True, dim, drop)
+        panels = _difference(panels, _merged(minus[0], other, other, heads), other.labels)
+        label = f"{label}, first text minus second"
     drawn = list(panels.scores.values())
-    given = axes.given_axes(ax, len(drawn))
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
-    named = colors.label(label, "panel")
-    if given is not None:
-        return _draw_into(given, panels, colors, label)
-    grid = Layout(panels, _EDGE + (_HEADING if title else 0.0), named, size).grid(columns)
-    figure = Picture(figsize=grid.size, dpi=axes.DPI[grid.font < 7])
-    titles = _titles(panels, colors, grid.boxes[0][2])
-    for index, box in enumerate(grid.boxes):
-        panel = axes.add_axes(figure, box, grid.size)
-        _draw_panel(panel, panels, index, colors, box[2], label, titles)
-        is_lowest = index + grid.columns >= len(drawn)
-        _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    bar = axes.add_axes(figure, grid.bar, grid.size)
-    add_colorbar(bar, colors, named, max(grid.bar[2:]), grid.size[1] - grid.bar[1], grid.is_flat)
-    _name_axes(figure, grid)
-    if title:
-        x, y = grid.boxes[0][0] / grid.size[0], 1 - 0.06 / grid.size[1]
-        axes.write_heading(figure, title, x=x, y=y, ha="left")
+    named = colors.label(label)
+    if ax is not None:
+        return _draw_into(ax, panels, colors, label, named)
+    across, font, cell = _grid(panels, size, _HEADING if title else 0.0, named, columns)
+    figure = Picture(figsize=size, dpi=axes.DPI[font < 7])
+    high, wide = len(panels.rows.labels) * cell, len(panels.columns.labels) * cell
+    places = [divmod(index, across) for index in range(len(drawn))]
+    down, along = high + _TITLE + _GAP, wide + _GAP
+    given = [axes.add_axes(figure, along * right, down * below, wide, high) for below, right in places]
+    edges = [(index + across >= len(drawn), index % across == 0) for index in range(len(drawn))]
+    _draw_panels(given, edges, panels, colors, label, font)
+    _name_axes(figure, across)
+    add_colorbar(figure, colors, named, size[0] < axes.NARROW_PAGE)
+    axes.crop(figure, title)
     return figure
 
 
-def _draw_into(given: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
-    titles = _titles(panels, colors, min(axes.size_of_axes(panel)[0] for panel in given))
-    for index, panel in enumerate(given):
-        width, height = axes.size_of_axes(panel)
-        _draw_panel(panel, panels, index, colors, width, label, titles)
-        cell = min(width / len(panels.columns.labels), height / len(panels.rows.labels))
-        place = panel.get_subplotspec()
-        x, y = (True, True) if place is None else (place.is_last_row(), place.is_first_col())
-        _label_panel(panel, panels, cell, axes.FONT_SIZE, x=x, y=y)
-        panel.set_xlabel(_ACROSS if x else "", fontsize=axes.FONT_SIZE)
-        panel.set_ylabel(_DOWN if y else "", fontsize=axes.FONT_SIZE)
-    add_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
+def _draw_into(ax: Any, panels: Panels, colors: Scale, label: str, named: str) -> Figure:
+    """Draw into axes of a user, with names and labels at the left and lower edges of a grid."""
+    given = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
+    if len(given) != (count := len(panels.scores)):
+        raise ArgumentError(f"ax holds {len(given)} axes, but there are {count} panels: pass one for each panel.")
+    specs = [panel.get_subplotspec() for panel in given]
+    edges = [(one is None or one.is_last_row(), one is None or one.is_first_col()) for one in specs]
+    _draw_panels(given, edges, panels, colors, label, axes.FONT_SIZE)
+    for panel, (is_lowest, is_first) in zip(given, edges, strict=True):
+        panel.set_xlabel(_ACROSS if is_lowest else "", fontsize=axes.FONT_SIZE)
+        panel.set_ylabel(_DOWN if is_first else "", fontsize=axes.FONT_SIZE)
+    draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, named, axes.size_of(given[-1])[1])
     return root_figure(given[-1].figure)
 
 
-def _draw_panel(
-    panel: Axes, panels: Panels, index: int, colors: Scale, width: float, label: str, titles: tuple[list[str], float]
+def _draw_panels(
+    given: list[Axes], edges: list[tuple[bool, bool]], panels: Panels, colors: Scale, label: str, font: float
 ) -> None:
-    name, scores = list(panels.scores.items())[index]
-    panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
-    axes.write_title(panel, titles[0][index], titles[1])
-    panel.spines[:].set_linewidth(0.5)
-    high, wide = scores.shape
-    for row in panels.rows.dimmed:
-        axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
-    for column in panels.columns.dimmed:
-        axes.add_pale(panel, column - 0.5, -0.5, 1, high)
-    if panels.marked is not None:  # above the frame of the panel
-        look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
-        axes.add_frame(panel, -0.5, panels.marked - 0.5, wide, 1, **look)
-    set_content(panel, panels.content(name, label))
+    """Draw each panel into its axes. `edges`: whether the axes are the lowest ones, and the first ones."""
+    rows, columns, marked = panels.rows, panels.columns, panels.marked
+    high, wide = len(rows.labels), len(columns.labels)
+    titles, title_font = axes.fit_titles(colors.titled(panels.scores), min(axes.size_of(one)[0] for one in given))
+    for index, (panel, (name, scores)) in enumerate(zip(given, panels.scores.items(), strict=True)):
+        panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
+        axes.set_label(panel.set_title(titles[index], fontsize=title_font, pad=3))
+        panel.spines[:].set_linewidth(0.5)
+        for row in rows.dimmed:
+            axes.add_pale(panel, -0.5, row - 0.5, wide, 1)
+        for column in columns.dimmed:
+            axes.add_pale(panel, column - 0.5, -0.5, 1, high)
+        width, height = axes.size_of(panel)
+        if marked is not None:  # above the frame of the panel
+            look: dict[str, Any] = {"clip_on": False, "zorder": 2.6, "linewidth": min(1.2, 72 * width / wide * 0.2)}
+            axes.add_frame(panel, -0.5, marked - 0.5, wide, 1, **look)
+        panel.set(xticks=[], yticks=[])
+        is_lowest, is_first = edges[index]
+        cell = min(width / wide, height / high)
+        if is_first:
+            axes.write_labels(panel.yaxis, rows.shown, cell, font, marked, rows.dimmed)
+        if is_lowest:
+            axes.write_labels(panel.xaxis, columns.shown, cell, font, None, columns.dimmed)
+        set_content(panel, panels.content(name, label))
 
 
-def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
-    """The titles of panels. Those of panels with their own scale say where it ends."""
-    ends = (f" (to {colors.end(index):.2g})" if index in colors.apart else "" for index in range(len(panels.scores)))
-    return axes.fit_titles([f"{name}{end}" for name, end in zip(panels.scores, ends, strict=True)], width)
-
-
-def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
-    panel.set(xticks=[], yticks=[])
-    if y:
-        axes.write_labels(panel.yaxis, panels.rows.shown, cell, font, panels.marked, panels.rows.dimmed)
-    if x:
-        axes.write_labels(panel.xaxis, panels.columns.shown, cell, font, None, panels.columns.dimmed)
-
-
-def _name_axes(figure: FigureBase, grid: Grid) -> None:
+def _name_axes(figure: Figure, across: int) -> None:
     """Write what columns and rows are, below and at the left of the middle of the panels."""
     look: dict[str, Any] = {"fontsize": axes.FONT_SIZE + 0.5, "color": "0.25"}
-    (width, height), boxes = grid.size, grid.boxes
-    left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
-    middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
-    figure.text(middle / width, 1 - (grid.bottom - 0.05) / height, _ACROSS, va="bottom", ha="center", **look)
-    middle = (boxes[0][1] + boxes[-1][1] + boxes[-1][3]) / 2
-    figure.text(0.05 / width, 1 - middle / height, _DOWN, va="center", rotation=90, **look)
+    panels, box, (wide, high) = axes.panels_of(figure), axes.drawn_in(figure), figure.get_size_inches()
+    lowest = Bbox.union([panel.get_position() for panel in figure.axes[(len(figure.axes) - 1) // across * across :]])
+    figure.text((lowest.x0 + lowest.x1) / 2, box.y0 - 0.04 / high, _ACROSS, va="top", ha="center", **look)
+    middle = (panels.y0 + panels.y1) / 2
+    figure.text(box.x0 - 0.04 / wide, middle, _DOWN, va="center", ha="right", rotation=90, **look)
+
+
+def _grid(
+    panels: Panels, page: tuple[float, float], top: float, label: str, columns: int | None
+) -> tuple[int, float, float]:
+    """The number of panels in a row, the font of the labels, and the side of a cell in inches.
+
+    They are those with the largest font that fits the page, or the next larger page. If no page has room for a label of
+    each token, every k-th token has one.
+    """
+    count, rows, wide = len(panels.scores), panels.rows.shown, panels.columns.shown
+    choices = [min(columns, count)] if columns else range(1, count + 1)
+    largest_cell = max(CELL, SMALLEST_SIDE / max(len(rows), len(wide)))
+    is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
+
+    def cell(across: int, font: float, limits: tuple[float, float]) -> float:
+        down = math.ceil(count / across)
+        width = limits[0] - 2 * axes.EDGE - _NAME - axes.labels_room(rows, font, panels.marked)
+        height = limits[1] - 2 * axes.EDGE - _NAME - axes.labels_room(wide, font) - top
+        if is_flat:
+            height -= 0.1 + bar_room(label, min(limits[0] * 0.6, LONGEST_BAR))
+        else:
+            width -= BAR_ROOM
+        side = (width - (across - 1) * _GAP) / (across * len(wide))
+        return max(min(side, (height - down * (_TITLE + _GAP)) / (down * len(rows)), largest_cell), 1e-3)
+
+    def rank(across: int) -> tuple[float, ...]:
+        """How good so many columns are: nearly a square."""
+        return round(min(cells[across], 0.1), 2), -abs(across - axes.square(count)), -(-count % across), cells[across]
+
+    limits = [(page[0] * growth, page[1] * growth) for growth in _GROWTH]
+    tried = [(font, one, font * axes.LINE) for one in limits for font in _FONTS]
+    for font, limit, least in [*tried, *((_SPARSE_FONT, one, _SMALLEST_CELL) for one in limits)]:
+        cells = {across: cell(across, font, limit) for across in choices}
+        if max(cells.values()) >= least - 1e-9:
+            break
+    fitting = [across for across in choices if cells[across] >= least - 1e-9]
+    across = max(fitting or choices, key=rank if font * axes.LINE == least else cells.__getitem__)
+    return across, font, cells[across]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Panels in inches, from the upper left corner of the figure."""
+class Panels:
+    """Maps `(rows, columns)` in float64 by their titles, ready to be drawn."""
 
-    columns: int  # panels in a row
-    font: float
-    cell: float  # its side
-    size: tuple[float, float]
-    boxes: list[Box]
-    bar: Box
-    is_flat: bool  # whether the bar is horizontal
-    bottom: float  # the lower end of all labels
+    scores: dict[str, Tensor]
+    rows: axes.Axis
+    columns: axes.Axis
+    marked: int | None  # a row
+    is_difference: bool = False
 
+    def counted(self, scores: Tensor) -> Tensor:
+        """The scores that are not dimmed. If all are dimmed: all."""
+        rows, columns = self.rows.counted, self.columns.counted
+        return scores[rows][:, columns] if rows and columns else scores
 
-class Layout:
-    """What a grid has to hold: panels below a title of height `top`, and a colour bar with the label `scale`."""
+    def content(self, title: str, label: str) -> Content:
+        """A map in words and as a table."""
+        scores, rows, columns = self.scores[title], self.rows.labels, self.columns.labels
 
-    def __init__(self, panels: Panels, top: float, scale: str, page: tuple[float, float]) -> None:
-        self.count, self.marked = len(panels.scores), panels.marked
-        self.rows, self.columns = panels.rows.shown, panels.columns.shown
-        self.top, self.scale, self.page = top, scale, page
-        self.is_flat = page[0] < axes.NARROW_PAGE  # the colour bar is below the panels
+        def table() -> list[tuple[Any, ...]]:
+            lines = enumerate(scores.tolist())
+            return [(title, i, rows[i], j, columns[j], one) for i, line in lines for j, one in enumerate(line)]
 
-    def grid(self, columns: int | None) -> Grid:
-        """The grid with the largest font that fits the page, or the next larger page.
-
-        If no page has room for a label of each token, every k-th token has one.
-        """
-        choices = [min(columns, self.count)] if columns else range(1, self.count + 1)
-        pages = [(self.page[0] * growth, self.page[1] * growth) for growth in _GROWTH]
-        for limits in pages:
-            for font in (axes.FONT_SIZE, 7, 6, axes.SMALLEST_FONT):
-                cells = self._cells(choices, font, limits)
-                fitting = [across for across, cell in cells.items() if cell >= font * axes.LINE - 1e-9]
-                if fitting:
-                    across = max(fitting, key=lambda one: self._rank(one, cells[one]))
-                    return self._placed(across, font, cells[across])
-        for limits in pages:
-            cells = self._cells(choices, _SPARSE_FONT, limits)
-            across = max(cells, key=cells.__getitem__)
-            if cells[across] >= _SMALLEST_CELL:
-                break
-        return self._placed(across, _SPARSE_FONT, cells[across])
-
-    def _rank(self, across: int, cell: float) -> tuple[float, ...]:
-        """How good so many columns are: nearly a square."""
-        return round(min(cell, 0.1), 2), -abs(across - axes.square(self.count)), -(-self.count % across), cell
-
-    def _cells(self, choices: Iterable[int], font: float, limits: tuple[float, float]) -> dict[int, float]:
-        """For each number of columns of panels the side of a cell, on a page of these limits."""
-        high, wide = len(self.rows), len(self.columns)
-        left, below = self._labels(font)
-        width = limits[0] - left - (0.1 if self.is_flat else _BAR_GAP + BAR + _BAR_TEXT)
-        height = limits[1] - self.top - below
-        height -= 0.15 + bar_room(self.scale, min(limits[0] * 0.6, _LONGEST_BAR)) if self.is_flat else 0.0
-        largest = max(CELL, SMALLEST_SIDE / max(high, wide))
-        cells = {}
-        for across in choices:
-            down = math.ceil(self.count / across)
-            sides = (width - (across - 1) * _GAP) / (across * wide), (height - down * (_TITLE + _GAP)) / (down * high)
-            cells[across] = max(min(*sides, largest), 1e-3)
-        return cells
-
-    def _labels(self, font: float) -> tuple[float, float]:
-        """The room at the left of the panels and below them."""
-        left = _EDGE + _NAME + axes.labels_room(self.rows, font, self.marked)
-        return left, axes.labels_room(self.columns, font) + _NAME + _EDGE + 0.04
-
-    def _placed(self, across: int, font: float, cell: float) -> Grid:
-        high, wide = len(self.rows) * cell, len(self.columns) * cell
-        left, below = self._labels(font)
-        boxes = [
-            (left + column * (wide + _GAP), self.top + _TITLE + row * (high + _TITLE + _GAP), wide, high)
-            for row, column in (divmod(index, across) for index in range(self.count))
-        ]
-        panels, first, last = across * (wide + _GAP) - _GAP, boxes[0][1], boxes[-1][1] + high
-        bottom = last + below  # of all labels
-        if self.is_flat:
-            length = min(max(panels - 2 * _BAR_SIDE, 1.0), _LONGEST_BAR)
-            bar = (max(left + (panels - length) / 2, 2 * _EDGE), bottom + 0.08, length, BAR)
-            size = left + panels + 0.1, bar[1] + bar_room(self.scale, length) + _EDGE
+        kind = "difference of two maps" if self.is_difference else "map"
+        size = f"{len(rows)} tokens"
+        if self.rows is not self.columns:
+            size = f"{len(rows)} output tokens by {len(columns)} source tokens"
+        if self.marked is not None:
+            most = largest(scores[self.marked], columns.__getitem__)
+            found = f"the row of {rows[self.marked]} has its largest scores at {most}."
         else:
-            bar = (left + panels + _BAR_GAP, first, BAR, min(last - first, _LONGEST_BAR))
-            scale = first + min(axes.text_width(self.scale, axes.FONT_SIZE), _LONGEST_SCALE) + _EDGE
-            size = bar[0] + BAR + _BAR_TEXT, max(bottom, scale)
-        return Grid(across, font, cell, size, boxes, bar, self.is_flat, bottom)
+            most = largest(scores, lambda i: f"{rows[i // len(columns)]} from {columns[i % len(columns)]}")
+            found = f"the largest scores are {most}."
+        names = ("panel", "out", "output token", "in", "source token", label)
+        return Content(f"{title}, {kind} of {size}: {found}", names, table)
+
+
+def _axes_of(
+    tokens: Sequence[str], out_tokens: Sequence[str] | None, words: Any, dim: Chosen, drop: Chosen
+) -> tuple[axes.Axis, axes.Axis]:
+    """The rows and the columns. Positions name source tokens, but special tokens are known at both sides."""
+    if out_tokens is None:
+        both = axes.make_axis(tokens, words, dim, drop)
+        return both, both
+    if words not in (None, True, False) and not (isinstance(words, tuple) and len(words) == 2):
+        raise ArgumentError("words are numbers for one side: with out_tokens pass a pair, (sources, outputs), or True.")
+    in_words, out_words = words if isinstance(words, tuple) else (words, words)
+    named = (one if isinstance(one, str) else None for one in (dim, drop))
+    return axes.make_axis(out_tokens, out_words, *named), axes.make_axis(tokens, in_words, dim, drop)
+
+
+def _merged(maps: Any, rows: axes.Axis, columns: axes.Axis, heads: bool) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for title, scores in axes.by_title(maps, "draw_maps needs at least one map").items():
+        one = one_example(scores, len(rows.member), len(columns.member), heads=heads)
+        found |= {f"{title}, head {head}": each for head, each in enumerate(one)} if heads else {title: one}
+    return {title: rows.rows(columns.columns(one)) for title, one in found.items()}
+
+
+def _difference(found: Panels, others: dict[str, Tensor], other: list[str]) -> Panels:
+    """The first maps minus the others, of tokens that are aligned by what the two texts share."""
+    if found.scores.keys() != others.keys():
+        raise ArgumentError(f"minus has the maps {list(others)}: pass the same as maps, {list(found.scores)}.")
+    passages = _aligned(found.rows.labels, other)
+    labels = [axes.PAIR.join(dict.fromkeys(map(" ".join, pair))) for pair in passages]
+    first, second = ([place for place, pair in enumerate(passages) for _ in pair[side]] for side in (0, 1))
+    marked = None if found.marked is None else first[found.marked]
+    axis = axes.Axis(labels, torch.tensor(first), sorted({first[i] for i in found.rows.dimmed}))
+    minus = axes.Axis(labels, torch.tensor(second), [])
+    scores = {
+        title: axis.columns(axis.rows(mine)) - minus.columns(minus.rows(others[title]))
+        for title, mine in found.scores.items()
+    }
+    return Panels(scores, axis, axis, marked, is_difference=True)
+
+
+def _aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Passages that stand for each other: one by one where as many differ as in the other text, else together."""
+    groups: list[tuple[Sequence[str], Sequence[str]]] = []
+    for _, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        if b - a == d - c:
+            groups += [([one], [other]) for one, other in zip(first[a:b], second[c:d], strict=True)]
+        elif b > a and d > c:
+            groups.append((first[a:b], second[c:d]))
+        else:
+            raise ArgumentError(
+                f"The two texts cannot be aligned: {' '.join(first[a:b] or second[c:d])!r} has no partner. Pass texts "
+                "that differ in words, with words=True if only their pieces differ."
+            )
+    return groups

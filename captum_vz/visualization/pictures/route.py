@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import Words, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, set_content
-from captum_vz.visualization.pictures.panels import Words, make_axis
 from captum_vz.visualization.pictures.scales import COLORS, short_number
 from captum_vz.visualization.tokens import one_example, position_of, quoted
 
@@ -78,7 +79,15 @@ def draw_route(
         raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
     axis, count = make_axis(tokens, words), len(tokens)
     layers = [axis.rows(axis.columns(one_example(one, count, count))) for one in maps]
-    steps = _checked([add_residual(one[None], residual)[0] for one in layers])
+    if not layers:
+        raise ArgumentError("draw_route needs the map of at least one layer, got none.")
+    steps = [add_residual(one[None], residual)[0].double() for one in layers]
+    for layer, step in enumerate(steps):
+        if bool((step < 0).any()) or float(step.sum(1).max()) > 1.01:
+            raise ArgumentError(
+                f"The map of layer {layer} has scores from {float(step.min()):.3g} and rows with a sum of up to "
+                f"{float(step.sum(1).max()):.3g}: pass maps of shares, whose rows sum to 1."
+            )
     start = int(axis.member[position_of(token, tokens) or 0])
     edges, strongest = route_edges(steps, start, threshold), strongest_paths(steps, start, paths)
     route = Route(axis.labels, start, steps, edges, strongest, threshold)
@@ -89,14 +98,14 @@ def draw_route(
     below += _LEGEND * axes.LINE * (route.legend(width).count("\n") + 1) + 0.1
     room = size[1] - below - 0.35
     height = min(room, _LEVEL * (len(steps) + 1))
-    total = left + width + 0.15, height + below + 0.35
-    figure = Picture(figsize=total, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (left, 0.32, width, height), total)
+    figure = Picture(figsize=size, dpi=axes.DPI[0])
+    panel = axes.add_axes(figure, left, 0.32, width, height)
     _draw(panel, route, labels, width / len(labels), height / (len(steps) + 1))
     title = f"Where {quoted(axis.labels[start])} draws from" if title is None else title
     axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2))
     panel.set_xlabel(route.legend(width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, route.content())
+    axes.crop(figure)
     return figure
 
 
@@ -113,12 +122,11 @@ class Route:
 
     def legend(self, width: float) -> str:
         """What lines, colours and numbers mean, in lines that are as wide as the panel."""
-        parts = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
-        if self.paths:
-            marked = "strongest path" if len(self.paths) == 1 else f"{len(self.paths)} strongest paths"
-            numbers = "each step's score" if len(self.paths) == 1 else "scores of the first"
-            parts += f" Orange: the {marked}, with {numbers}."
-        return axes.in_lines(parts, width, _LEGEND, 24)
+        count = len(self.paths)
+        marked = f"{count} strongest paths, with scores of the first"
+        marked = "strongest path, with each step's score" if count == 1 else marked
+        told = f"Lines carry at least {self.threshold:g} of the whole. Width and colour are their share."
+        return axes.in_lines(f"{told} Orange: the {marked}." if count else told, width, _LEGEND, 24)
 
     def content(self) -> Content:
         """The routes in words and as a table."""
@@ -174,18 +182,6 @@ def strongest_paths(steps: Sequence[Tensor], start: int, count: int) -> list[tup
     return found
 
 
-def _checked(steps: list[Tensor]) -> list[Tensor]:
-    if not steps:
-        raise ArgumentError("draw_route needs the map of at least one layer, got none.")
-    for layer, step in enumerate(steps):
-        if bool((step < 0).any()) or float(step.sum(1).max()) > 1.01:
-            raise ArgumentError(
-                f"The map of layer {layer} has scores from {float(step.min()):.3g} and rows with a sum of up to "
-                f"{float(step.sum(1).max()):.3g}: pass maps of shares, whose rows sum to 1."
-            )
-    return [step.double() for step in steps]
-
-
 def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: float) -> None:
     depth = len(route.steps)
     lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in route.edges]
@@ -204,7 +200,7 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
         panel.text(*at, number, **look)
     panel.set(xlim=(-0.5, len(labels) - 0.5), ylim=(-0.5, depth + 0.5))
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
-    every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
+    every = math.ceil(0.13 / level)
     panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=axes.FONT_SIZE)
     panel.tick_params(axis="y", length=0)
     axes.write_labels(panel.xaxis, labels, cell, axes.FONT_SIZE, route.start)
@@ -215,15 +211,14 @@ def _draw(panel: Axes, route: Route, labels: list[str], cell: float, level: floa
 
 def _numbers(steps: list[Tensor], path: list[int], level: float) -> Iterator[tuple[tuple[float, float], str]]:
     """The scores of the steps of a path, and their places. Equal steps in a row at one token have one number."""
-    runs: list[tuple[tuple[int, int, str], list[int]]] = []  # equal steps and their layers
-    for layer, (low, high) in enumerate(pairwise(path)):
-        step = low, high, short_number(float(steps[layer][high, low]))
-        if runs and low == high and runs[-1][0] == step:
-            runs[-1][1].append(layer)
-        else:
-            runs.append((step, [layer]))
-    for (low, high, number), layers in runs:
-        count = len(layers)
+    each = [
+        (low, high, short_number(float(step[high, low])))
+        for step, (low, high) in zip(steps, pairwise(path), strict=True)
+    ]
+    layer = 0
+    for (low, high, number), equal in groupby(each):
+        count = len(list(equal))
         if level * count >= _NUMBER * axes.LINE:
             text = number if count == 1 else f"{number} ({count} layers)"
-            yield ((low + high) / 2, layers[0] + count / 2), text
+            yield ((low + high) / 2, layer + count / 2), text
+        layer += count

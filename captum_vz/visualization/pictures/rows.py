@@ -16,17 +16,26 @@ from torch import Tensor
 from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.panels import Axis, Chosen, Words, by_title, make_axis
-from captum_vz.visualization.pictures.scales import BAR, Scale, add_colorbar, bar_room, ink_on, make_scale, short_number
+from captum_vz.visualization.pictures.scales import (
+    BAR_ROOM,
+    LONGEST_BAR,
+    Scale,
+    add_colorbar,
+    bar_room,
+    ink_on,
+    make_scale,
+    short_number,
+)
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
 # In inches.
-ROW, WIDE, _BAR_TEXT, _EDGE = 0.22, 0.36, 0.62, 0.06
+ROW, WIDE, _TITLE = 0.22, 0.36, 0.28
 _NUMBERED: Final = ((0.25, 6.5), (0.2, 5.5))  # the width of a cell and the font of its number in points
 _WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
-_LONGEST_BAR: Final = 2.2
 _SPACE: Final = 0.45  # between groups, in rows
+_NOTE: Final = 0.45  # the width of a column of notes, in inches
 _FEW: Final = 0.9  # the height of rows above which the colour bar stands at their side
 _LONGEST_NAME: Final = 60  # characters
 
@@ -61,13 +70,7 @@ class Strips:
     @property
     def marked(self) -> int | None:
         """The column of the token that is explained."""
-        column = -1 if self.position is None else int(self.axis.member[self.position])
-        return None if column < 0 else column
-
-    @property
-    def widths(self) -> list[float]:
-        """The widths of the notes, in inches."""
-        return [0.1 + _widest([heading, *texts]) for heading, texts in self.notes]
+        return self.axis.place_of(self.position)
 
     def content(self) -> Content:
         """The rows in words and as a table."""
@@ -244,50 +247,30 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
 
 
 def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any) -> Figure:
-    if scale not in (None, "shared", "row", "root"):
-        raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
     counted = list(scores[:, strips.axis.counted or slice(None)])
-    colors = make_scale(list(scores), "panel" if scale == "row" else scale, vmax, counted)
-    name, rows = colors.label(strips.label, "row"), strips.tops[-1] + 1
+    colors = make_scale(list(scores), scale, vmax, counted, part="row")
+    name, rows = colors.label(strips.label), strips.tops[-1] + 1
     if title is None and strips.position is not None:
         title = f"What {quoted(strips.tokens[strips.position])} draws on"
-    left = _EDGE + _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) + 0.08
-    right = 0.12 + sum(strips.widths)
-    height = ROW * rows
-    flat_bar = page[0] < axes.NARROW_PAGE or height < _FEW
-    side = 0 if flat_bar else BAR + _BAR_TEXT
-    room, flat = page[0] - left - right - side, strips.longest + 0.1
+    flat_bar = page[0] < axes.NARROW_PAGE or ROW * rows < _FEW
+    room = page[0] - 2 * axes.EDGE - _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) - 0.08
+    room -= _NOTE * len(strips.notes) + (0 if flat_bar else BAR_ROOM)
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
+    flat = strips.longest + 0.1
     fits = flat <= _WIDEST_FLAT and flat * count <= room
     cell = max(flat, WIDE) if fits else min(WIDE, max(room, 0.1) / count)
-    across = cell * count
     below = 0.2
     if strips.longest + 0.05 > cell:
         below = axes.labels_room(strips.axis.shown, marked=strips.marked) + 0.05
-    length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
-        below += 0.1 + bar_room(name, length)
-    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.notes else 0)
-    height = max(0.05, min(height, page[1] - above - below - _EDGE))
-    total = above + height + below + _EDGE
-    if not flat_bar:
-        total = max(total, above + min(axes.text_width(name, axes.FONT_SIZE), 3) + _EDGE)
-    heading = axes.text_width(title, axes.FONT_SIZE + 2) if title else 0
-    size = min(max(across + right + side, length + 0.15, heading + 0.1) + left, page[0]), total
-    figure = Picture(figsize=size, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (left, above, across, height), size)
-    _draw(panel, strips, colors, cell, height / rows)
-    if flat_bar:
-        bar = axes.add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
-        add_colorbar(bar, colors, name, length, flat=True)
-    else:
-        length = min(_LONGEST_BAR, max(height, 0.8))
-        bar = axes.add_axes(figure, (left + across + right, above, BAR, length), size)
-        add_colorbar(bar, colors, name, length, size[1] - above)
-    if title:
-        place = {"x": left / size[0], "y": 1 - 0.05 / size[1], "ha": "left"}
-        axes.write_heading(figure, title, **place, fontsize=axes.FONT_SIZE + 2)
+        below += 0.1 + bar_room(name, min(LONGEST_BAR, max(cell * count, 1.0)))
+    above = (_TITLE if title else 0.0) + (0.2 if strips.notes else 0)
+    height = max(0.05, min(ROW * rows, page[1] - above - below - 2 * axes.EDGE))
+    figure = Picture(figsize=page, dpi=axes.DPI[0])
+    _draw(axes.add_axes(figure, 0, 0, cell * count, height), strips, colors, cell, height / rows)
+    add_colorbar(figure, colors, name, flat_bar)
+    axes.crop(figure, title)
     return figure
 
 
@@ -311,15 +294,15 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: f
     for column in axis.dimmed:
         axes.add_pale(panel, column - 0.5, -0.5, 1, bottom)
     if strips.marked is not None:
-        axes.add_frame(panel, strips.marked - 0.5, -0.5, 1, bottom, linewidth=1.2, zorder=2.6, clip_on=False)
+        look = {"linewidth": 1.2, "zorder": 2.6, "clip_on": False}
+        axes.add_frame(panel, strips.marked - 0.5, -0.5, 1, bottom, **look)
     set_content(panel, strips.content())
-    left = count - 0.5 + 0.08 / cell
-    for (heading, notes), wide, ink in zip(strips.notes, strips.widths, ("0.25", "0.6"), strict=False):
-        look = {"fontsize": axes.FONT_SIZE, "color": ink}
+    for number, ((heading, notes), ink) in enumerate(zip(strips.notes, ("0.25", "0.6"), strict=False)):
+        right = count - 0.5 + _NOTE * (number + 1) / cell
+        look = {"fontsize": axes.FONT_SIZE, "color": ink, "ha": "right"}
         for top, note in zip(tops, notes, strict=True):
-            panel.text(left, top, note, va="center", **look)
-        panel.text(left + (wide - 0.1) / cell, -0.8, heading, va="bottom", ha="right", **look)
-        left += wide / cell
+            panel.text(right, top, note, va="center", **look)
+        panel.text(right, -0.8, heading, va="bottom", **look)
     font = next((size for width, size in _NUMBERED if cell >= width), None)
     if font is None or row_height < 0.13:
         return

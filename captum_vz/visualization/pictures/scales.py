@@ -14,14 +14,24 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import FONT_SIZE, LINE, in_lines, largest_font, set_label, text_width
+from captum_vz.visualization.pictures.axes import (
+    FONT_SIZE,
+    LINE,
+    drawn_in,
+    in_lines,
+    largest_font,
+    panels_of,
+    set_label,
+    text_width,
+)
 
-_NAMES: Final = ("shared", "panel", "root")
-BAR: Final = 0.11  # the width of a colour bar in inches
+# Inches of a colour bar, and of the room that it takes at the right of panels, with its numbers and its label.
+BAR, LONGEST_BAR, BAR_ROOM = 0.11, 2.4, 0.75
 _MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
 
 
@@ -45,54 +55,56 @@ class Scale:
     norms: list[Normalize]  # from scores to 0 to 1, one for each panel
     signed: bool  # whether the scale has a middle at 0 and a side below it
     clipped: bool  # whether some drawn score is beyond the end of its scale
-    apart: frozenset[int]  # the panels with an end of their own; the others share one
+    apart: Collection[int]  # the panels with an end of their own; the others share one
+    part: str  # what a panel is called: "panel" or "row"
 
     @property
     def colors(self) -> Colormap:
         """The colour map."""
         return SIGNED_COLORS if self.signed else COLORS
 
-    @property
-    def shared(self) -> Normalize:
-        """The norm of the panels that share their end. If each has its own, that of shares of this end."""
-        low = -1 if self.signed else 0
-        return next((norm for place, norm in enumerate(self.norms) if place not in self.apart), Normalize(low, 1))
-
     def end(self, panel: int) -> float:
         """The score at which the colour of a panel is darkest."""
         return float(self.norms[panel].vmax or 1.0)
 
-    def mappable(self) -> ScalarMappable:
-        """What a colour bar is drawn from."""
-        return ScalarMappable(self.shared, self.colors)
+    def titled(self, names: Iterable[str]) -> list[str]:
+        """The titles of panels. Those of panels with an end of their own name it."""
+        return [f"{one} (to {self.end(i):.2g})" if i in self.apart else one for i, one in enumerate(names)]
 
-    def label(self, label: str, part: str) -> str:
-        """The label of the colour bar, for the scale of parts, such as "panel"."""
-        return f"{label} / largest of the {part}" if len(self.apart) == len(self.norms) else label
+    def mappable(self) -> ScalarMappable:
+        """What a colour bar is drawn from: the shared scale. If each panel has its own, that of shares of its end."""
+        own = Normalize(-1 if self.signed else 0, 1)
+        return ScalarMappable(next((x for i, x in enumerate(self.norms) if i not in self.apart), own), self.colors)
+
+    def label(self, label: str) -> str:
+        """The label of the colour bar."""
+        return f"{label} / largest of the {self.part}" if len(self.apart) == len(self.norms) else label
 
 
 def make_scale(
     panels: Sequence[Tensor],
     scale: str | None,
-    vmax: float | None,
+    vmax: float | None = None,
     counted: Sequence[Tensor] | None = None,
     apart: Collection[int] = (),
+    part: str = "panel",
 ) -> Scale:
     """The scale of some panels, of two sides if a score is negative; see :func:`draw_maps` for `scale` and `vmax`.
 
     Scores of `counted` decide the end (None: all). Panels of `apart` end at their own largest score, unless `scale` or
-    `vmax` is given.
+    `vmax` is given. `part` is what a panel is called, also in `scale`.
     """
+    names = ("shared", part, "root")
     if scale is not None or vmax is not None or len(apart) == len(panels):
-        apart = range(len(panels)) if scale == "panel" else ()
+        apart = range(len(panels)) if scale == part else ()
     if scale is None:
         scale = "root" if all(map(_are_shares, panels)) else "shared"
-    if scale not in _NAMES:
-        raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
-    if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
+    if scale not in names:
+        raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, names))}.")
+    if vmax is not None and (scale == part or not 0 < vmax < math.inf):
         raise ArgumentError(
-            f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because 'panel' "
-            "ends each scale at the largest score of its panel."
+            f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because {part!r} "
+            f"ends each scale at the largest score of its {part}."
         )
     signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in (counted or panels)]
@@ -101,7 +113,7 @@ def make_scale(
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
     kind = partial(FuncNorm, (_root, _square)) if scale == "root" else Normalize
     norms = {end: kind(-end if signed else 0.0, end) for end in ends}
-    return Scale([norms[end] for end in ends], signed, clipped, frozenset(apart))
+    return Scale([norms[end] for end in ends], signed, clipped, apart, part)
 
 
 def rollouts(names: Iterable[str]) -> list[int]:
@@ -119,37 +131,44 @@ def bar_room(label: str, width: float) -> float:
     return BAR + 0.18 + FONT_SIZE * LINE * (in_lines(label, width).count("\n") + 1)
 
 
-def add_colorbar(
-    place: Axes, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
-) -> None:
-    """Draw the colour bar of a scale into axes of this length in inches.
+def add_colorbar(figure: Figure, scale: Scale, label: str, flat: bool) -> None:
+    """Draw the colour bar of a scale at the right of all that is drawn, or below it if it is flat."""
+    panels, (wide, high) = panels_of(figure), figure.get_size_inches()
+    drawn = drawn_in(figure)
+    length = min(LONGEST_BAR, max(panels.width * wide, 1.0) if flat else max(panels.height * high, 0.8))
+    if flat:
+        left = (panels.x0 + panels.x1) / 2 - length / wide / 2
+        box = left, drawn.y0 - (0.08 + BAR) / high, length / wide, BAR / high
+    else:
+        box = drawn.x1 + 0.12 / wide, panels.y1 - length / high, BAR / wide, length / high
+    draw_colorbar(figure.add_axes(box), scale, label, length, flat)
 
-    The label of a flat bar has lines as long as the bar. Otherwise, a label that is longer than `room`, from the upper
-    end of the bar to the lower end of the figure, has a smaller font.
-    """
+
+def draw_colorbar(place: Axes, scale: Scale, label: str, length: float, flat: bool = False) -> None:
+    """Draw the colour bar of a scale into axes of this length in inches. A long label has lines, or a smaller font."""
     extend: Any = ("both" if scale.signed else "max") if scale.clipped else "neither"  # the ends that are open
     orientation: Any = "horizontal" if flat else "vertical"
     bar = place.figure.colorbar(scale.mappable(), cax=place, extend=extend, orientation=orientation)
-    set_ticks(bar, scale, 5 if length > (1.6 if flat else 1.2) else 3)
+    _set_ticks(bar, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
         bar.set_label(in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
     else:
-        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+        font = largest_font([label], max(length, LONGEST_BAR), FONT_SIZE)
         bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
     set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
     bar.outline.set_linewidth(0.5)
 
 
-def set_ticks(bar: Colorbar, scale: Scale, count: int) -> None:
-    """Write about `count` round numbers on the colour bar of a scale."""
-    if not isinstance(scale.shared, FuncNorm):
+def _set_ticks(bar: Colorbar, count: int) -> None:
+    """Write about `count` round numbers on a colour bar."""
+    if not isinstance(bar.norm, FuncNorm):
         bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
         bar.update_ticks()
         return
-    end = float(scale.shared.vmax or 1.0)  # ticks are nearly evenly spaced on the bar
+    end = float(bar.norm.vmax or 1.0)  # ticks are nearly evenly spaced on the bar
     steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
-    ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
+    ticks = [*(-one for one in reversed(steps[1:])), *steps] if bar.norm.vmin else steps
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures.axes import by_title
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.panels import by_title
 from captum_vz.visualization.pictures.rows import row_of
 from captum_vz.visualization.pictures.scales import Scale, make_scale, rollouts
 from captum_vz.visualization.tokens import one_example, position_of, shortened
@@ -73,32 +73,29 @@ def draw_audio(
     'seconds'
     """
     sound, values = _line(waveform, "waveform"), _line(scores, "scores")
-    length = len(sound) / sampling_rate
-    edges = torch.linspace(0, length, len(values) + 1).tolist()
+    length, count = len(sound) / sampling_rate, len(values)
+    edges = torch.linspace(0, length, count + 1).tolist()
     times = list(pairwise(edges)) if spans is None else [(float(a), float(b)) for a, b in spans]
-    for what, listed in (("span", times), ("name", values if names is None else names)):
-        if len(listed) != len(values):
-            raise ArgumentError(
-                f"There are {len(values)} scores and {len(listed)} {what}s: pass a {what} for each score."
-            )
+    called = [""] * count if names is None else list(names)
+    for what, listed in (("span", times), ("name", called)):
+        if len(listed) != count:
+            raise ArgumentError(f"There are {count} scores and {len(listed)} {what}s: pass a {what} for each score.")
     wrong = [one for one in times if not 0 <= one[0] < one[1] <= length * 1.01]
     if wrong:
         raise ArgumentError(f"The span {wrong[0]} is not inside the sound: pass seconds from 0 to {length:.3f}.")
-    place = position_of(token, [""] * len(values))
-    colors = make_scale([values], "shared", None)
-    top = (0.32 if title else 0.12) + (0.16 if names is not None else 0)
-    figure = Picture(figsize=size, dpi=axes.DPI[0])
-    panel = axes.add_axes(figure, (0.65, top, size[0] - 0.8, size[1] - top - 0.42), size)
+    place = position_of(token, called)
+    colors = make_scale([values], "shared")
+    figure = Picture(figsize=size, dpi=axes.DPI[0], layout="constrained")
+    panel = figure.subplots()
     _draw_sound(panel, sound, length, list(zip(times, values.tolist(), strict=True)), colors, place)
     axes.set_label(panel.set_ylabel(label, fontsize=axes.FONT_SIZE, loc="bottom"))
     for (start, end), name in zip(times, names or (), strict=False):
         look: Any = {"ha": "center", "va": "bottom", "fontsize": axes.FONT_SIZE}
         axes.set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, shortened(name), **look))
     if title:
-        axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=14 if names is not None else 4))
-    called = list(names or [""] * len(values))
+        axes.set_label(panel.set_title(title, fontsize=axes.FONT_SIZE + 2, pad=4 if names is None else 14))
     most = largest(values, lambda i: f"{called[i]} {times[i][0]:.2f} to {times[i][1]:.2f} s".strip())
-    sentence = f"A sound of {times[-1][1]:.2f} seconds with {len(values)} scores. The largest are {most}."
+    sentence = f"A sound of {times[-1][1]:.2f} seconds with {count} scores. The largest are {most}."
     rows = [(i, *times[i], called[i], value) for i, value in enumerate(values.tolist())]
     set_content(panel, Content(sentence, ("place", "start", "end", "name", label), lambda: rows))
     return figure
@@ -182,7 +179,7 @@ def draw_image(
     height, width = pixels.shape[:2]
     patches = {name: _patches(row_of(row, tokens, position).double(), pixels, grid) for name, row in rows.items()}
     down, across = next(iter(patches.values())).shape
-    colors = make_scale(list(patches.values()), scale, None, apart=rollouts(patches))
+    colors = make_scale(list(patches.values()), scale, apart=rollouts(patches))
     wide = axes.square(len(patches) + 1)
     high = math.ceil((len(patches) + 1) / wide)
     side = min((size[0] - 0.8) / wide, (size[1] - 0.4) / (high * (height / width + 0.15)))
@@ -193,7 +190,8 @@ def draw_image(
         panel.set_axis_off()
     grey = pixels.mean(-1)
     panels[0].imshow(pixels if pixels.shape[2] == 3 else grey, cmap="gray", vmin=0, vmax=1)
-    axes.write_title(panels[0], "image", axes.FONT_SIZE)
+    panels[0].set_title("image", fontsize=axes.FONT_SIZE, pad=3)
+    titles = colors.titled(patches)
     marked = -1 if position is None else position - (len(tokens) - down * across)
     sides = ListedColormap([colors.colors(0.1 if colors.signed else 0.9), colors.colors(0.9)])  # below and above zero
     for index, (panel, (name, scores)) in enumerate(zip(panels[1:], patches.items(), strict=False)):
@@ -202,8 +200,7 @@ def draw_image(
         strength = np.clip(np.asarray(norm(scores.numpy())), 0, 1)
         strength = np.abs(2 * strength - 1) if colors.signed else strength
         panel.imshow(scores.numpy(), cmap=sides, norm=norm, extent=place, alpha=_CLEAR * strength)
-        end = f" (to {colors.end(index):.2g})" if index in colors.apart else ""
-        axes.write_title(panel, f"{name}{end}", axes.FONT_SIZE)
+        axes.set_label(panel.set_title(titles[index], fontsize=axes.FONT_SIZE, pad=3))
         if marked >= 0:
             corner = marked % across * width / across - 0.5, marked // across * height / down - 0.5
             axes.add_frame(panel, *corner, width / across, height / down, linewidth=1)
@@ -212,7 +209,7 @@ def draw_image(
         lines = [(name, i, j, value) for i, line in enumerate(scores.tolist()) for j, value in enumerate(line)]
         set_content(panel, Content(sentence, ("panel", "row", "column", label), partial(list, lines)))
     bar = fig.colorbar(colors.mappable(), ax=panels, shrink=0.6, aspect=30, pad=0.02)
-    bar.set_label(colors.label(label, "panel"), fontsize=axes.FONT_SIZE)
+    bar.set_label(colors.label(label), fontsize=axes.FONT_SIZE)
     bar.ax.tick_params(labelsize=axes.FONT_SIZE - 1, length=2)
     if title:
         axes.write_heading(fig, title, fontsize=axes.FONT_SIZE + 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.panels import Axis
+from captum_vz.visualization.pictures.axes import Axis
 from captum_vz.visualization.tokens import position_of
 from captum_vz.visualization.view import page as document
 from captum_vz.visualization.view.page import Encoded, Labels, Method, read_labels, read_methods, three_steps
@@ -65,6 +65,10 @@ class View:
     def html(self) -> str:
         """The whole page, in ASCII, which loads nothing from elsewhere."""
         return document.page(self, static=document.static_table(self))
+
+    def frame(self) -> str:
+        """The page in a frame of another page."""
+        return document.frame(self.html(), self.title)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page to one file."""

@@ -154,14 +154,13 @@ def _method(name: str, panels: Mapping[str, Any], shape: tuple[int, int]) -> Met
     place = f"{name}, " if name else ""
     checked = {label: one_example(one, *shape, place=f"{place}{label}: ").double() for label, one in panels.items()}
     signed = any(bool((one < 0).any()) for one in checked.values())
-    return Method(name, tuple(_panel(label, one, signed) for label, one in checked.items()), signed)
-
-
-def _panel(label: str, scores: Tensor, signed: bool) -> Panel:
-    sums = scores.sum(1)
-    given_as_shares = bool(((sums - 1).abs() <= SUM_ERROR)[sums > 0].all())
-    shares = scores if signed else scores / torch.where(sums > 0, sums, 1)[:, None]
-    return Panel(label, shares, None if signed or given_as_shares else sums)
+    made = list[Panel]()
+    for label, scores in checked.items():
+        sums = scores.sum(1)
+        are_shares = bool(((sums - 1).abs() <= SUM_ERROR)[sums > 0].all())
+        shares = scores if signed else scores / torch.where(sums > 0, sums, 1)[:, None]
+        made.append(Panel(label, shares, None if signed or are_shares else sums))
+    return Method(name, tuple(made), signed)
 
 
 @dataclass(frozen=True)
@@ -271,8 +270,7 @@ def page(data: Any, static: str = "") -> str:
 
 def _help(data: Any) -> str:
     """How the numbers of Value Zeroing are made, if the page has them."""
-    named = [method.name.lower().replace("-", " ") for method in data.methods]
-    if not any("value zeroing" in name for name in named):
+    if not any("value zeroing" in method.name.lower().replace("-", " ") for method in data.methods):
         return ""
     diagram = three_steps().replace(' xmlns="http://www.w3.org/2000/svg"', "")  # HTML needs no address
     return (
@@ -295,7 +293,8 @@ def three_steps() -> str:
 
 def frame(document: str, title: str) -> str:
     """The document inside a frame, whose height follows its content."""
-    inside = document.replace("&", "&amp;").replace('"', "&quot;")
+    # Gradio warns of each "<script", also of one inside a frame.
+    inside = document.replace("&", "&amp;").replace('"', "&quot;").replace("<script", "&lt;script")
     name = escape(visible(title)).encode("ascii", "xmlcharrefreplace").decode()
     style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
     attributes = f'title="{name}" style="{style}" allow="clipboard-write" srcdoc="{inside}"'
