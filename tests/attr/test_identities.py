@@ -23,7 +23,6 @@ from captum_vz import (
     ValueZeroing,
     ValueZeroingRollout,
 )
-from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
@@ -101,20 +100,6 @@ def as_list(maps: Any) -> list[torch.Tensor]:
     return maps if isinstance(maps, list) else [maps]
 
 
-@pytest.mark.parametrize("size", [1, 5])
-@each_varied
-def test_any_size_of_chunk(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = FAMILIES[name].case
-    mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
-    for options in ({}, {"target": 1}, {"feature_mask": mask}):
-        expected = maps_of(case, **options)
-        assert_same(maps_of(case, perturbations_per_eval=size, **options), expected)
-        with monkeypatch.context() as patch:
-            # A position of these models is 48 to 96 numbers wide.
-            set_budget(patch, chunk_bytes=size * 96 * 8)
-            assert_same(maps_of(case, **options), expected)
-
-
 @each_family
 def test_rows_sum_to_one_and_see_no_later_token(name: str) -> None:
     case = FAMILIES[name].case
@@ -152,21 +137,3 @@ def test_further_arguments_follow_the_inputs(method: Any) -> None:
     (last,) = as_list(of.attribute((ids, mask, kinds)))[-1:]
     assert_same(last[0] if isinstance(last, tuple) else last, as_list(expected)[-1])
     assert not torch.allclose(as_list(maps_of(case, method))[-1], as_list(expected)[-1], atol=1e-4)
-
-
-@each_varied
-def test_zero_values_change_nothing(name: str) -> None:
-    """Rounding gives no score to a zero value, and a row that no source changes stays zero."""
-    case = FAMILIES[name].build()
-    site = case.family.attention
-    projection = case.layers[0].get_submodule(site.value)
-    with torch.no_grad():
-        for head in range(site.value_heads):
-            # GPT-2's Conv1D keeps its weights transposed.
-            weight = projection.weight.T if type(projection).__name__ == "Conv1D" else projection.weight
-            weight[site.columns(head)] = 0
-            if getattr(projection, "bias", None) is not None:
-                projection.bias[site.columns(head)] = 0
-    with pytest.warns(UserWarning, match="are zero: no source changes these tokens"):
-        layer_map = ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
-    assert not layer_map.any()

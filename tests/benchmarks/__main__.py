@@ -12,8 +12,8 @@ import platform
 import torch
 
 from captum_vz import ValueZeroing
-from tests.benchmarks.contenders import floor, highest_rate, sequential
-from tests.benchmarks.measure import medians, operations
+from tests.benchmarks.contenders import floor, sequential
+from tests.benchmarks.measure import medians
 from tests.benchmarks.memory import memory_by_depth
 from tests.benchmarks.models import SIZES, build, token_ids
 
@@ -24,11 +24,9 @@ HEADS = (
     "forward",
     "sequential",
     "floor",
-    "torch's floor",
     "seq/maps",
     "maps/(floor+fwd)",
     "row/fwd",
-    "maps of peak",
 )
 
 
@@ -45,18 +43,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    peak = highest_rate(torch.float32, options.device)  # half precision is replayed in float32
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
         f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; "
-        f"median of {options.rounds} rounds; peak {peak / 1e12:.2f} TFLOP/s in float32"
+        f"median of {options.rounds} rounds"
     )
     for name in options.models:
         depth = len(SIZES[name].layers(build(SIZES[name], dtype, options.device)))
         print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>18}" for head in HEADS))
         for tokens in options.tokens:
             with_definition = tokens <= options.longest_sequential
-            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition, peak)
+            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition)
             print(f"{tokens:>18} " + " ".join(f"{value:>18.3f}" for value in row), flush=True)
         memory_by_depth(name, options.tokens[-1], dtype, options.device, options.threads)
 
@@ -68,7 +65,6 @@ def one_length(
     device: str,
     rounds: int,
     with_definition: bool,
-    peak: float,
 ) -> tuple[float, ...]:
     """A row of the table, without its first entry."""
     size = SIZES[name]
@@ -96,7 +92,6 @@ def one_length(
         definition / seconds["maps"],
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
-        operations(contenders["maps"]) / seconds["maps"] / peak,
     )
 
 

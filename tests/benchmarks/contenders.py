@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from captum_vz.functional import cosine_distance, normalize_rows
-from tests.benchmarks.measure import medians
 from tests.benchmarks.models import Size
 
 
@@ -60,14 +59,6 @@ def floor(size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, 
                 product(left[: min(chunk, pairs - start)])
 
     return run
-
-
-def highest_rate(dtype: torch.dtype, device: str) -> float:
-    """Peak operations a second: those of a large matrix product, in torch's default product."""
-    size = 2048 if device == "cpu" else 8192
-    rows, weight = torch.randn(2, size, size, device=device).to(dtype)
-    product = partial(linear, weight=weight)
-    return 2 * size**3 / medians({"product": lambda: product(rows)}, 5, device)["product"]
 
 
 def first(output: Any) -> Tensor:

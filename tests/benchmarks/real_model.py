@@ -29,7 +29,7 @@ from torch import Tensor
 from captum_vz import ValueGates, find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.functional import deciding_layer
-from captum_vz.methods import METHODS, Method, Question, shares
+from captum_vz.methods import METHODS, Method, Question
 from captum_vz.methods.decision import log_probability
 from captum_vz.metrics import summarize
 from captum_vz.study import select_blimp
@@ -44,12 +44,6 @@ TIMED = 2  # texts in which each method is timed alone, in forward passes
 MAPS = ("value-zeroing", "attention", "attention-norm", "alti-layer")
 ROLLOUTS = ("value-zeroing-rollout", "attention-rollout", "attention-norm-rollout", "alti", "attention-flow")
 EFFECT, LRP, CONSTANT = "value-zeroing-effect", "attn-lrp", "CP-LRP"
-#: How far the rows of a token in each layer agree with what a decision rests on: rules that can choose the layer.
-RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "product": torch.mv,
-    "overlap": lambda rows, share: torch.minimum(rows, share).sum(-1),
-    "cosine": lambda rows, share: torch.cosine_similarity(rows, share[None], -1),
-}
 COLUMNS = ("first of all", "without the first", "and without itself", "above the attractor", "overlap", "passes")
 
 
@@ -188,10 +182,6 @@ def rows_of(subject: Subject, asked: Asked) -> Iterator[tuple[str, Callable[[], 
         rows = scores(name)
         return rows[deciding_layer(rows, last(by, about), question.places[0])[0]]
 
-    def ruled(rule: str, count: int) -> Tensor:
-        rows, share = (shares(scores(name).double()) for name in (MAPS[0], "decision"))
-        return rows[RULES[rule](rows, share[0]).topk(count).indices].mean(0)
-
     def effect(read: Callable[[Tensor], Tensor]) -> Tensor:
         found = read(zeroed(subject, question))[:, logit.target[0][1]]
         return found[0] - found[1:]
@@ -217,9 +207,6 @@ def rows_of(subject: Subject, asked: Asked) -> Iterator[tuple[str, Callable[[], 
             yield f"{title}, layer that decides | none", partial(deciding, name, "decision", logit)
         yield f"{title}, mean of layers | -", partial(lambda name: scores(name).mean(0), name)
         yield f"{title}, last layer | -", partial(last, name)
-    for rule in RULES:
-        yield f"Value Zeroing, layer by {rule} | foil", partial(ruled, rule, 1)
-        yield f"Value Zeroing, mean of three layers by {rule} | foil", partial(ruled, rule, 3)
     for name in (*ROLLOUTS, "random", "position"):
         yield f"{METHODS[name].title} | -", partial(last, name)
 

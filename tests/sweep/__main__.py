@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from tests.sweep.compare import describe
 from tests.sweep.model_type import sweep_type
-from tests.sweep.rows import Row, folding_of_types, outcomes_of_types, packed_types, write_table
+from tests.sweep.rows import Row, outcomes_of_types, packed_types, write_table
 
 BYTES = 8 << 30
 
@@ -55,8 +55,7 @@ def main() -> None:
     all_rows = [row for model_type in model_types for row in kept.by_type[model_type]]
     print(dict(Counter(outcomes_of_types(all_rows).values())))
     print("stacks, one example:", dict(Counter(row.alone for row in all_rows if row.alone)))
-    if arguments.long:
-        print("folds:", dict(Counter(folding_of_types(all_rows).values())))
+    print("replays:", dict(Counter(row.way for row in all_rows if row.way)))
     if not arguments.types:
         versions = f"transformers {transformers.__version__} and torch {torch.__version__}"
         write_table(all_rows, arguments.long, versions)

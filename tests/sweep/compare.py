@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from tests.sweep.replays import PACKED, WINDOWS, folding_threshold, is_folded, replays_noted, way_of, why_not_folded
+from captum_vz.verification.definition import Product
+from tests.sweep.replays import PACKED, WINDOWS, replays_noted, way_of, why_not_folded
 from tests.sweep.rows import Row
-from tests.sweep.twin import Product, Run, by_token, twin_scores, twin_scores_by_position
+from tests.sweep.twin import Run, by_token, twin_scores, twin_scores_by_position
 
 TOLERANCE = 1e-4
 # How many sources the twin zeroes in one layer. Of more sources it takes every second, third, and so on.
@@ -29,7 +30,7 @@ def compare(
 
     If the error of self-attention names the attention modules of the layer, there is a row for each of them instead.
 
-    With `long`, the row of a layer that is replayed as packed pairs says whether it folds.
+    With `long`, the row of a layer that is replayed as packed pairs says why it does not fold.
     """
     attentions = run.attentions()
     asked: list[tuple[str, Any]] = [(stack, "self"), (f"{stack}, cross", "cross")][: len(attentions) or 1]
@@ -56,10 +57,8 @@ def compare(
         products = alike
         if isinstance(attention, nn.Module):  # attentions before it may be of a kind whose weights tell no padding
             products = first = run.products_of(attention)
-        row = Row(model_type, name, "no twin", way_of(replays))
-        if long and row.way == PACKED:
-            row.folds = folds_for_users(method, inputs) if is_folded(replays) else "never"
-            row.note = "" if is_folded(replays) else why_not_folded(replays)
+        row = Row(model_type, name, "no twin", way_of(replays, long))
+        row.note = why_not_folded(replays) if long and row.way == PACKED else ""
         count = scores.shape[2]
         sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
         singles = [[source] for source in sources]
@@ -96,14 +95,6 @@ def compare(
 def names_in(error: Exception) -> list[str]:
     """The names of attention modules that an error lists, in the order in which they ran."""
     return re.findall(r"'([\w.]+)'", str(error).partition("attention=layer.get_submodule(")[2])
-
-
-def folds_for_users(method: ValueZeroing, inputs: dict[str, Any]) -> str:
-    """Whether a layer that folds with the threshold off also folds as users have it: a key of `FOLDED`."""
-    with folding_threshold(on=True), replays_noted() as replays, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        method.attribute(inputs)
-    return "yes" if is_folded(replays) else "no threshold"
 
 
 def shape_in(run: Run, scores: Tensor) -> torch.Size:

@@ -16,14 +16,14 @@ from tests.sweep.compare import compare, describe
 from tests.sweep.exceptions import RELEASED
 from tests.sweep.inputs import LONG, SHORT, first_example
 from tests.sweep.models import small_models, working_inputs
-from tests.sweep.replays import folding_threshold
+from tests.sweep.replays import folded_wherever_possible
 from tests.sweep.rows import BUGS, OUTCOMES, Row
 from tests.sweep.twin import record
 
 
 def sweep_type(model_type: str, long: bool = False) -> list[Row]:
     """All rows of one model type, for sentences of seven tokens or for `long` ones, with folding wherever possible."""
-    with folding_threshold(on=False) if long else nullcontext():
+    with folded_wherever_possible() if long else nullcontext():
         return [
             replace(row, stack=", ".join(filter(None, [row.stack, released])))
             for released in ("", *RELEASED.get(model_type, ()))
@@ -126,10 +126,10 @@ def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def worst_of_each_kind(rows: list[Row]) -> list[Row]:
-    """Of the layers of a stack, the row with the largest difference for each outcome and replay, folded or not."""
-    worst: dict[tuple[str, str, str, str], Row] = {}
+    """Of the layers of a stack, the row with the largest difference for each outcome and replay."""
+    worst: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        key = row.stack, row.outcome, row.way, row.folds
+        key = row.stack, row.outcome, row.way
         if key not in worst or (row.difference or 0) > (worst[key].difference or 0):
             worst[key] = row
     return list(worst.values())

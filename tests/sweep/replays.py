@@ -1,4 +1,4 @@
-"""Which replay gave a map, and whether it was folded. Only this file of the sweep depends on the engine's replays."""
+"""Which replay gave a map. Only this file of the sweep depends on the engine's replays."""
 
 from __future__ import annotations
 
@@ -11,29 +11,24 @@ from captum_vz._engine import traced_replays
 from captum_vz._engine.numerics import tensors
 from captum_vz._engine.value_zeroing import ReplayTrace
 
-# The replay of packed pairs, as the tables name it.
-PACKED = "packed pairs"
-FOLDED = "folded pairs"
+# The replay of packed pairs, as the tables name it, and its faster form.
+PACKED, FOLDED = "packed pairs", "folded pairs"
 # The definition, where a layer sees its tokens in windows or in another order.
 WINDOWS = "definition, windows"
 
 replays_noted = traced_replays
-_BUDGETS = tensors.BUDGETS
 
 
-def way_of(traces: list[ReplayTrace]) -> str:
-    """The name of the replay that gave the last map, or "" if no replay did. Folded pairs are packed pairs."""
+def way_of(traces: list[ReplayTrace], long: bool) -> str:
+    """The name of the replay that gave the last map, or "" if no replay did. The short table has no folded pairs."""
     replay = traces[-1].replay if traces else None
     if replay is None:
         return ""
-    if replay.name.startswith(("packed", "folded")):
+    if replay.name.startswith("packed"):
         return PACKED
+    if replay.name == FOLDED:
+        return FOLDED if long else PACKED
     return WINDOWS if traces[-1].layout == "windows" else replay.name
-
-
-def is_folded(traces: list[ReplayTrace]) -> bool:
-    """Whether the folded replay gave the last map."""
-    return bool(traces) and traces[-1].replay is not None and traces[-1].replay.name == FOLDED
 
 
 def why_not_folded(traces: list[ReplayTrace]) -> str:
@@ -42,8 +37,8 @@ def why_not_folded(traces: list[ReplayTrace]) -> str:
 
 
 @contextmanager
-def folding_threshold(on: bool) -> Iterator[None]:
-    """Fold where users get the folded replay (`on`), or wherever folding saves any row of a matrix (not `on`)."""
-    always = {kind: replace(one, folding_calls=0) for kind, one in _BUDGETS.items()}
-    with patch.object(tensors, "BUDGETS", _BUDGETS if on else always):
+def folded_wherever_possible() -> Iterator[None]:
+    """Fold wherever folding saves any row of a matrix, for models that are too small for it to pay."""
+    always = {kind: replace(one, folding_calls=0) for kind, one in tensors.BUDGETS.items()}
+    with patch.object(tensors, "BUDGETS", always):
         yield

@@ -30,13 +30,6 @@ OUTCOMES = {
 }
 BUGS = ("disagrees", "fails")
 
-# How much of the folded replay a layer gets.
-FOLDED = {
-    "yes": "some layer folds as users have it",
-    "no threshold": "some layer folds, but only with the threshold off, because these models are tiny",
-    "never": "no layer folds",
-}
-
 
 @dataclass(eq=False)
 class Row:
@@ -48,7 +41,6 @@ class Row:
     way: str = ""
     difference: float | None = None
     note: str = ""
-    folds: str = ""  # a key of FOLDED, or "" in the sweep of short sentences
     alone: str = ""  # the outcome of a batch of one example, or "" in the sweep of long sentences
 
     def judge(self, pairs: list[tuple[Tensor, Tensor]], tolerance: float) -> None:
@@ -60,13 +52,13 @@ class Row:
     def __str__(self) -> str:
         difference = "" if self.difference is None else f"{self.difference:.1e}"
         cells = f"{self.model_type:28} {self.stack:28} {self.outcome:12} {self.way:25} {difference:8}"
-        return f"{cells} {self.folds or self.alone:12} {self.note}"
+        return f"{cells} {self.alone:12} {self.note}"
 
     def line(self, long: bool) -> str:
         """The row in Markdown."""
         difference = "" if self.difference is None else f"{self.difference:.0e}"
-        cells = [self.model_type, self.stack, self.outcome, self.way, difference]
-        cells += [self.folds if long else self.alone, self.note.replace("|", "\\|")]
+        cells = [self.model_type, self.stack, self.outcome, self.way, difference, *([] if long else [self.alone])]
+        cells.append(self.note.replace("|", "\\|"))
         return "| " + " | ".join(cells) + " |"
 
 
@@ -78,30 +70,6 @@ def outcomes_of_types(rows: Iterable[Row]) -> dict[str, str]:
         before = by_type.get(row.model_type, row.outcome)
         by_type[row.model_type] = min(before, row.outcome, key=ranks.index)
     return by_type
-
-
-def folding_of_types(rows: Iterable[Row]) -> dict[str, str]:
-    """How far each model type folds: that of its row that folds best."""
-    by_type: dict[str, str] = {}
-    for row in rows:
-        if row.folds:
-            before = by_type.get(row.model_type, row.folds)
-            by_type[row.model_type] = min(before, row.folds, key=list(FOLDED).index)
-    return by_type
-
-
-def reasons(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """The model types that never fold, by the reason that the folded replay gave."""
-    rows = list(rows)
-    never = {model_type for model_type, folds in folding_of_types(rows).items() if folds == "never"}
-    by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        if row.model_type in never and row.folds:
-            # Amounts differ between types.
-            types = by_reason.setdefault(re.sub(r"\d\.\de[+-]\d+", "some amount", row.note), [])
-            if row.model_type not in types:
-                types.append(row.model_type)
-    return dict(sorted(by_reason.items(), key=lambda item: -len(item[1])))
 
 
 def packed_types() -> list[str]:
@@ -133,6 +101,11 @@ column: the outcome of a batch of one example, the first of the batch.
 There are two ways of replay: packed pairs of tokens; and the definition, which runs the batch once for each source. \
 Some layers see their tokens in windows or in another order. Windows means that their positions are found first."""
 
+FOLDING = """\
+Long sentences take the folded replay, a faster form of packed pairs. So this table has the types with a stack of \
+packed pairs in the table above. The threshold below which folding does not pay is off, because tiny models never \
+reach it. Texts have these lengths; images and sounds are as above. *Why* says why a layer does not fold."""
+
 
 def _section(heading: str) -> str:
     """The text of one table in RESULTS.md with its heading, or "" if there is none."""
@@ -145,7 +118,7 @@ def _written(rows: list[Row], long: bool, versions: str) -> str:
     alone = Counter(outcomes_of_types(replace(row, outcome=row.alone) for row in rows if row.alone).values())
     command = "python -m tests.sweep" + " --long" * long
     order = list(OUTCOMES)
-    rows = sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack, row.folds))
+    rows = sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack, row.way))
     shown = {one: text for one, text in OUTCOMES.items() if counts[one] or one in BUGS}
     return "\n".join(
         [
@@ -158,33 +131,9 @@ def _written(rows: list[Row], long: bool, versions: str) -> str:
             *(f"| {counts[one]} | {'' if long else f'{alone[one]} | '}{one} | {text} |" for one, text in shown.items()),
             f"| {sum(counts.values())} | {'' if long else f'{sum(alone.values())} | '}| all |",
             "",
-            *(_about_folding(rows) if long else ()),
-            f"| model type | stack | outcome | replay | difference | {'folds' if long else 'one example'} | why |",
-            "|---|---|---|---|---|---|---|",
+            *([FOLDING, ""] if long else ()),
+            f"| model type | stack | outcome | replay | difference | {'' if long else 'one example | '}why |",
+            f"|---|---|---|---|---|---|{'' if long else '---|'}",
             *(row.line(long) for row in rows),
         ]
     )
-
-
-def _about_folding(rows: list[Row]) -> list[str]:
-    by_type = folding_of_types(rows)
-    counts = Counter(by_type.values())
-    others = len({row.model_type for row in rows} - set(by_type))
-    return [
-        "Long sentences take the folded replay, a faster form of packed pairs. So this table has the types with a "
-        "stack of packed pairs in the table above. The threshold below which folding does not pay is off, because "
-        "tiny models never reach it. Texts have these lengths; images and sounds are as above.",
-        "",
-        "| model types | folds | meaning |",
-        "|---|---|---|",
-        *(f"| {counts[one]} | {one} | {meaning} |" for one, meaning in FOLDED.items()),
-        *([f"| {others} | | no layer is replayed as packed pairs at these lengths |"] if others else []),
-        f"| {len(by_type) + others} | | all |",
-        "",
-        "Why no layer of a type folds, by the reason that the folded replay gives:",
-        "",
-        "| model types | reason | such as |",
-        "|---|---|---|",
-        *(f"| {len(types)} | {reason} | {', '.join(types[:6])} |" for reason, types in reasons(rows).items()),
-        "",
-    ]

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from captum_vz._engine.taps.projection import family_of
+from captum_vz.verification.definition import Operators, Product
+from captum_vz.verification.recorded import half_squared_distance_of_directions
 from tests.sweep.models import small_models, working_inputs
-from tests.sweep.twin import Product, Products, Run, cosine_distance, hidden_states, record
+from tests.sweep.twin import Run, hidden_states, record
 
 # Model types, and those whose output does not hold the weights of their first attention as they were.
 SHOWN = """big_bird bloom bros codegen data2vec-vision deberta deberta-v2 falcon fsmt funnel glpn gpt_neo gptj
@@ -40,10 +42,10 @@ def with_zeroed_value(run: Run, head: int, source: int) -> tuple[Product, list[s
         values[:, source, columns[head]] = where.zero if isinstance(where.zero, float) else where.zero[head]
         return output
 
-    products = Products()
+    operators = Operators()
     with run.layer.get_submodule(row.projection).register_forward_hook(zero):
-        run.again(products)
-    return products.found[0], columns
+        run.again(operators)
+    return operators.found[0], columns
 
 
 @pytest.mark.parametrize("model_type", [*SHOWN.split(), *OTHERS.split()])
@@ -106,7 +108,9 @@ def test_sampled_values_equal_rerun(model_type: str, attention: str) -> None:
                 return made.index_fill(1, torch.tensor(source), 0)
 
             with projection.register_forward_hook(zero):
-                columns.append(cosine_distance(hidden_states(run.layer(*run.args, **run.kwargs)), clean))
+                columns.append(
+                    half_squared_distance_of_directions(hidden_states(run.layer(*run.args, **run.kwargs)), clean)
+                )
     expected = torch.stack(columns, dim=-1)
     if attention == "self":
         real = next(x for x in run.args if isinstance(x, Tensor) and x.dtype == torch.bool)

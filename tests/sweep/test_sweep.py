@@ -45,8 +45,8 @@ TWO_ATTENTIONS = {"bart", "t5", "whisper", "marian", "mbart", "pegasus", "m2m_10
 # model type -> part of the error
 REFUSED = {"mamba": "has no stack of layers with attention", "nystromformer": "called no attention that can be read"}
 
-# model type -> how far it folds if its sentences are long
-FOLDS = {"bert": "no threshold", "gpt2": "no threshold", "llama": "no threshold", "qwen3_moe": "never"}
+# model type -> its replay if its sentences are long
+LONG = dict.fromkeys(("bert", "gpt2", "llama"), "folded pairs") | {"qwen3_moe": "packed pairs"}
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -70,15 +70,9 @@ def test_refusal_says_why(model_type: str) -> None:
     assert all(REFUSED[model_type] in row.note for row in rows)
 
 
-@pytest.mark.parametrize("model_type", FOLDS)
+@pytest.mark.parametrize("model_type", LONG)
 def test_long_sentences_fold(model_type: str) -> None:
     rows = sweep_type(model_type, long=True)
     assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
-    assert {row.folds for row in rows} == {FOLDS[model_type]}, [str(row) for row in rows]
-    assert all((row.note != "") == (row.folds == "never") for row in rows)
-
-
-@pytest.mark.slow
-def test_wide_layers_fold_for_users() -> None:
-    rows = sweep_type("whisper", long=True)
-    assert "yes" in {row.folds for row in rows}, [str(row) for row in rows]
+    assert {row.way for row in rows} == {LONG[model_type]}, [str(row) for row in rows]
+    assert all((row.note != "") == (row.way == "packed pairs") for row in rows)

@@ -1,103 +1,35 @@
 """The naive twin: rerun a recorded layer with one value row zeroed, once for each source token.
 
-The twin knows no model and no name, and shares no code with the package. It watches torch's operators, below all
-modules and functions. It takes the output of a softmax for attention weights, if a matrix product multiplies it. It
-takes the other factor of that product for the values.
+The twin knows no model and no name, and shares no code with the engine. It watches torch's operators by the mode of
+`verify`, which takes the output of a softmax for attention weights if a matrix product multiplies it. The other factor
+of that product is the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Cache
 
-aten = torch.ops.aten
-SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
-GROWS = {aten.constant_pad_nd.default}
-# Operators whose output is still weights: copies, casts, scalings and masks of the same size, and padding.
-KEEPS = {
-    aten.clone.default,
-    aten._to_copy.default,
-    aten.native_dropout.default,
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.div.Tensor,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
-    aten.where.self,
-    aten.nan_to_num.default,
-    *GROWS,
-    aten._unsafe_view.default,
-}
-PRODUCTS = {aten.bmm.default, aten.mm.default}
+from captum_vz.verification.definition import Operators, Product, without_fused_attention
+from captum_vz.verification.recorded import half_squared_distance_of_directions
 
 
-@dataclass
-class Product:
-    """A product of weights `(batch * heads, out, in)` with values `(batch * heads, in, d_head)`."""
-
-    number: int  # how many products came before it in the run
-    weights: Tensor
-    values: Tensor
-
-    def values_of(self, sources: list[int], head: int | None, batch: int) -> Tensor:
-        """A mask of the values of some sources, in one head of each of `batch` examples or (None) in all heads."""
-        mask = torch.zeros(self.values.shape, dtype=torch.bool)
-        mask[..., sources, :] = True
-        if head is not None:
-            heads = len(mask) // batch
-            mask.unflatten(0, (batch, heads))[:, [h for h in range(heads) if h != head % heads]] = False
-        return mask
-
-
-class Products(TorchDispatchMode):
-    """Collects the products of softmaxed weights with values, and zeroes some values.
-
-    `zeroed` maps the number of a product to a mask of its values.
-    """
-
-    def __init__(self, zeroed: dict[int, Tensor] | None = None) -> None:
-        super().__init__()
-        self.zeroed = zeroed or {}
-        self.found: list[Product] = []
-        self._softmaxed: dict[int, Tensor] = {}  # by storage; kept alive so that torch does not reuse it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in PRODUCTS and any(map(self._is_weights, args)):
-            args = self._multiplied(*args)
-        output = func(*args, **(kwargs or {}))
-        kept = func in KEEPS and any(self._is_weights(x) for x in args if func in GROWS or _same_size(x, output))
-        if func in SOFTMAX or kept:
-            first = output[0] if isinstance(output, tuple) else output
-            self._softmaxed[first.untyped_storage()._cdata] = first
-        return output
-
-    def _is_weights(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._softmaxed
-
-    def _multiplied(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        number = len(self.found)
-        weights_first = self._is_weights(left)
-        weights = left if weights_first else right.transpose(-1, -2)
-        values = (right if weights_first else left.transpose(-1, -2)).clone()
-        self.found.append(Product(number, weights.clone(), values.clone()))
-        if number in self.zeroed:
-            values[self.zeroed[number]] = 0
-        return (left, values) if weights_first else (values.transpose(-1, -2), right)
-
-
-def _same_size(value: Any, output: Any) -> bool:
-    first = output[0] if isinstance(output, tuple) else output
-    return isinstance(value, Tensor) and value.numel() == first.numel()
+def values_of(product: Product, sources: list[int], head: int | None, batch: int) -> Tensor:
+    """A mask of the values of some sources, in one head of each of `batch` examples or (None) in all heads."""
+    mask = torch.zeros(product.values.shape, dtype=torch.bool)
+    mask[..., sources, :] = True
+    if head is not None:
+        heads = len(mask) // batch
+        mask.unflatten(0, (batch, heads))[:, [h for h in range(heads) if h != head % heads]] = False
+    return mask
 
 
 @dataclass
@@ -109,16 +41,16 @@ class Run:
     kwargs: dict[str, Any]
     hidden: Tensor
 
-    def again(self, products: Products) -> Tensor:
-        """The hidden states of the layer in another run, with its products watched."""
-        with watched(products):
+    def again(self, operators: Operators) -> Tensor:
+        """The hidden states of the layer in another run, with its operators watched."""
+        with without_fused_attention(), torch.no_grad(), operators:
             return hidden_states(self.layer(*self.args, **self.kwargs))
 
     @cached_property
     def clean(self) -> tuple[Tensor, list[Product]]:
         """The hidden states of the layer in another run with nothing zeroed, and its products."""
-        products = Products()
-        return self.again(products), products.found
+        operators = Operators()
+        return self.again(operators), operators.found
 
     @property
     def reproduced(self) -> bool:
@@ -133,25 +65,13 @@ class Run:
 
     def products_of(self, module: nn.Module) -> list[Product]:
         """The products of one attention module."""
-        products = Products()
+        products = Operators()
         before: list[int] = []
         with ExitStack() as hooks:
             hooks.enter_context(module.register_forward_pre_hook(lambda *_: before.append(len(products.found))))
             hooks.enter_context(module.register_forward_hook(lambda *_: before.append(len(products.found))))
             self.again(products)
         return products.found[before[0] : before[-1]]
-
-
-@contextmanager
-def watched(products: Products) -> Iterator[None]:
-    """Show every matrix product to `products`: torch's fused attention is off."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products:
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def hidden_states(output: Any) -> Tensor:
@@ -180,12 +100,6 @@ def record(forward: Callable[[], Any], layers: list[nn.Module]) -> list[Run]:
     return [runs[id(layer)] for layer in layers if id(layer) in runs]
 
 
-def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Half the squared distance of the unit vectors, `(..., d), (..., d) -> (...)`, in float64."""
-    a, b = a.double(), b.double()
-    return 0.5 * (a / a.norm(dim=-1, keepdim=True) - b / b.norm(dim=-1, keepdim=True)).square().sum(-1)
-
-
 def twin_scores(
     run: Run, products: list[Product], groups: list[list[int]], head: int | None = None, batch: int = 1
 ) -> Tensor:
@@ -194,9 +108,9 @@ def twin_scores(
     The values are zeroed in all heads (None), or in one head of each of the `batch` examples.
     """
     clean = by_token(run.clean[0], batch, products[0].weights.shape[1])
-    masks = [{one.number: one.values_of(group, head, batch) for one in products} for group in groups]
-    zeroed = (by_token(run.again(Products(mask)), *clean.shape[:2]) for mask in masks)
-    return torch.stack([cosine_distance(one, clean) for one in zeroed], dim=-1)
+    masks = [{one.number: values_of(one, group, head, batch) for one in products} for group in groups]
+    zeroed = (by_token(run.again(Operators(zeroed=mask)), *clean.shape[:2]) for mask in masks)
+    return torch.stack([half_squared_distance_of_directions(one, clean) for one in zeroed], dim=-1)
 
 
 def by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
@@ -230,11 +144,11 @@ def twin_scores_by_position(run: Run, shape: torch.Size, groups: list[list[int]]
         moved[:, group] += torch.randn(moved[0, group].shape, generator=torch.Generator().manual_seed(group[0]))
         moved = moved.view(hidden.movedim(axis, -1).shape).movedim(-1, axis).contiguous()
         args, kwargs = tree_map(lambda x, moved=moved: moved if x is hidden else x, (run.args, run.kwargs))
-        found = Products()
+        found = Operators()
         Run(run.layer, args, kwargs, run.hidden).again(found)
         masks = {a.number: (a.values != b.values).any(-1) for a, b in zip(products, found.found, strict=True)}
-        zeroed = _by_position(run.again(Products(masks)).movedim(axis, -1))
-        columns.append(cosine_distance(zeroed, outputs))
+        zeroed = _by_position(run.again(Operators(zeroed=masks)).movedim(axis, -1))
+        columns.append(half_squared_distance_of_directions(zeroed, outputs))
     return torch.stack(columns, dim=-1)
 
 
