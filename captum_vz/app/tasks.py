@@ -1,21 +1,167 @@
-"""What a model says about one input, and which rows explain it."""
+"""What a model of each task says about an input, and which rows explain it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
-from captum_vz.app.inputs import Input
-from captum_vz.app.wish import EVERY_WORD, Target, Wish
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from captum_vz.app.inputs import EVERY_WORD, Input, Wish, check_texts, read_signal, read_text
 from captum_vz.errors import ArgumentError
 from captum_vz.result.explanation import Predictions
-from captum_vz.subjects import heads
+from captum_vz.subjects import Subject, heads
+from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
+from captum_vz.subjects.texts import encode
 from captum_vz.visualization import readable_tokens
 
 SHOWN = 5  # predictions that are kept
 LONGEST_ANSWER = 30  # tokens
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row of an explanation explains.
+
+    Attributes:
+        name: A label, a word and its label, the start of an answer.
+        token: The position of the token whose row methods with maps show.
+        field: The tensor of the model's output that holds the explained number; empty for a model without a head.
+        entry: The class in that tensor. None: the tensor has one number for each token.
+        foil: The class whose number is subtracted.
+        of_token: Whether the tensor has an axis of tokens.
+        read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+        value: The explained number. None: nobody asked the model.
+    """
+
+    name: str
+    token: int
+    field: str = "logits"
+    entry: int | None = None
+    foil: int | None = None
+    of_token: bool = True
+    read: Callable[[Any], Tensor] | None = None
+    value: float | None = None
+
+    def index(self, place: int, entry: int | None) -> tuple[int, ...]:
+        """The index of a number in one example's part of the tensor, for the token at `place`."""
+        own = () if entry is None else (entry,)
+        return (place, *own) if self.of_token else own
+
+    def reader(self, place: int) -> Callable[[Any], Tensor]:
+        """A function that reads the explained number from an output, `(batch,)`."""
+
+        def of_field(output: Any) -> Tensor:
+            numbers = getattr(output, self.field)
+            found: Tensor = numbers[(slice(None), *self.index(place, self.entry))]
+            return found if self.foil is None else found - numbers[(slice(None), *self.index(place, self.foil))]
+
+        return of_field if self.read is None else self.read
+
+    def asked(self, place: int) -> dict[str, Any]:
+        """The target and the foil of a method's question, for the token at `place`."""
+        if self.field == "logits" and self.read is None:
+            foil = None if self.foil is None else [self.index(place, self.foil)]
+            return {"target": [self.index(place, self.entry)], "foil": foil}
+        return {"target": self.reader(place) if self.field else None, "foil": None}
+
+
+def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
+    """The input of any task."""
+    kind = type(subject.model).__name__
+    if not subject.reads_text:
+        return read_signal(subject, text, pair, wish)
+    check_texts(text, pair)
+    if subject.task == heads.CHOICE:
+        return _choice(subject, text, pair, wish)
+    if not isinstance(pair, (str, type(None))):
+        raise ArgumentError(
+            f"text_pair is {len(pair)} texts, but {kind} reads one second text: pass a string.", "text_pair"
+        )
+    if subject.task == heads.ANSWER and pair is None:
+        raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
+    if subject.task == heads.ENCODER and pair is not None and heads.unknown_head(subject.model) is None:
+        told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
+        warnings.warn(told, stacklevel=4)
+    if subject.task == heads.SENTENCE:
+        return _sentences(subject, text, pair, wish)
+    return read_text(subject, text, pair, wish)
+
+
+def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
+    """The chosen answer of several. Each answer has a logit of its own, from the text and this answer alone."""
+    if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
+        raise ArgumentError(
+            f"{type(subject.model).__name__} chooses among answers: pass two or more as text_pair=, a list."
+        )
+    if wish.foil is not None or wish.window:
+        raise ArgumentError("each answer is read alone, with the whole text: leave foil= and window= out.")
+
+    def forward(**inputs: Tensor) -> Tensor:
+        """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
+        found: Tensor = subject.model(**{name: one[:, None] for name, one in inputs.items()}).logits
+        return found
+
+    logits = torch.stack([_output(forward, subject, text, answer)[0, 0] for answer in answers])
+    shares = logits.float().softmax(0)
+    order = shares.argsort(descending=True, stable=True).tolist()
+    predictions = [(str(answers[place]), shares[place].item()) for place in order]
+    chosen = order[0]
+    if wish.target is not None:
+        chosen = heads.label_number(wish.target, dict(enumerate(answers)), "target")
+    name, value = str(answers[chosen]), logits[chosen].item()
+    target = Target(name, 0, read=lambda output: output[:, 0], of_token=False, value=value)
+    found = read_text(replace(subject, forward=forward), text, answers[chosen], wish)
+    return replace(found, given=(predictions, target))
+
+
+@torch.no_grad()
+def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) -> Tensor:
+    """The output for a text that is not read in windows."""
+    made = encode(subject.tokenizer, text, pair) if isinstance(text, str) else text
+    count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
+    if most is not None and count > most:
+        raise ArgumentError(
+            f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
+            "a shorter text."
+        )
+    found: Tensor = forward(**{name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)})
+    return found
+
+
+def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> Input:
+    """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
+    if wish.target is not None or wish.foil is not None or wish.window:
+        raise ArgumentError(
+            "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
+        )
+    embedding, texts = subject.forward, [text] if other is None else [text, other]
+    assert isinstance(embedding, Embedding)  # of this task
+    prompts, told = prompts_of(embedding, texts)
+    forwards = [embedding.after(prompt) for prompt in prompts]
+    outputs = list[Tensor]()
+    for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
+        outputs.append(_output(forward, subject, prompt + one if prompt else one))
+        if isinstance(one, str):
+            check_own(embedding, outputs[-1], one, prompt)
+    reference = outputs[-1]
+    name, value, predictions = "the embedding", None, list[tuple[str, float]]()
+    if other is not None:
+        name = f"similarity to {other}"
+        value = cosine_similarity(outputs[0], reference).item()
+        predictions = [("cosine similarity", value)]
+    target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
+    read = read_text(replace(subject, forward=forwards[0]), prompts[0] + text if prompts[0] else text, None, wish)
+    found = replace(read, given=(predictions, target))
+    found.told.update(dict.fromkeys(told))
+    if other is None:
+        found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
+    return found
 
 
 def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:

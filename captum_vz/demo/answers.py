@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.explain import explained_by
-from captum_vz.app.others import written
-from captum_vz.app.wish import Wish
+from captum_vz.app import explained_by, written
+from captum_vz.app.inputs import Wish
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods import METHODS, residual_text
