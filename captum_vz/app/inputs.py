@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
 from captum_vz.subjects import Subject, heads
 from captum_vz.subjects.signals import read_input
-from captum_vz.subjects.texts import encode, find_token, prepare_text, remarks, second_text
+from captum_vz.subjects.texts import encode, find_token, prepare_text, second_text, warn_of_text
 
 #: The methods that explain a label, and the part of a layer in it.
 EFFECT, EFFECT_OF_LAYER = "value-zeroing-effect", "value-zeroing-effect-layer"
@@ -126,14 +125,6 @@ class Piece:
         """The position in the piece of a position in the text."""
         return place if self.places is None else self.places.index(place)
 
-    def spread(self, scores: Tensor, count: int) -> Tensor:
-        """Scores of this piece's tokens `(..., in)` for all tokens of the text. Tokens outside the piece have 0."""
-        if self.places is None or len(self.places) == count == scores.shape[-1]:
-            return scores
-        whole = scores.new_zeros(*scores.shape[:-1], count)
-        whole[..., list(self.places)] = scores[..., : len(self.places)]
-        return whole
-
 
 @dataclass
 class Input:
@@ -169,14 +160,25 @@ class Input:
             return {}
         with torch.no_grad():
             outputs = [self.subject.forward(**piece.inputs) for piece in self.pieces]
-        numbers = [
-            {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
-            for output in outputs
-        ]
-        found = joined(numbers, self.pieces, task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL))
+        each = {
+            name: [getattr(output, name)[0].float() for output in outputs]
+            for name in FIELDS
+            if isinstance(getattr(outputs[0], name, None), Tensor)
+        }
+        of_tokens = task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL)
+        found = {name: self._joined(numbers, of_tokens) for name, numbers in each.items()}
         if "logits" in found and task in (heads.TOKENS, heads.MASKED, heads.CAUSAL):
             check_count(model, len(found["logits"]), len(self.names))
         return found
+
+    def _joined(self, numbers: Sequence[Tensor], of_tokens: bool) -> Tensor:
+        """Numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
+        if len(numbers) == 1:
+            return numbers[0]
+        if not of_tokens:
+            return torch.stack(list(numbers)).mean(0)
+        owners = [owner(self.pieces, place) for place in range(len(self.names))]
+        return torch.stack([numbers[k][self.pieces[k].local(place)] for place, k in enumerate(owners)])
 
     @cached_property
     def firsts(self) -> list[int]:
@@ -190,11 +192,13 @@ class Input:
         return torch.tensor([[self.member[place] for place in piece.places]], device=self.subject.device)
 
     def spread(self, piece: Piece, scores: Tensor) -> Tensor:
-        """Scores of a piece's tokens for all tokens of the text. All tokens of a group have the score of its part."""
-        whole = piece.spread(scores, len(self.names))
+        """Scores `(..., in)` of a window for all tokens of the text, 0 outside. A group has the score of its part."""
+        places = list(piece.places or ())
+        whole = scores.new_zeros(*scores.shape[:-1], len(self.names))
+        whole[..., places] = scores[..., : len(places)]
         if not self.member:
             return whole
-        first = {self.member[place]: place for place in reversed(piece.places or ())}
+        first = {self.member[place]: place for place in reversed(places)}
         return whole[..., [first.get(group, place) for place, group in enumerate(self.member)]]
 
     def pooled(self, one: Tensor) -> Tensor:
@@ -254,8 +258,7 @@ def read_text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Inpu
             token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
         prepared = replace(prepared, token=find_token(token, prepared.tokens))
     told = token if subject.task in BY_MAPS else prepared.token
-    for remark in remarks(text if isinstance(text, str) else "", subject, prepared, told):
-        warnings.warn(remark, stacklevel=5)
+    warn_of_text(text if isinstance(text, str) else "", subject, prepared, told, stacklevel=6)
     second = second_text(tokenizer, encoding, pair)
     free = [place for place, alone in enumerate(read.special) if not alone] or [0]
     start, stop = second.index(True) if any(second) else free[0], free[-1] + 1
@@ -370,14 +373,3 @@ def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, 
             f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
         )
     return size, overlap
-
-
-def joined(numbers: Sequence[Mapping[str, Tensor]], pieces: Sequence[Piece], of_tokens: bool) -> dict[str, Tensor]:
-    """The numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
-    if len(numbers) == 1:
-        return dict(numbers[0])
-    if not of_tokens:
-        return {name: torch.stack([one[name] for one in numbers]).mean(0) for name in numbers[0]}
-    places = range(max(pieces[-1].places or ()) + 1)
-    owners = [(owner(pieces, place), place) for place in places]
-    return {name: torch.stack([numbers[k][name][pieces[k].local(place)] for k, place in owners]) for name in numbers[0]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -48,27 +47,13 @@ class Target:
     read: Callable[[Any], Tensor] | None = None
     value: float | None = None
 
-    def index(self, place: int, entry: int | None) -> tuple[int, ...]:
-        """The index of a number in one example's part of the tensor, for the token at `place`."""
-        own = () if entry is None else (entry,)
-        return (place, *own) if self.of_token else own
-
-    def reader(self, place: int) -> Callable[[Any], Tensor]:
-        """A function that reads the explained number from an output, `(batch,)`."""
-
-        def of_field(output: Any) -> Tensor:
-            numbers = getattr(output, self.field)
-            found: Tensor = numbers[(slice(None), *self.index(place, self.entry))]
-            return found if self.foil is None else found - numbers[(slice(None), *self.index(place, self.foil))]
-
-        return of_field if self.read is None else self.read
-
     def asked(self, place: int) -> dict[str, Any]:
         """The target and the foil of a method's question, for the token at `place`."""
-        if self.field == "logits" and self.read is None:
-            foil = None if self.foil is None else [self.index(place, self.foil)]
-            return {"target": [self.index(place, self.entry)], "foil": foil}
-        return {"target": self.reader(place) if self.field else None, "foil": None}
+        if self.entry is None:
+            of_place = (lambda output: getattr(output, self.field)[:, place]) if self.field else None
+            return {"target": self.read or of_place, "foil": None}
+        before = (place,) if self.of_token else ()
+        return {"target": [(*before, self.entry)], "foil": None if self.foil is None else [(*before, self.foil)]}
 
 
 def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
@@ -175,23 +160,21 @@ def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
             "captum_vz.ValueZeroingEffect, or pass method='value-zeroing' for the states of its tokens."
         )
     if task in _TASKS:
-        predictions, rows = _TASKS[task](read, wish)
-    elif wish.target is None and wish.foil is None:
-        name, kind = read.names[read.token], type(read.subject.model).__name__
-        if wish.token is None:
-            read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
-        return [], [Target(name, read.token, "")]
-    else:
+        return _TASKS[task](read, wish)
+    name, kind = read.names[read.token], type(read.subject.model).__name__
+    if wish.target is not None or wish.foil is not None:
         raise ArgumentError(
-            f"target names a label or a word, but {type(read.subject.model).__name__} has no head that predicts one. "
-            "Leave it out, or pass a model with a head.",
+            f"target names a label or a word, but {kind} has no head that predicts one. Leave it out, or pass a model "
+            "with a head.",
             "target",
         )
-    output = SimpleNamespace(**{name: one[None] for name, one in read.numbers.items()})
-    return predictions, [replace(row, value=row.reader(row.token)(output).item()) for row in rows]
+    if wish.token is None:
+        read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
+    return [], [Target(name, read.token, "")]
 
 
 def _rows(
+    read: Input,
     wish: Wish,
     numbers: tuple[int | None, int | None],
     places: dict[int, str],
@@ -209,8 +192,11 @@ def _rows(
                 "another target=.",
                 "foil",
             )
-        contrast = "" if foil is None else f" rather than {name(foil)}"
-        rows.append(Target(f"{before}{name(entry)}{contrast}", place, entry=entry, foil=foil, of_token=of_token))
+        logits = read.numbers["logits"][place] if of_token else read.numbers["logits"]
+        value, title = logits[entry], f"{before}{name(entry)}"
+        if foil is not None:
+            value, title = value - logits[foil], f"{title} rather than {name(foil)}"
+        rows.append(Target(title, place, entry=entry, foil=foil, of_token=of_token, value=value.item()))
     return rows
 
 
@@ -231,7 +217,7 @@ def _sequence(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     else:
         shares = logits.sigmoid() if kind == "multi_label_classification" else logits.softmax(-1)
     order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
-    rows = _rows(wish, numbers, {read.token: ""}, lambda place: order[0], label, of_token=False)
+    rows = _rows(read, wish, numbers, {read.token: ""}, lambda place: order[0], label, of_token=False)
     return [(label(number), shares[number].item()) for number in order], rows
 
 
@@ -244,7 +230,7 @@ def _tokens(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     chosen = [read.token] if wish.token not in (None, EVERY_WORD) else labelled or firsts
     places = {place: f"{read.text.word_texts[words[place]]}: " for place in chosen}
     predictions = [(f"{name}{label(best[i])}", shares[i, best[i]].item()) for i, name in places.items()]
-    return predictions, _rows(wish, numbers, places, best.__getitem__, label)
+    return predictions, _rows(read, wish, numbers, places, best.__getitem__, label)
 
 
 def _answer(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
@@ -269,11 +255,11 @@ def _answer(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
             )
     probability = start[allowed].softmax(0)[allowed.index(first)] * end[allowed].softmax(0)[allowed.index(last)]
     rows = [
-        Target(f"start: {read.names[first]}", first, "start_logits"),
-        Target(f"end: {read.names[last]}", last, "end_logits"),
+        Target(f"start: {read.names[first]}", first, "start_logits", value=start[first].item()),
+        Target(f"end: {read.names[last]}", last, "end_logits", value=end[last].item()),
     ]
     if wish.token is not None:  # for methods with maps
-        rows = [Target(read.names[read.token], read.token, "start_logits")]
+        rows = [Target(read.names[read.token], read.token, "start_logits", value=start[read.token].item())]
     return [(_text_of(read, first, last), probability.item())], rows
 
 
@@ -309,7 +295,7 @@ def _words(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     def name(number: int) -> str:
         return typed.get(number) or word(number)
 
-    return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), name)
+    return predictions, _rows(read, wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), name)
 
 
 def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
@@ -322,7 +308,7 @@ def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     letter = str if tokenizer is None else tokenizer.convert_ids_to_tokens
     names = {number: str(letter(number)) for number in range(logits.shape[-1])}
     numbers = wish.numbers(lambda wanted, argument: heads.label_number(wanted, names, argument))
-    rows = _rows(wish, numbers, {i: f"frame {i}: " for i in chosen}, best.__getitem__, names.__getitem__)
+    rows = _rows(read, wish, numbers, {i: f"frame {i}: " for i in chosen}, best.__getitem__, names.__getitem__)
     return [(names[best[i]], shares[i, best[i]].item()) for i in starts], rows
 
 

@@ -27,8 +27,7 @@ from captum_vz.study.comparison import choose_foil, truth_of
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.heads import CHOICE, OF_IMAGES, SEQ2SEQ
 from captum_vz.subjects.signals import read_input
-from captum_vz.subjects.texts import check_room, prepare_text
-from captum_vz.subjects.texts import remarks as remarks_on
+from captum_vz.subjects.texts import check_prompt, prepare_text
 from captum_vz.tables import frame, html_table, note, page
 from captum_vz.visualization import View, add_provenance, draw_comparison, draw_image, weights_fingerprint
 
@@ -182,10 +181,7 @@ class Answers:
         self._check_text(subject, text)
         if not getattr(subject.model, "can_generate", bool)() or subject.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which continues no text.")
-        prepared = prepare_text(subject.model, subject.tokenizer, text)
-        for remark in remarks_on(text, subject, prepared, str(prepared.token)):
-            warnings.warn(remark, stacklevel=2)
-        check_room(text, subject, int(count))
+        check_prompt(text, subject, int(count))
         found = attribute_generation(subject, text, method, int(count), do_sample=False)
         mask = found.mask(*hidden)
         if mask.all():
