@@ -11,7 +11,7 @@ import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may i
 if TYPE_CHECKING:
     from captum_vz import functional
     from captum_vz._engine import find_layers
-    from captum_vz.app.explain import explain
+    from captum_vz.app import explain
     from captum_vz.attr import (
         ALTI,
         ALTILogit,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
     from captum_vz.functional import patch_mask, to_embeddings, token_scores, word_mask
     from captum_vz.text import attribute_texts
-    from captum_vz.verification.verify import verify
+    from captum_vz.verification import verify
 
 __version__ = "0.1.0"
 
@@ -85,7 +85,7 @@ _ROOMS: Final = (
 # Where the names of `__all__` are defined; classes are in `captum_vz.attr`.
 _HOMES: Final = {
     "attribute_texts": "text",
-    "explain": "app.explain",
+    "explain": "app",
     "find_layers": "_engine",
     "verify": "verification",
     **dict.fromkeys(("ArgumentError", "RefusedError", "UnsupportedLayerError"), "errors"),

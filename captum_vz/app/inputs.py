@@ -1,34 +1,110 @@
-"""How an input is read: its tokens, what each of them is, what the model returns for it, and windows of a long text."""
+"""What a user asks about an input, and how it is read: its tokens, what they are, and windows of a long text."""
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from numbers import Integral
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
-from captum_vz.app.wish import BY_MAPS, EVERY_WORD, Target, Wish
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import pool_groups
+from captum_vz.methods import DECIDING, DEEP, MAPS, Method
 from captum_vz.result import TokenText
 from captum_vz.result.explanation import Predictions
 from captum_vz.subjects import Subject, heads
-from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
 from captum_vz.subjects.signals import read_input
-from captum_vz.subjects.texts import encode, find_token, prepare_text, remarks, second_text
+from captum_vz.subjects.texts import encode, find_token, prepare_text, second_text, warn_of_text
 
+#: The methods that explain a label, and the part of a layer in it.
+EFFECT, EFFECT_OF_LAYER = "value-zeroing-effect", "value-zeroing-effect-layer"
+#: Tasks whose rows explain the state of a token, unless the user chooses a method, a target or a foil.
+BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
+#: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
+OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
+#: What a user passes as `token` for a row of each word.
+EVERY_WORD = "*"
+#: What a user passes as `words`.
+GROUPS: Final = (False, True, "words", "clauses", "sentences")
 #: What is wrong with a model that reads more tokens than the text has.
 ADDED = "it adds its own, as prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
 #: The tensors of an output that tasks read.
 FIELDS = ("logits", "start_logits", "end_logits")
 #: The part of a window that the next window repeats, if the user does not say.
 OVERLAP = 4
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for, except the model and the text. See :func:`captum_vz.explain` for the meaning of each."""
+
+    method: Any = None
+    target: int | str | None = None
+    foil: int | str | None = None
+    token: int | str | None = None
+    layer: int | str | None = None
+    words: bool | str = False
+    window: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the types."""
+        if self.words not in GROUPS:
+            raise ArgumentError(f"words is {self.words!r}: pass True for words, or 'clauses' or 'sentences'.", "words")
+        for name in ("target", "foil", "token", "layer"):
+            value, number = getattr(self, name), name == "layer"
+            fits = isinstance(value, Integral if number else (Integral, str)) and not isinstance(value, bool)
+            if value is not None and not fits and not (number and value == DECIDING):
+                raise ArgumentError(
+                    f"{name} is {value!r}, of type {type(value).__name__}: pass a whole number, "
+                    f"{repr(DECIDING) if number else 'a string'} or None.",
+                    name,
+                )
+
+    def asks_decision(self, subject: Subject) -> bool:
+        """Whether the answer is what a next word rests on: the last of many layers mostly shows the first token."""
+        is_open = self.method is None and self.window is None and self.layer in (None, DECIDING)
+        return is_open and subject.task == heads.CAUSAL and subject.depth >= DEEP
+
+    def asks_embedding(self, subject: Subject, text: Any) -> bool:
+        """Whether a folder of a sentence encoder is asked about nothing but a text without a mask."""
+        marks = {"[MASK]", getattr(subject.tokenizer, "mask_token", None) or "[MASK]"}
+        return self == Wish(words=self.words) and isinstance(text, str) and not any(mark in text for mark in marks)
+
+    def default_method(self, task: str) -> str:
+        """The name of the method that explains a model of this task, unless the user chooses one."""
+        if self.layer == DECIDING or (task in BY_MAPS and self.target is None and self.foil is None):
+            return MAPS
+        return EFFECT if self.layer is None else EFFECT_OF_LAYER
+
+    def of_method(self, method: Method, task: str) -> Wish:
+        """This wish for one of several methods, without what changes no score of this method."""
+        idle: dict[str, Any] = dict.fromkeys(self.unused(task, method))
+        return replace(self, layer=self.layer if self.has_layer(method) else None, **idle)
+
+    def has_layer(self, method: Method) -> bool:
+        """Whether this method has the layer that is asked for. A layer can decide if the method has its map alone."""
+        if self.layer == DECIDING:
+            return method.shows_layers
+        return method.layered
+
+    def unused(self, task: str, method: Method) -> list[str]:
+        """The names of what is asked for, but changes no score of this method. A user's code may read all of it."""
+        if method.is_foreign:
+            return []
+        decides = self.layer == DECIDING and self.has_layer(method)
+        idle = [] if method.explains_output or decides else ["target", "foil"]
+        idle += ["token"] if task in OF_WHOLE and method.is_signed else []
+        return [name for name in idle if getattr(self, name) is not None]
+
+    def numbers(self, number: Callable[[Any, str], int]) -> tuple[int | None, int | None]:
+        """The numbers of the target and of the foil, by a function of what is asked for and its argument's name."""
+        target = None if self.target is None else number(self.target, "target")
+        return target, None if self.foil is None else number(self.foil, "foil")
 
 
 @dataclass(frozen=True)
@@ -49,14 +125,6 @@ class Piece:
         """The position in the piece of a position in the text."""
         return place if self.places is None else self.places.index(place)
 
-    def spread(self, scores: Tensor, count: int) -> Tensor:
-        """Scores of this piece's tokens `(..., in)` for all tokens of the text. Tokens outside the piece have 0."""
-        if self.places is None or len(self.places) == count == scores.shape[-1]:
-            return scores
-        whole = scores.new_zeros(*scores.shape[:-1], count)
-        whole[..., list(self.places)] = scores[..., : len(self.places)]
-        return whole
-
 
 @dataclass
 class Input:
@@ -70,7 +138,7 @@ class Input:
         text: The tokens, and the words that they form.
         second: Whether each token is of the second text.
         member: The group of each token whose tokens are explained together: words, clauses or sentences. Empty: none.
-        given: What the model predicts and what is explained, if they do not follow from the output.
+        given: What the model predicts and the target, if they do not follow from the output.
         told: Sentences about how the target and the foil are read.
     """
 
@@ -81,7 +149,7 @@ class Input:
     text: TokenText = field(default_factory=lambda: TokenText((), (), (), (), (), ()))
     second: Sequence[bool] = ()
     member: Sequence[int] = ()
-    given: tuple[Predictions, Target] | None = None
+    given: tuple[Predictions, Any] | None = None
     told: dict[str, None] = field(default_factory=dict)
 
     @cached_property
@@ -92,14 +160,25 @@ class Input:
             return {}
         with torch.no_grad():
             outputs = [self.subject.forward(**piece.inputs) for piece in self.pieces]
-        numbers = [
-            {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
-            for output in outputs
-        ]
-        found = joined(numbers, self.pieces, task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL))
+        each = {
+            name: [getattr(output, name)[0].float() for output in outputs]
+            for name in FIELDS
+            if isinstance(getattr(outputs[0], name, None), Tensor)
+        }
+        of_tokens = task in (heads.TOKENS, heads.ANSWER, heads.MASKED, heads.CAUSAL)
+        found = {name: self._joined(numbers, of_tokens) for name, numbers in each.items()}
         if "logits" in found and task in (heads.TOKENS, heads.MASKED, heads.CAUSAL):
             check_count(model, len(found["logits"]), len(self.names))
         return found
+
+    def _joined(self, numbers: Sequence[Tensor], of_tokens: bool) -> Tensor:
+        """Numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
+        if len(numbers) == 1:
+            return numbers[0]
+        if not of_tokens:
+            return torch.stack(list(numbers)).mean(0)
+        owners = [owner(self.pieces, place) for place in range(len(self.names))]
+        return torch.stack([numbers[k][self.pieces[k].local(place)] for place, k in enumerate(owners)])
 
     @cached_property
     def firsts(self) -> list[int]:
@@ -113,11 +192,13 @@ class Input:
         return torch.tensor([[self.member[place] for place in piece.places]], device=self.subject.device)
 
     def spread(self, piece: Piece, scores: Tensor) -> Tensor:
-        """Scores of a piece's tokens for all tokens of the text. All tokens of a group have the score of its part."""
-        whole = piece.spread(scores, len(self.names))
+        """Scores `(..., in)` of a window for all tokens of the text, 0 outside. A group has the score of its part."""
+        places = list(piece.places or ())
+        whole = scores.new_zeros(*scores.shape[:-1], len(self.names))
+        whole[..., places] = scores[..., : len(places)]
         if not self.member:
             return whole
-        first = {self.member[place]: place for place in reversed(piece.places or ())}
+        first = {self.member[place]: place for place in reversed(places)}
         return whole[..., [first.get(group, place) for place, group in enumerate(self.member)]]
 
     def pooled(self, one: Tensor) -> Tensor:
@@ -152,28 +233,6 @@ def check_count(model: Any, count: int, known: int) -> None:
         raise UnsupportedLayerError(f"{type(model).__name__} reads {count} tokens, but the text has {known}: {ADDED}")
 
 
-def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
-    """The input of any task."""
-    kind = type(subject.model).__name__
-    if not subject.reads_text:
-        return _signal(subject, text, pair, wish)
-    check_texts(text, pair)
-    if subject.task == heads.CHOICE:
-        return _choice(subject, text, pair, wish)
-    if not isinstance(pair, (str, type(None))):
-        raise ArgumentError(
-            f"text_pair is {len(pair)} texts, but {kind} reads one second text: pass a string.", "text_pair"
-        )
-    if subject.task == heads.ANSWER and pair is None:
-        raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
-    if subject.task == heads.ENCODER and pair is not None and heads.unknown_head(subject.model) is None:
-        told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
-        warnings.warn(told, stacklevel=4)
-    if subject.task == heads.SENTENCE:
-        return _sentences(subject, text, pair, wish)
-    return _text(subject, text, pair, wish)
-
-
 def check_texts(text: Any, pair: Any) -> None:
     """Refuse what is no text in the place of one. Several answers are a list of texts."""
     if not isinstance(text, (str, Mapping)):
@@ -184,7 +243,7 @@ def check_texts(text: Any, pair: Any) -> None:
             raise ArgumentError(f"text_pair has an object of type {type(one).__name__}: pass a string.", "text_pair")
 
 
-def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
+def read_text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
     """A text, or two. Warnings name what a user may not have meant."""
     tokenizer, token = subject.tokenizer, wish.token
     encoding = encode(tokenizer, text, pair) if isinstance(text, str) else text
@@ -199,8 +258,7 @@ def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
             token = read.words.index(read.word_texts.index(token))  # a word of several tokens: its first one
         prepared = replace(prepared, token=find_token(token, prepared.tokens))
     told = token if subject.task in BY_MAPS else prepared.token
-    for remark in remarks(text if isinstance(text, str) else "", subject, prepared, told):
-        warnings.warn(remark, stacklevel=5)
+    warn_of_text(text if isinstance(text, str) else "", subject, prepared, told, stacklevel=6)
     second = second_text(tokenizer, encoding, pair)
     free = [place for place, alone in enumerate(read.special) if not alone] or [0]
     start, stop = second.index(True) if any(second) else free[0], free[-1] + 1
@@ -213,78 +271,7 @@ def _text(subject: Subject, text: Any, pair: str | None, wish: Wish) -> Input:
     return Input(subject, pieces, prepared.token, names, read, second, member)
 
 
-def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
-    """The chosen answer of several. Each answer has a logit of its own, from the text and this answer alone."""
-    if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
-        raise ArgumentError(
-            f"{type(subject.model).__name__} chooses among answers: pass two or more as text_pair=, a list."
-        )
-    if wish.foil is not None or wish.window:
-        raise ArgumentError("each answer is read alone, with the whole text: leave foil= and window= out.")
-
-    def forward(**inputs: Tensor) -> Tensor:
-        """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
-        found: Tensor = subject.model(**{name: one[:, None] for name, one in inputs.items()}).logits
-        return found
-
-    logits = torch.stack([_output(forward, subject, text, answer)[0, 0] for answer in answers])
-    shares = logits.float().softmax(0)
-    order = shares.argsort(descending=True, stable=True).tolist()
-    predictions = [(str(answers[place]), shares[place].item()) for place in order]
-    chosen = order[0]
-    if wish.target is not None:
-        chosen = heads.label_number(wish.target, dict(enumerate(answers)), "target")
-    name, value = str(answers[chosen]), logits[chosen].item()
-    target = Target(name, 0, read=lambda output: output[:, 0], of_token=False, value=value)
-    found = _text(replace(subject, forward=forward), text, answers[chosen], wish)
-    return replace(found, given=(predictions, target))
-
-
-@torch.no_grad()
-def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) -> Tensor:
-    """The output for a text that is not read in windows."""
-    made = encode(subject.tokenizer, text, pair) if isinstance(text, str) else text
-    count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
-    if most is not None and count > most:
-        raise ArgumentError(
-            f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
-            "a shorter text."
-        )
-    found: Tensor = forward(**{name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)})
-    return found
-
-
-def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> Input:
-    """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
-    if wish.target is not None or wish.foil is not None or wish.window:
-        raise ArgumentError(
-            "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
-        )
-    embedding, texts = subject.forward, [text] if other is None else [text, other]
-    assert isinstance(embedding, Embedding)  # of this task
-    prompts, told = prompts_of(embedding, texts)
-    forwards = [embedding.after(prompt) for prompt in prompts]
-    outputs = list[Tensor]()
-    for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
-        outputs.append(_output(forward, subject, prompt + one if prompt else one))
-        if isinstance(one, str):
-            check_own(embedding, outputs[-1], one, prompt)
-    reference = outputs[-1]
-    name, value, predictions = "the embedding", None, list[tuple[str, float]]()
-    if other is not None:
-        name = f"similarity to {other}"
-        value = cosine_similarity(outputs[0], reference).item()
-        predictions = [("cosine similarity", value)]
-    target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
-    read = _text(replace(subject, forward=forwards[0]), prompts[0] + text if prompts[0] else text, None, wish)
-    found = replace(read, given=(predictions, target))
-    found.told.update(dict.fromkeys(told))
-    if other is None:
-        found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
-    return found
-
-
-def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
+def read_signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Input:
     """An image or a sound."""
     if pair is not None or wish.words or wish.window:
         raise ArgumentError(f"{type(subject.model).__name__} takes one input: leave text_pair=, words=, window= out.")
@@ -386,14 +373,3 @@ def window_size(window: Any, most: int | None, count: int) -> tuple[int | None, 
             f"window is {size}, but the model takes at most {most} tokens: pass at most {most}.", "window"
         )
     return size, overlap
-
-
-def joined(numbers: Sequence[Mapping[str, Tensor]], pieces: Sequence[Piece], of_tokens: bool) -> dict[str, Tensor]:
-    """The numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
-    if len(numbers) == 1:
-        return dict(numbers[0])
-    if not of_tokens:
-        return {name: torch.stack([one[name] for one in numbers]).mean(0) for name in numbers[0]}
-    places = range(max(pieces[-1].places or ()) + 1)
-    owners = [(owner(pieces, place), place) for place in places]
-    return {name: torch.stack([numbers[k][name][pieces[k].local(place)] for k, place in owners]) for name in numbers[0]}

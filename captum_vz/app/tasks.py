@@ -1,21 +1,152 @@
-"""What a model says about one input, and which rows explain it."""
+"""What a model of each task says about an input, and which rows explain it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from captum_vz.app.inputs import Input
-from captum_vz.app.wish import EVERY_WORD, Target, Wish
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from captum_vz.app.inputs import EVERY_WORD, Input, Wish, check_texts, read_signal, read_text
 from captum_vz.errors import ArgumentError
 from captum_vz.result.explanation import Predictions
-from captum_vz.subjects import heads
+from captum_vz.subjects import Subject, heads
+from captum_vz.subjects.sentences import Embedding, check_own, prompts_of
+from captum_vz.subjects.texts import encode
 from captum_vz.visualization import readable_tokens
 
 SHOWN = 5  # predictions that are kept
 LONGEST_ANSWER = 30  # tokens
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row of an explanation explains.
+
+    Attributes:
+        name: A label, a word and its label, the start of an answer.
+        token: The position of the token whose row methods with maps show.
+        field: The tensor of the model's output that holds the explained number; empty for a model without a head.
+        entry: The class in that tensor. None: the tensor has one number for each token.
+        foil: The class whose number is subtracted.
+        of_token: Whether the tensor has an axis of tokens.
+        read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+        value: The explained number. None: nobody asked the model.
+    """
+
+    name: str
+    token: int
+    field: str = "logits"
+    entry: int | None = None
+    foil: int | None = None
+    of_token: bool = True
+    read: Callable[[Any], Tensor] | None = None
+    value: float | None = None
+
+    def asked(self, place: int) -> dict[str, Any]:
+        """The target and the foil of a method's question, for the token at `place`."""
+        if self.entry is None:
+            of_place = (lambda output: getattr(output, self.field)[:, place]) if self.field else None
+            return {"target": self.read or of_place, "foil": None}
+        before = (place,) if self.of_token else ()
+        return {"target": [(*before, self.entry)], "foil": None if self.foil is None else [(*before, self.foil)]}
+
+
+def read_input_of(subject: Subject, text: Any, pair: Any, wish: Wish) -> Input:
+    """The input of any task."""
+    kind = type(subject.model).__name__
+    if not subject.reads_text:
+        return read_signal(subject, text, pair, wish)
+    check_texts(text, pair)
+    if subject.task == heads.CHOICE:
+        return _choice(subject, text, pair, wish)
+    if not isinstance(pair, (str, type(None))):
+        raise ArgumentError(
+            f"text_pair is {len(pair)} texts, but {kind} reads one second text: pass a string.", "text_pair"
+        )
+    if subject.task == heads.ANSWER and pair is None:
+        raise ArgumentError(f"{kind} answers a question from a text: pass the text as text_pair=.")
+    if subject.task == heads.ENCODER and pair is not None and heads.unknown_head(subject.model) is None:
+        told = f"{kind} has no head: both texts are read as one input. Pass a SentenceTransformer for a similarity."
+        warnings.warn(told, stacklevel=4)
+    if subject.task == heads.SENTENCE:
+        return _sentences(subject, text, pair, wish)
+    return read_text(subject, text, pair, wish)
+
+
+def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Input:
+    """The chosen answer of several. Each answer has a logit of its own, from the text and this answer alone."""
+    if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
+        raise ArgumentError(
+            f"{type(subject.model).__name__} chooses among answers: pass two or more as text_pair=, a list."
+        )
+    if wish.foil is not None or wish.window:
+        raise ArgumentError("each answer is read alone, with the whole text: leave foil= and window= out.")
+
+    def forward(**inputs: Tensor) -> Tensor:
+        """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
+        found: Tensor = subject.model(**{name: one[:, None] for name, one in inputs.items()}).logits
+        return found
+
+    logits = torch.stack([_output(forward, subject, text, answer)[0, 0] for answer in answers])
+    shares = logits.float().softmax(0)
+    order = shares.argsort(descending=True, stable=True).tolist()
+    predictions = [(str(answers[place]), shares[place].item()) for place in order]
+    chosen = order[0]
+    if wish.target is not None:
+        chosen = heads.label_number(wish.target, dict(enumerate(answers)), "target")
+    name, value = str(answers[chosen]), logits[chosen].item()
+    target = Target(name, 0, read=lambda output: output[:, 0], of_token=False, value=value)
+    found = read_text(replace(subject, forward=forward), text, answers[chosen], wish)
+    return replace(found, given=(predictions, target))
+
+
+@torch.no_grad()
+def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) -> Tensor:
+    """The output for a text that is not read in windows."""
+    made = encode(subject.tokenizer, text, pair) if isinstance(text, str) else text
+    count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
+    if most is not None and count > most:
+        raise ArgumentError(
+            f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
+            "a shorter text."
+        )
+    found: Tensor = forward(**{name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)})
+    return found
+
+
+def _sentences(subject: Subject, text: Any, other: str | None, wish: Wish) -> Input:
+    """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
+    if wish.target is not None or wish.foil is not None or wish.window:
+        raise ArgumentError(
+            "an encoder of sentences has one embedding and no labels: leave target=, foil= and window= out."
+        )
+    embedding, texts = subject.forward, [text] if other is None else [text, other]
+    assert isinstance(embedding, Embedding)  # of this task
+    prompts, told = prompts_of(embedding, texts)
+    forwards = [embedding.after(prompt) for prompt in prompts]
+    outputs = list[Tensor]()
+    for one, prompt, forward in zip(texts, prompts, forwards, strict=True):
+        outputs.append(_output(forward, subject, prompt + one if prompt else one))
+        if isinstance(one, str):
+            check_own(embedding, outputs[-1], one, prompt)
+    reference = outputs[-1]
+    name, value, predictions = "the embedding", None, list[tuple[str, float]]()
+    if other is not None:
+        name = f"similarity to {other}"
+        value = cosine_similarity(outputs[0], reference).item()
+        predictions = [("cosine similarity", value)]
+    target = Target(name, 0, read=lambda output: cosine_similarity(output, reference), of_token=False, value=value)
+    read = read_text(replace(subject, forward=forwards[0]), prompts[0] + text if prompts[0] else text, None, wish)
+    found = replace(read, given=(predictions, target))
+    found.told.update(dict.fromkeys(told))
+    if other is None:
+        found.told["no decision is explained, but how far the embedding of the text moves without each token"] = None
+    return found
 
 
 def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
@@ -29,23 +160,21 @@ def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
             "captum_vz.ValueZeroingEffect, or pass method='value-zeroing' for the states of its tokens."
         )
     if task in _TASKS:
-        predictions, rows = _TASKS[task](read, wish)
-    elif wish.target is None and wish.foil is None:
-        name, kind = read.names[read.token], type(read.subject.model).__name__
-        if wish.token is None:
-            read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
-        return [], [Target(name, read.token, "")]
-    else:
+        return _TASKS[task](read, wish)
+    name, kind = read.names[read.token], type(read.subject.model).__name__
+    if wish.target is not None or wish.foil is not None:
         raise ArgumentError(
-            f"target names a label or a word, but {type(read.subject.model).__name__} has no head that predicts one. "
-            "Leave it out, or pass a model with a head.",
+            f"target names a label or a word, but {kind} has no head that predicts one. Leave it out, or pass a model "
+            "with a head.",
             "target",
         )
-    output = SimpleNamespace(**{name: one[None] for name, one in read.numbers.items()})
-    return predictions, [replace(row, value=row.reader(row.token)(output).item()) for row in rows]
+    if wish.token is None:
+        read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
+    return [], [Target(name, read.token, "")]
 
 
 def _rows(
+    read: Input,
     wish: Wish,
     numbers: tuple[int | None, int | None],
     places: dict[int, str],
@@ -63,8 +192,11 @@ def _rows(
                 "another target=.",
                 "foil",
             )
-        contrast = "" if foil is None else f" rather than {name(foil)}"
-        rows.append(Target(f"{before}{name(entry)}{contrast}", place, entry=entry, foil=foil, of_token=of_token))
+        logits = read.numbers["logits"][place] if of_token else read.numbers["logits"]
+        value, title = logits[entry], f"{before}{name(entry)}"
+        if foil is not None:
+            value, title = value - logits[foil], f"{title} rather than {name(foil)}"
+        rows.append(Target(title, place, entry=entry, foil=foil, of_token=of_token, value=value.item()))
     return rows
 
 
@@ -85,7 +217,7 @@ def _sequence(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     else:
         shares = logits.sigmoid() if kind == "multi_label_classification" else logits.softmax(-1)
     order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
-    rows = _rows(wish, numbers, {read.token: ""}, lambda place: order[0], label, of_token=False)
+    rows = _rows(read, wish, numbers, {read.token: ""}, lambda place: order[0], label, of_token=False)
     return [(label(number), shares[number].item()) for number in order], rows
 
 
@@ -98,7 +230,7 @@ def _tokens(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     chosen = [read.token] if wish.token not in (None, EVERY_WORD) else labelled or firsts
     places = {place: f"{read.text.word_texts[words[place]]}: " for place in chosen}
     predictions = [(f"{name}{label(best[i])}", shares[i, best[i]].item()) for i, name in places.items()]
-    return predictions, _rows(wish, numbers, places, best.__getitem__, label)
+    return predictions, _rows(read, wish, numbers, places, best.__getitem__, label)
 
 
 def _answer(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
@@ -123,11 +255,11 @@ def _answer(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
             )
     probability = start[allowed].softmax(0)[allowed.index(first)] * end[allowed].softmax(0)[allowed.index(last)]
     rows = [
-        Target(f"start: {read.names[first]}", first, "start_logits"),
-        Target(f"end: {read.names[last]}", last, "end_logits"),
+        Target(f"start: {read.names[first]}", first, "start_logits", value=start[first].item()),
+        Target(f"end: {read.names[last]}", last, "end_logits", value=end[last].item()),
     ]
     if wish.token is not None:  # for methods with maps
-        rows = [Target(read.names[read.token], read.token, "start_logits")]
+        rows = [Target(read.names[read.token], read.token, "start_logits", value=start[read.token].item())]
     return [(_text_of(read, first, last), probability.item())], rows
 
 
@@ -163,7 +295,7 @@ def _words(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     def name(number: int) -> str:
         return typed.get(number) or word(number)
 
-    return predictions, _rows(wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), name)
+    return predictions, _rows(read, wish, numbers, {read.token: ""}, lambda place: int(logits.argmax()), name)
 
 
 def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
@@ -176,7 +308,7 @@ def _speech(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     letter = str if tokenizer is None else tokenizer.convert_ids_to_tokens
     names = {number: str(letter(number)) for number in range(logits.shape[-1])}
     numbers = wish.numbers(lambda wanted, argument: heads.label_number(wanted, names, argument))
-    rows = _rows(wish, numbers, {i: f"frame {i}: " for i in chosen}, best.__getitem__, names.__getitem__)
+    rows = _rows(read, wish, numbers, {i: f"frame {i}: " for i in chosen}, best.__getitem__, names.__getitem__)
     return [(names[best[i]], shares[i, best[i]].item()) for i in starts], rows
 
 

@@ -20,21 +20,13 @@ GONE: Final = {
 
 def positive(word: str) -> int:
     """A number of the command line that is at least 1."""
-    if not re.fullmatch(r"\s*[+-]?\d+\s*", word):
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number")
     if int(word) < 1:
         raise argparse.ArgumentTypeError(f"{int(word)} is less than 1")
     return int(word)
 
 
 def method_name(word: str) -> str:
-    """A type of the command line: the name of a method, or "all".
-
-    >>> method_name("altii")
-    Traceback (most recent call last):
-    ...
-    argparse.ArgumentTypeError: there is no method 'altii' (did you mean alti?). Pass some of value-zeroing, ...
-    """
+    """A type of the command line: the name of a method, or "all"."""
     registry = sys.modules.get("captum_vz.methods.registry")  # a program may have added methods of its own
     names = METHODS if registry is None else tuple(registry.METHODS)
     if word in names or word == "all":

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +25,7 @@ from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.heads import is_encoder_decoder
 from captum_vz.subjects.loading import AGREEMENT
-from captum_vz.subjects.texts import check_room, prepare_text, remarks
+from captum_vz.subjects.texts import check_prompt, prepare_text, warn_of_text
 from captum_vz.visualization.forms import bar, columns_of, page, paragraph, text_table
 from captum_vz.visualization.tokens import printable
 
@@ -205,10 +204,7 @@ def generate(options: argparse.Namespace) -> None:
         name, layer = options.method or default_method(subject, options.layer), options.layer
         if layer not in (None, DECIDING) and not METHODS[name].layered:
             raise ArgumentError(f"--method {name} has no scores of single layers: leave --layer out.")
-        prepared = prepare_text(subject.encoder.model, subject.tokenizer, options.text)
-        for remark in remarks(options.text, subject.encoder, prepared, str(prepared.token)):
-            warnings.warn(remark, stacklevel=1)
-        check_room(options.text, subject, most)
+        check_prompt(options.text, subject, most)
         say(f"{name}: {most} new tokens")
         every = layer != DECIDING and (options.json or options.html is not None)
         found: GenerationAttribution = attribute_generation(
@@ -269,8 +265,7 @@ def verify(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         subject = text_subject_of(options.model)
         prepared = prepare_text(subject.model, subject.tokenizer, text)
-        for remark in remarks(text, subject, prepared, str(prepared.token)):
-            warnings.warn(remark, stacklevel=1)
+        warn_of_text(text, subject, prepared, str(prepared.token))
         told = f"checks of {len(subject.layers)} layers: "
         report = captum_vz.verify(subject.model, prepared.inputs, subject.layers, advance=lambda what: say(told + what))
     if options.json:

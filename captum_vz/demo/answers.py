@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 from matplotlib.figure import Figure
 
 from captum_vz import __version__
-from captum_vz.app.explain import explained_by
-from captum_vz.app.others import written
-from captum_vz.app.wish import Wish
+from captum_vz.app import explained_by, written
+from captum_vz.app.inputs import Wish
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods import METHODS, residual_text
@@ -28,8 +27,7 @@ from captum_vz.study.comparison import choose_foil, truth_of
 from captum_vz.subjects import Subject, subject_of
 from captum_vz.subjects.heads import CHOICE, OF_IMAGES, SEQ2SEQ
 from captum_vz.subjects.signals import read_input
-from captum_vz.subjects.texts import check_room, prepare_text
-from captum_vz.subjects.texts import remarks as remarks_on
+from captum_vz.subjects.texts import check_prompt, prepare_text
 from captum_vz.visualization import View, add_provenance, draw_comparison, draw_image, weights_fingerprint
 from captum_vz.visualization.forms import html_table, note, page
 
@@ -183,10 +181,7 @@ class Answers:
         self._check_text(subject, text)
         if not getattr(subject.model, "can_generate", bool)() or subject.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which continues no text.")
-        prepared = prepare_text(subject.model, subject.tokenizer, text)
-        for remark in remarks_on(text, subject, prepared, str(prepared.token)):
-            warnings.warn(remark, stacklevel=2)
-        check_room(text, subject, int(count))
+        check_prompt(text, subject, int(count))
         found = attribute_generation(subject, text, method, int(count), do_sample=False)
         mask = found.mask(*hidden)
         if mask.all():

@@ -14,9 +14,9 @@ from torch.nn.functional import pad
 
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import deciding_layer
-from captum_vz.generation.prompts import completed, read_prompts
+from captum_vz.generation.prompts import Prompt, completed, read_prompts
 from captum_vz.generation.result import GenerationAttribution
-from captum_vz.generation.texts import FinishedText, entries_of, finish_texts, foils_of, longest_alike, states_of
+from captum_vz.generation.texts import entries_of, finish_texts, foils_of, longest_alike, states_of
 from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, Method, Question, as_method, check_layer, name_of, shares
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
@@ -154,7 +154,7 @@ def default_method(subject: Subject, layer: Any) -> str:
 
 
 def _explained(
-    text: FinishedText, asked: dict[str, Method], subject: Subject, foil: Any, layer: int | None
+    text: Prompt, asked: dict[str, Method], subject: Subject, foil: Any, layer: int | None
 ) -> GenerationAttribution:
     """The result of one text: of one method, or of what each token rests on and of the maps of layers."""
     tokenizer, found = subject.tokenizer, None
@@ -169,8 +169,8 @@ def _explained(
         if found is not None:
             _add_deciding(found, name, method, scores, layers)
             continue
-        names, ids = text.prompt.names, text.start if text.prompt.names else text.conditions
-        given = TokenText.of(tokenizer, ids, text.sections).after(names)
+        names, ids = text.names, text.start if text.names else text.conditions
+        given = TokenText.of(tokenizer, ids, text.all_sections).after(names)
         tokens = given, TokenText.of(tokenizer, text.generated)
         written = tokenizer.decode(list(text.generated), skip_special_tokens=True)
         again = partial(_joint, method, text, ask) if method.takes_features else None
@@ -194,7 +194,7 @@ def _add_deciding(
     found.parts[name] = Part(name, method, rows, raw, layers, None)
 
 
-def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], member: list[int]) -> Tensor:
+def _joint(method: Method, text: Prompt, ask: Callable[[Tensor], Tensor], member: list[int]) -> Tensor:
     """The scores `(n, groups + n, layers)` of groups of prompt tokens.
 
     A rollout takes the mean of a group's rows. The last prompt token has the row of the first new token, and is a
@@ -205,7 +205,7 @@ def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], 
     columns = [*member[:-1], alone]
     sources = columns + [groups + 1 + step for step in range(new - 1)]
     if text.start:  # the sources of cross-attention are the encoder's tokens
-        sources = member[: len(text.prompt.ids)]
+        sources = member[: len(text.ids)]
     whole = ask(torch.tensor([sources]))
     scores = whole.new_zeros(new, groups, whole.shape[2])
     for group in set(columns) - {groups}:
@@ -218,7 +218,7 @@ def _joint(method: Method, text: FinishedText, ask: Callable[[Tensor], Tensor], 
 def _scores(
     method: Method,
     subject: Subject,
-    text: FinishedText,
+    text: Prompt,
     foils: Sequence[int | None] | None,
     features: Tensor | None = None,
     *,
@@ -230,7 +230,7 @@ def _scores(
     """
     device, steps, given = subject.device, len(text.generated), len(text.conditions)
     places = list(range(text.first, text.first + steps))
-    longest = max(len(text.prompt.ids), len(text.start)) + steps - 1
+    longest = max(len(text.ids), len(text.start)) + steps - 1
     question = Question(
         text.inputs(device),
         places,
@@ -244,7 +244,7 @@ def _scores(
     parts = [method.scores(subject, one, features, layer=layer) for one in asked]
     widest = max(one.shape[-1] for one in parts)  # a method that reads a text for each step ends with the last one
     found = torch.cat([pad(one, (0, widest - one.shape[-1])) for one in parts], 1)
-    of_encoder = text.start and found.shape[-1] == len(text.prompt.ids)
+    of_encoder = text.start and found.shape[-1] == len(text.ids)
     wanted = found.shape[-1] if of_encoder else given + steps - 1
     if found.shape[-1] != wanted:
         raise UnsupportedLayerError(

@@ -14,7 +14,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 from captum_vz.generation.prompts import Prompt, completed, read_prompts
 from captum_vz.generation.result import STRONGEST, GenerationAttribution
-from captum_vz.generation.texts import FinishedText, finish_texts
+from captum_vz.generation.texts import finish_texts
 from captum_vz.methods import as_method, name_of
 from captum_vz.subjects import parts_of
 from captum_vz.subjects.heads import device_of
@@ -158,7 +158,7 @@ def context_reliance(
     if generated is None:
         generate_kwargs["max_new_tokens"] = max_new_tokens
     finished = finish_texts(model, known, [whole], generated, False, None, generate_kwargs)[0][0]
-    alone = replace(finished, prompt=Prompt(whole.ids[:start] + whole.ids[stop:]))
+    alone = replace(finished, ids=whole.ids[:start] + whole.ids[stop:])
     logs = torch.stack([_log_probabilities(model, one) for one in (finished, alone)], 1)  # (n, 2, vocabulary)
     ids = torch.tensor(finished.generated)[:, None, None].expand(-1, 2, 1)
     divergence = kl_div(logs[:, 1], logs[:, 0], reduction="none", log_target=True).sum(-1)
@@ -183,7 +183,7 @@ def context_reliance(
 
 
 @torch.no_grad()
-def _log_probabilities(model: Any, text: FinishedText) -> Tensor:
+def _log_probabilities(model: Any, text: Prompt) -> Tensor:
     """The log-probabilities of all tokens at each step, `(n, vocabulary)`."""
     logits: Tensor = model(**text.inputs(device_of(model))).logits[0, text.first :]
     return logits.double().log_softmax(-1).cpu()

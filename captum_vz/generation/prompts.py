@@ -1,4 +1,4 @@
-"""What is read before a text is generated: prompts in any form, with any tokenizer."""
+"""What is read before a text is generated: prompts in any form, with any tokenizer; and what a model reads of them."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class _Ids(_Completed):
         return " ".join(str(int(index)) for index in ids)
 
 
+Ids = tuple[int, ...]
 FORMS = (
     "a text, chat messages (a list of dicts with 'role' and 'content'), token ids (a list or tensor of ints), a "
     "tokenizer's output, what `generate` returned (with prompt_length), or a list of texts, of chats or of lists of ids"
@@ -85,22 +86,58 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids of one prompt, without padding.
+    """The token ids of one prompt, without padding, and those of its continuation.
 
     Attributes:
+        ids: The prompt. In a model with an encoder, the tokens of the encoder.
         sections: The parts of the prompt with their names, such as the messages of a chat.
         text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
         read: Further inputs of the model, by the names of its arguments, such as the pixels of an image.
         names: For an encoder that reads an image or sound, a name for each of its states. All ids are then -1.
+        start: The tokens with which the decoder starts, in a model with an encoder. Otherwise empty.
+        generated: The tokens of the continuation; empty until the text is finished.
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     sections: tuple[Section, ...] = ()
     text: str | None = None
-    rest: tuple[int, ...] | None = None
+    rest: Ids | None = None
     read: Mapping[str, Tensor] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    start: Ids = ()
+    generated: Ids = ()
+
+    @property
+    def conditions(self) -> Ids:
+        """The tokens that were given: the prompt, and the tokens with which a decoder starts."""
+        return self.ids + self.start
+
+    @property
+    def all_sections(self) -> tuple[Section, ...]:
+        """The sections, and the decoder's start as a section of its own."""
+        if not self.start:
+            return self.sections
+        source = len(self.ids)
+        return (*(self.sections or (("source", 0, source),)), ("decoder", source, len(self.conditions)))
+
+    @property
+    def first(self) -> int:
+        """The position whose row belongs to the first new token. Position i predicts the token at i + 1."""
+        return len(self.start or self.ids) - 1
+
+    def inputs(self, device: Any) -> dict[str, Tensor]:
+        """The inputs of the model from which the new tokens are predicted. The last new token is no input."""
+        prompt, before = self.ids, self.generated[:-1]
+        ids = torch.tensor([prompt if self.start else prompt + before], device=device)
+        inputs = {} if self.names else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for name, one in self.read.items():
+            # One number for each token, such as its type: new tokens have that of the last one, as in `generate`.
+            longer = one.shape == (1, len(prompt)) and one.shape != ids.shape
+            inputs[name] = (torch.cat([one, one[:, -1:].repeat(1, len(before))], 1) if longer else one).to(device)
+        if self.start:
+            inputs["decoder_input_ids"] = torch.tensor([self.start + before], device=device)
+        return inputs
 
 
 def read_prompts(

@@ -220,20 +220,17 @@ class GenerationAttribution(Explanation):
             shares = (row / (row.abs().max() if self.is_signed else 1)).nan_to_num().tolist()
             strong = [(f"{labels[i]} {row[i]:{form}}", shares[i] if color else None) for i in best]
             cell = [part for one in strong for part in (("  ", None), one)][1:]
-            rows.append([place, label, share, cell, *self._read(place, kept)])
+            rows.append([place, label, share, cell, *([self._read(place, kept)] if self.deciding else [])])
         verb = "rests" if self.first.method.explains_output else "draws"
         told = f"the prompt tokens that each new token {verb} on most"
         told += f", and where {list(self.parts)[1]} reads them" if self.deciding else ""
         return "\n".join([f"{title}: {told}", text_table([""] * len(rows[0]), rows, right=[0]), *remarks])
 
-    def _read(self, step: int, kept: list[int]) -> list[str]:
+    def _read(self, step: int, kept: list[int]) -> str:
         """The layer that decides a token, and the token on which its row lies most."""
-        if not self.deciding:
-            return []
-        (_, part), layer = self.parts.items(), self.deciding[step]
-        row = part[1].rows[step].scores
+        row, layer = list(self.parts.values())[1].rows[step].scores, self.deciding[step]
         best = max([*kept, *range(len(self.prompt.ids), len(row))], key=lambda i: float(row[i]))
-        return ["" if layer is None else f"layer {layer}: {self.tokens[best]} {row[best]:.2f}"]
+        return "" if layer is None else f"layer {layer}: {self.tokens[best]} {row[best]:.2f}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""

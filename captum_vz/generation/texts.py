@@ -1,11 +1,11 @@
-"""Finished texts: a prompt and the tokens that the model generated, or that were given."""
+"""Finished texts: prompts with the tokens that the model generated, or that were given."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from captum_vz.errors import ArgumentError
-from captum_vz.generation.prompts import Prompt
-from captum_vz.result.words import Section
+from captum_vz.generation.prompts import Ids, Prompt
 from captum_vz.subjects.heads import device_of, is_encoder_decoder
 from captum_vz.subjects.signals import placeholders, signals_of, source_names
 
@@ -23,53 +22,6 @@ HARMLESS = {
     *("attention_mask", "past_key_values", "cache", "use_cache", "cache_position", "decoder_input_ids"),
     *("logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "input_ids"),
 }
-Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FinishedText:
-    """A prompt with all tokens of its continuation.
-
-    Attributes:
-        prompt: The prompt. In a model with an encoder, the tokens of the encoder.
-        start: The tokens with which the decoder starts, in a model with an encoder. Otherwise empty.
-        generated: The token ids of the continuation.
-    """
-
-    prompt: Prompt
-    start: Ids
-    generated: Ids
-
-    @property
-    def conditions(self) -> Ids:
-        """The tokens that were given: the prompt, and the tokens with which a decoder starts."""
-        return self.prompt.ids + self.start
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """The sections of the prompt, and the decoder's start as a section of its own."""
-        if not self.start:
-            return self.prompt.sections
-        source = len(self.prompt.ids)
-        return (*(self.prompt.sections or (("source", 0, source),)), ("decoder", source, len(self.conditions)))
-
-    @property
-    def first(self) -> int:
-        """The position whose row belongs to the first new token. Position i predicts the token at i + 1."""
-        return len(self.start or self.prompt.ids) - 1
-
-    def inputs(self, device: Any) -> dict[str, Tensor]:
-        """The inputs of the model from which the new tokens are predicted. The last new token is no input."""
-        prompt, before = self.prompt.ids, self.generated[:-1]
-        ids = torch.tensor([prompt if self.start else prompt + before], device=device)
-        inputs = {} if self.prompt.names else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for name, one in self.prompt.read.items():
-            # One number for each token, such as its type: new tokens have that of the last one, as in `generate`.
-            longer = one.shape == (1, len(prompt)) and one.shape != ids.shape
-            inputs[name] = (torch.cat([one, one[:, -1:].repeat(1, len(before))], 1) if longer else one).to(device)
-        if self.start:
-            inputs["decoder_input_ids"] = torch.tensor([self.start + before], device=device)
-        return inputs
 
 
 def entries_of(prompt: Any, model: Any) -> dict[str, Any]:
@@ -98,7 +50,7 @@ def states_of(model: Any, read: Mapping[str, Tensor]) -> Prompt:
 
 def finish_texts(
     model: Any, tokenizer: Any, prompts: list[Prompt], generated: Any, several: bool, seed: int | None, options: Any
-) -> tuple[list[FinishedText], bool]:
+) -> tuple[list[Prompt], bool]:
     """The finished texts, and whether there are several of them.
 
     If no continuations are given, the tokens after `prompt_length` are, or else the model generates them.
@@ -125,7 +77,8 @@ def finish_texts(
     for index, ids in enumerate(new):
         if not ids:
             raise ArgumentError(f"Prompt {index} has no new tokens: expected at least one. Pass a longer continuation.")
-    return [FinishedText(prompt, start, ids) for prompt, ids in zip(prompts, new, strict=True)], several
+    finished = [replace(one, start=start, generated=ids) for one, ids in zip(prompts, new, strict=True)]
+    return finished, several
 
 
 def _given(
@@ -209,7 +162,7 @@ def _generated(
     return new
 
 
-def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | None], list[str]]:
+def foils_of(tokenizer: Any, text: Prompt, foil: Any) -> tuple[list[int | None], list[str]]:
     """The foil of each generated token, and what a user has to know. A word differs in one token, the others have none.
 
     A word begins with a space if the generated text does.
@@ -227,8 +180,8 @@ def foils_of(tokenizer: Any, text: FinishedText, foil: Any) -> tuple[list[int | 
 
     def ids_of(word: str) -> Ids:
         if not text.start:
-            return _longer(tokenizer, text.prompt, space + word.strip())
-        return _after(text.start, _encoded(tokenizer, text.prompt, word.strip(), True))
+            return _longer(tokenizer, text, space + word.strip())
+        return _after(text.start, _encoded(tokenizer, text, word.strip(), True))
 
     if isinstance(foil, str):
         ids = ids_of(foil)

@@ -21,9 +21,9 @@ from math import comb
 import torch
 from torch import Tensor
 
-from captum_vz._measures import kendall_tau
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
+from captum_vz.functional.scores import kendall_tau
 from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
 
 with needs_extra("captum_vz.metrics", "study"):

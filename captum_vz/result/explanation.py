@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz._files import comma_separated, written
-from captum_vz._measures import overlap
+from captum_vz.functional.scores import overlap
 from captum_vz.methods import DEEP
 from captum_vz.methods import shares as shares_of
 from captum_vz.result.part import Part, Row
@@ -249,17 +249,13 @@ class Explanation:
     @property
     def prediction(self) -> str:
         """What the model predicts, in a sentence; empty if it predicts nothing."""
-        return f"The model predicts {self._predicted}." if self.predictions else ""
-
-    @property
-    def _predicted(self) -> str:
-        return ", ".join(f"{word} {number:.2f}" for word, number in self.predictions)
+        return f"The model predicts {_listed(self.predictions)}." if self.predictions else ""
 
     def remarks(self) -> list[str]:
         """What the model predicts, how large the scores are, how the text was read, and which methods are left out."""
         found = list[str]()
         if not self.is_table:
-            found += [f"the model predicts: {self._predicted}"] if self.predictions else []
+            found += [f"the model predicts: {_listed(self.predictions)}"] if self.predictions else []
             found += filter(None, [self.first.size()])
         found += [*self.told, *filter(None, [self._first_apart])]
         found += [told for part in self.parts.values() for told in part.remarks(self.tokens[0])]
@@ -389,3 +385,7 @@ class Explanation:
                 cells = [[(cell, (one or 0) * sign)] for cell, one, sign in zip(cells, numbers, signs, strict=True)]
             lines.append([token, *cells])
         return lines
+
+
+def _listed(predictions: Predictions) -> str:
+    return ", ".join(f"{word} {number:.2f}" for word, number in predictions)

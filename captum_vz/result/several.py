@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from collections import UserList
+from typing import TYPE_CHECKING
 
 import torch
 from matplotlib.figure import Figure
@@ -21,29 +20,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(repr=False)
-class Explanations(Sequence[Explanation]):
-    """What :func:`captum_vz.explain` returns for a list of texts: a sequence of :class:`Explanation`.
+class Explanations(UserList[Explanation]):
+    """What :func:`captum_vz.explain` returns for a list of texts: a list of :class:`Explanation`.
 
     It prints a line for each text: what the model predicts, and the three words with the largest scores.
-
-    Attributes:
-        each: The explanation of each text.
     """
-
-    each: list[Explanation]
-
-    @overload
-    def __getitem__(self, place: int) -> Explanation: ...
-    @overload
-    def __getitem__(self, place: slice) -> Explanations: ...
-    def __getitem__(self, place: int | slice) -> Explanation | Explanations:
-        """One explanation, or several."""
-        return Explanations(self.each[place]) if isinstance(place, slice) else self.each[place]
-
-    def __len__(self) -> int:
-        """The number of texts."""
-        return len(self.each)
 
     def words(self) -> dict[str, Tensor]:
         """The scores `(occurrences,)` of each word in all texts, those with the largest mean size first.
@@ -52,7 +33,7 @@ class Explanations(Sequence[Explanation]):
         lower case. Special tokens and punctuation are left out.
         """
         found: dict[str, list[float]] = {}
-        for one in self.each:
+        for one in self:
             for word, score in words_of(one):
                 found.setdefault(word.lower(), []).append(score)
         scores = {word: torch.tensor(numbers) for word, numbers in found.items()}
@@ -66,7 +47,7 @@ class Explanations(Sequence[Explanation]):
             title: A title. None: the method and the number of texts.
         """
         words = dict(list(self.words().items())[:most])
-        label = "score" if self.each[0].is_signed else "share of the row"
+        label = "score" if self[0].is_signed else "share of the row"
         size = 6.4, 0.9 + 0.22 * len(words)
         figure = Picture(figsize=size, dpi=axes.DPI[0], layout="constrained")
         panel, means = figure.subplots(), torch.stack([scores.mean() for scores in words.values()])
@@ -82,7 +63,7 @@ class Explanations(Sequence[Explanation]):
         panel.set_xlabel(f"{label}: mean (bar), each occurrence (dot)", fontsize=axes.FONT_SIZE)
         panel.tick_params(labelsize=axes.FONT_SIZE, length=2)
         panel.spines[["top", "right"]].set_visible(False)
-        axes.write_heading(figure, title or f"{self.each[0].first.title}: words of {len(self)} texts")
+        axes.write_heading(figure, title or f"{self[0].first.title}: words of {len(self)} texts")
         names = list(words)
         sentence = f"The mean scores of {len(words)} words. The largest are {largest(means, names.__getitem__)}."
         rows = [(word, score) for word, scores in words.items() for score in scores.tolist()]
@@ -93,7 +74,7 @@ class Explanations(Sequence[Explanation]):
         """The rows of :meth:`Explanation.to_pandas` of all texts, with the number of the text. Needs pandas."""
         import pandas as pd
 
-        tables = [one.to_pandas().assign(text=number) for number, one in enumerate(self.each)]
+        tables = [one.to_pandas().assign(text=number) for number, one in enumerate(self)]
         return pd.concat(tables, ignore_index=True)
 
     def __repr__(self) -> str:
@@ -101,12 +82,12 @@ class Explanations(Sequence[Explanation]):
         return text_table(["", "predicts", "rests on"], self._lines())
 
     def _repr_html_(self) -> str:
-        title = f"{len(self)} texts, {self.each[0].first.title}"
+        title = f"{len(self)} texts, {self[0].first.title}"
         return html_table(title, ["text", "predicts", "rests on"], self._lines())
 
     def _lines(self) -> list[list[str]]:
         lines = list[list[str]]()
-        for number, one in enumerate(self.each):
+        for number, one in enumerate(self):
             best = sorted(words_of(one), key=lambda pair: -abs(pair[1]))[:3]
             predicted = ", ".join(f"{word} {share:.2f}" for word, share in one.predictions[:1])
             form = "+.2f" if one.is_signed else ".2f"

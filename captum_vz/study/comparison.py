@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_vz.app.explain import explained_by
-from captum_vz.app.wish import Wish
+from captum_vz.app import explained_by
+from captum_vz.app.inputs import Wish
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation

@@ -52,10 +52,7 @@ def prepare_text(
     >>> prepared.tokens[prepared.token], prepared.token
     ('[MASK]', 3)
     """
-    encoding: Any = text
-    if isinstance(text, str):
-        filled = text.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else text
-        encoding = tokenizer(filled, return_tensors="pt", verbose=False)
+    encoding: Any = encode(tokenizer, text) if isinstance(text, str) else text
     ids = encoding.get("input_ids") if isinstance(encoding, Mapping) else None
     if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
         shape = f"input_ids {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(encoding).__name__}"
@@ -203,8 +200,10 @@ def second_text(tokenizer: Any, encoding: Any, pair: str | None) -> list[bool]:
     return [start <= place < start + len(own) for place in range(len(ids))]
 
 
-def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | str | None) -> list[str]:
-    """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
+def warn_of_text(
+    text: str, subject: Subject, prepared: PreparedText, token: int | str | None, stacklevel: int = 2
+) -> None:
+    """Warn of what a user may not have meant: unknown words, a mask that is none, and the token explained instead."""
     model, tokenizer, names = subject.model, subject.tokenizer, prepared.tokens
     mask = None if heads.predicts_next(model) else tokenizer.mask_token
     ids = prepared.inputs["input_ids"][0].tolist()
@@ -226,15 +225,18 @@ def remarks(text: str, subject: Subject, prepared: PreparedText, token: int | st
         why = "the text has no mask: its last token"
         why = f"{names[prepared.token]}, which the head reads," if heads.reads_whole_text(model) else why
         found.append(f"{why} is explained, token={prepared.token}.")
-    return found
+    for remark in found:
+        warnings.warn(remark, stacklevel=stacklevel)
 
 
 def _listed(places: list[int]) -> str:
     return ("position " if len(places) == 1 else "positions ") + ", ".join(map(str, places))
 
 
-def check_room(text: str, subject: Subject, new: int) -> None:
-    """Refuse a text that is too long for the model with this number of new tokens."""
+def check_prompt(text: str, subject: Subject, new: int) -> None:
+    """Refuse a text that cannot be continued by so many new tokens, and warn of what a user may not have meant."""
+    prepared = prepare_text(subject.encoder.model, subject.tokenizer, text)
+    warn_of_text(text, subject.encoder, prepared, str(prepared.token))
     if subject.model.config.is_encoder_decoder:  # the new tokens are a text of their own
         room = getattr(subject.model.config, "max_position_embeddings", None) or new
         if new > room:

@@ -177,7 +177,7 @@ def test_maps_of_deep_models_are_computed_on_demand(
     """Of the page: of all tokens, with a bar on a terminal."""
     for part in deep(13):
         part.save_pretrained(tmp_path)
-    monkeypatch.setattr("captum_vz.app.explain.is_terminal", lambda stream: True)
+    monkeypatch.setattr("captum_vz.app.is_terminal", lambda stream: True)
     asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
     assert main(asked) == 0
     shown = capsys.readouterr().out

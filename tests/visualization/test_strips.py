@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from captum_vz._measures import kendall_tau, overlap
+from captum_vz.functional.scores import kendall_tau, overlap
 from captum_vz.visualization import draw_comparison, draw_row
 from captum_vz.visualization.pictures.rows import clear_tau
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz import metrics as measures
-from captum_vz._measures import overlap
 from captum_vz._names import meant
 from captum_vz._private import input_embeddings
 from captum_vz.errors import ArgumentError
+from captum_vz.functional.scores import overlap
 from captum_vz.methods import METHODS
 from captum_vz.metrics import Bounds, Prediction, normalized, spearman
 from captum_vz.study.examples.patching import Pair, Patching, largest_is_right

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from captum_vz._measures import kendall_tau, overlap
 from captum_vz.errors import ArgumentError
+from captum_vz.functional.scores import kendall_tau, overlap
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.axes import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
