@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics._rows import describe, scores_of_ids, without_order
+from captum_vz.metrics.agreement import describe, scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction
 
 #: The shares of tokens that ERASER removes or keeps.

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.metrics._rows import describe
+from captum_vz.metrics.agreement import describe
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats

@@ -14,7 +14,7 @@ from captum_vz._engine import HALF, keeps_examples_apart
 from captum_vz._private import input_embeddings
 from captum_vz.attr.token_attribution import mean_word_vector
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.metrics._rows import describe, flags
+from captum_vz.metrics.agreement import describe, flags
 
 # The token id in the place of a removed token; "mean": the mean of all word vectors; "delete": later tokens move up.
 Removal = int | Literal["mean", "delete"]

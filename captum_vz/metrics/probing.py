@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.metrics._rows import describe
+from captum_vz.metrics.agreement import describe
 from captum_vz.metrics.intervals import check_bootstrap
 
 with needs_extra("captum_vz.metrics", "study"):

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from captum_vz.study import METHODS, METRICS, Example, Study
-from captum_vz.study.folder import blocks_of, changing, claim, read_examples, stem_of
-from captum_vz.study.folder.provenance import code_identity
+from captum_vz.study.folder import blocks_of, changing, claim, code_identity, read_examples, stem_of
 from captum_vz.study.folder.tables import TABLES, collect, paired_differences, summarise, write_table
 from captum_vz.study.results import write_results
 

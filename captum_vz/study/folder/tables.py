@@ -47,8 +47,10 @@ _VALUES: Final = [*((name, COLUMNS[name]) for name in KEY), ("value", pa.float64
 TABLES: Final = {"scores": pa.schema([(name, COLUMNS[name]) for name in STORED]), "values": pa.schema(_VALUES)}
 _NAME: Final = re.compile(r"\d{2,}-.*-\d{6,}-[0-9a-f]{8}\.parquet")
 
-#: Metrics, and the methods for which a part lacks exactly these.
-Lacking = Mapping[tuple[str, ...], tuple[str, ...]]
+#: What stands for the scores themselves among the metrics of a method.
+SCORES: Final = ""
+#: For each method the metrics that a part lacks, after :data:`SCORES` if these are missing too.
+Lacking = Mapping[str, tuple[str, ...]]
 
 
 def write_table(folder: Path, stem: str, table: Any) -> list[Any]:
@@ -91,12 +93,12 @@ def part_of(folder: Path, settings: Mapping[str, Any], model: str, block: Block)
     return part
 
 
-def is_held(settings: Mapping[str, Any], part: Mapping[str, Any], method: str, metric: str | None = None) -> bool:
+def is_held(settings: Mapping[str, Any], part: Mapping[str, Any], method: str, metric: str = SCORES) -> bool:
     """Whether a part holds the scores of a method, or a metric of them, computed by the code of the settings."""
     held = settings["holds"][part["holds"]]
     if held["methods"].get(method) != settings["methods"].get(method):
         return False
-    return metric is None or held["metrics"].get(method, {}).get(metric) == settings["metrics"].get(metric)
+    return metric == SCORES or held["metrics"].get(method, {}).get(metric) == settings["metrics"].get(metric)
 
 
 def add_rows(
@@ -104,17 +106,17 @@ def add_rows(
     codes: Mapping[str, Mapping[str, str]],
     model: str,
     block: Block,
-    methods: Sequence[str],
     lacking: Lacking,
     rows: Sequence[Row],
     made: Mapping[str, Any],
 ) -> None:
     """Merge new rows into the part of a model and a block, in the place of older ones.
 
-    They are rows with the scores of some methods; values, with their ``metric``, of all that was lacking; and reasons
-    in ``skipped``. `made` has the fingerprint of the model, which must be that of its other parts, and what a reader is
-    told of it.
+    They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has the fingerprint of
+    the model, which must be that of its other parts, and what a reader is told of it.
     """
+    methods = [method for method, names in lacking.items() if SCORES in names]
+    pairs = [(method, metric) for method, names in lacking.items() for metric in names if metric != SCORES]
     with changing(folder) as settings:
         check_weights(folder, settings, model, made["weights"])
         before = part_of(folder, settings, model, block)
@@ -123,7 +125,6 @@ def add_rows(
         if before is not None:
             held = settings["holds"][before["holds"]]
             tables = {name: read_table(folder, before["files"][name]) for name in TABLES}
-        pairs = [(method, metric) for metrics, some in lacking.items() for method in some for metric in metrics]
         metrics = {name: dict(one) for name, one in held["metrics"].items()} | {name: {} for name in methods}
         fresh = {metric: codes["metrics"][metric] for _, metric in pairs}
         older = {pair for one in held["metrics"].values() for pair in one.items()}

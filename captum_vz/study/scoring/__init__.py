@@ -69,6 +69,8 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return any(map(is_out_of_memory, seen))
 
 
+#: The most tokens in a batch.
+BATCH_TOKENS: Final = 4096
 #: The removal that is right for a model, see :func:`removal_of`.
 BLANK: Final = "blank"
 #: What probabilities sum to 1 over.
@@ -263,12 +265,13 @@ def measure(
     examples: Mapping[str, Example],
     rows: Iterable[Row],
     scorer: Any,
-    sizes: tuple[int, int],
+    batch_size: int,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> list[Row]:
     """Write metrics into rows with scores: a number, NaN where it is undefined, or None where it was skipped.
 
-    Without a `scorer`, the metrics only read scores. The `sizes` are the most sentences in a batch, and the most
-    tokens. The result has a row for each metric that was skipped, with the reason.
+    Without a `scorer`, the metrics only read scores. The result has a row for each metric that was skipped, with the
+    reason.
     """
     by_example: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
@@ -324,7 +327,7 @@ def measure(
                 encoded[id] = scorer.encode(examples[id], needs_forms=forms) if model and scorer else None
             except BadExampleError as error:
                 skipped += [skipped_row(str(error), examples[id], None, name) for name in names]
-        for ids in fill_batches(sorted(encoded, key=length), length, *sizes):
+        for ids in fill_batches(sorted(encoded, key=length), length, batch_size, batch_tokens):
             skipped += of_batch(ids, names, dict.fromkeys(method for id in ids for method in by_example[id]))
     return skipped
 

@@ -17,7 +17,16 @@ from captum_vz.methods.decision import DecidingMethod
 from captum_vz.metrics import content_tokens
 from captum_vz.study.examples import Example
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
-from captum_vz.study.scoring import COLUMNS, Row, measure, ran_out_of_memory, reason_of, row_of, skipped_row
+from captum_vz.study.scoring import (
+    BATCH_TOKENS,
+    COLUMNS,
+    Row,
+    measure,
+    ran_out_of_memory,
+    reason_of,
+    row_of,
+    skipped_row,
+)
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
@@ -84,7 +93,7 @@ class Scorer:
         metrics: Any = None,
         *,
         batch_size: int = 32,
-        batch_tokens: int = 4096,
+        batch_tokens: int = BATCH_TOKENS,
         layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = encoder_of(model)
@@ -146,7 +155,7 @@ class Scorer:
         places = {example.id: place for place, example in enumerate(given)}
         rows = self.scores(given, advance)
         by_id, usable = {example.id: example for example in given}, [row for row in rows if row["skipped"] is None]
-        rows += measure(self.metrics, by_id, usable, self, (self.batch_size, self.batch_tokens))
+        rows += measure(self.metrics, by_id, usable, self, self.batch_size, self.batch_tokens)
         rows.sort(key=lambda row: places[row["example"]])
         return [dict.fromkeys(self.metrics) | row for row in rows]
 
