@@ -158,16 +158,13 @@ class Prediction:
 
     def best(self) -> Tensor:
         """The most likely form (or vocabulary entry) in the unchanged sentences, token ids `(batch,)`."""
-        if self._best:
-            return self._best[0].clone()
-        answers = []
-        for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
-            if self.forms is None:
-                answers.append(at_target.argmax(-1))
-            else:
-                forms = self.forms[examples]
+        if not self._best:
+            answers = []
+            for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
+                forms = torch.arange(at_target.shape[1]) if self.forms is None else self.forms[examples]
+                forms = forms.to(at_target.device).expand(len(at_target), -1)
                 answers.append(forms.gather(1, at_target.gather(1, forms).argmax(-1, keepdim=True))[:, 0])
-        self._best.append(torch.cat(answers))
+            self._best.append(torch.cat(answers))
         return self._best[0].clone()
 
     def probability(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:

@@ -22,9 +22,8 @@ from captum_vz.methods import (
     register_method,
 )
 from captum_vz.study.comparison import compare
-from captum_vz.study.examples import Example, read_csv, read_jsonl, write_jsonl
+from captum_vz.study.examples import BadExampleError, Encoded, Example, encode, read_csv, read_jsonl, write_jsonl
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching

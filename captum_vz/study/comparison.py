@@ -123,23 +123,14 @@ def _numbers(
 
 
 class Truth(NamedTuple):
-    """What taking away each token of one text does to the model's prediction.
+    """What taking away each token of one text does to the model's prediction."""
 
-    Attributes:
-        name: "blank-out" or "patching".
-        how: What was done, such as "blanking out ([UNK] in its place)".
-        answer: What is measured, such as "log-probability of are" or "lead of are over is".
-        falls: How much it falls, `(tokens,)` in float64. Negative where it rises, NaN where nothing was taken away.
-        shares: Their sizes as shares, `(tokens,)`, 0 if nothing changes. Of patching, only falls count.
-        foil: The foil that was given or, for patching, chosen.
-    """
-
-    name: str
-    how: str
-    answer: str
-    falls: Tensor
-    shares: Tensor
-    foil: int | str | None
+    name: str  # "blank-out" or "patching"
+    how: str  # what was done, such as "blanking out ([UNK] in its place)"
+    answer: str  # what is measured, such as "log-probability of are" or "lead of are over is"
+    falls: Tensor  # how much it falls, `(tokens,)`, negative where it rises, NaN where nothing was taken away
+    shares: Tensor  # their sizes as shares, `(tokens,)`, 0 if nothing changes; of patching, only falls count
+    foil: int | str | None  # the foil that was given or, for patching, chosen
 
 
 def truth_of(

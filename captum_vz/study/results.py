@@ -16,21 +16,10 @@ from captum_vz._files import safe_name, write_whole
 from captum_vz._start import room
 from captum_vz.errors import needs_extra
 from captum_vz.methods import DECIDING
-from captum_vz.study.examples import Example, counted
-from captum_vz.study.figures import draw_differences, draw_summary
-from captum_vz.study.folder import (
-    ALL,
-    LIBRARIES,
-    MANIFEST,
-    blocks_of,
-    changing,
-    digest,
-    latest,
-    lock_of,
-    read_examples,
-    read_settings,
-    tables,
-)
+from captum_vz.study import folder as store
+from captum_vz.study.examples import Example
+from captum_vz.study.figures import counted, draw_differences, draw_summary
+from captum_vz.study.folder import ALL, LIBRARIES, MANIFEST, tables
 from captum_vz.study.scoring import COLUMNS
 from captum_vz.visualization.pictures.files import add_provenance, root_figure
 
@@ -69,7 +58,7 @@ class Study:
         if not (self.folder / MANIFEST).is_file():
             raise FileNotFoundError(f"{self.folder / MANIFEST} is missing: expected the folder of a study.")
         #: The version of captum_vz, and the models, methods and metrics of the study with the identity of their code.
-        self.settings: dict[str, Any] = read_settings(self.folder)
+        self.settings: dict[str, Any] = store.read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
         """All finished rows, one for each model, example, method and layer.
@@ -88,7 +77,7 @@ class Study:
         """The rows of :meth:`rows` as a table of pyarrow, which many libraries take."""
         every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
         wanted = every if columns is None else list(columns)
-        return latest(self.folder, lambda settings: tables.read_rows(self.folder, settings, wanted))
+        return store.latest(self.folder, lambda settings: tables.read_rows(self.folder, settings, wanted))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`."""
@@ -99,7 +88,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        return tables.skipped_rows(latest(self.folder, partial(tables.collect, self.folder)))
+        return tables.skipped_rows(store.latest(self.folder, partial(tables.collect, self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -197,7 +186,9 @@ class Study:
     @property
     def examples(self) -> list[Example]:
         """All examples of the study, those of earlier starts too."""
-        return [example for block in blocks_of(self.settings) for example in read_examples(self.folder, block)]
+        return [
+            example for block in store.blocks_of(self.settings) for example in store.read_examples(self.folder, block)
+        ]
 
     def check_used(self) -> None:
         """Raises a ValueError if a model could use no example of a finished study."""
@@ -214,12 +205,12 @@ class Study:
 
 def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:
     """Write the summary, the skipped examples, the figures of some metrics and the provenance, if they are missing."""
-    with lock_of(folder, SUMMARY):
-        settings = read_settings(folder)
+    with store.lock_of(folder, SUMMARY):
+        settings = store.read_settings(folder)
         provenance = provenance_of(settings, confidence, resamples)
         if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
             return
-        settings, found = latest(folder, lambda now: (now, tables.collect(folder, now)))
+        settings, found = store.latest(folder, lambda now: (now, tables.collect(folder, now)))
         provenance = provenance_of(settings, confidence, resamples)
         summary = tables.summarise(found, settings, confidence, resamples)
         differences = tables.paired_differences(found, settings, confidence, resamples)
@@ -234,7 +225,7 @@ def write_results(folder: Path, metrics: Iterable[str], confidence: float, resam
         write_whole(folder / SKIPPED, tables.skipped_rows(found).to_csv(index=False).encode())
         write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
         write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
-        with changing(folder) as now:
+        with store.changing(folder) as now:
             now[PROVENANCE] = provenance
             tables.remove_unlisted(folder, now)
 
@@ -265,7 +256,7 @@ def provenance_of(settings: Mapping[str, Any], confidence: float, resamples: int
             makers[name] += [maker] if maker and maker not in makers[name] else []
     found = {"models": makers, "seeds": _SEEDS, "confidence": confidence, "resamples": resamples}
     # Results with another digest of what they are made of are old.
-    return found | {"results": digest({k: one for k, one in settings.items() if k != PROVENANCE})}
+    return found | {"results": store.digest({k: one for k, one in settings.items() if k != PROVENANCE})}
 
 
 def repeat_lines(settings: Mapping[str, Any]) -> list[str]:

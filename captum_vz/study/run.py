@@ -68,9 +68,8 @@ def run_study(
     that are missing. The results equal the results of an uninterrupted study. An example that runs out of memory is
     skipped, and computed again at a new start. A file that was changed, or other weights, are an error.
 
-    Any number of processes may call this function with the same arguments: a process claims a part by a lock, and takes
-    over those of processes that have died. `accelerate launch` and `torchrun` start processes on the devices of a
-    machine. They may run on several machines that share the folder.
+    Any number of processes may call this function with the same arguments, also on machines that share the folder: a
+    process claims a part by a lock, and takes over those of processes that have died.
 
     A study grows: a call with other models, methods, metrics or examples adds them to the folder, and computes only
     what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
@@ -85,8 +84,8 @@ def run_study(
         models: What :func:`captum_vz.explain` takes, several names, or a mapping from names to these, or to functions
             that return a model and its tokenizer, which are called only if work is left. A model is moved to the device
             of the process, and back. Its weights are compared with those of the finished parts.
-        examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
-            of pyarrow, or a `datasets.Dataset`. Their ids are all different.
+        examples: :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table of pyarrow, or
+            a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study, which then grows.
         methods: See :class:`~captum_vz.study.Scorer`, like `metrics`.
         metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
@@ -118,7 +117,12 @@ def run_study(
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     if not models or batch_size < 1:
         raise ValueError(f"models is {list(models)} and batch_size {batch_size}: pass at least 1 of each.")
-    _check_examples(examples)
+    if not examples:
+        raise ValueError("examples is empty: pass at least one.")
+    repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
+    if repeated:
+        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
+    store.check_groups(examples)
     check_bootstrap(confidence, resamples)
     _check_engine(engine)
     folder = Path(output)
@@ -143,15 +147,6 @@ def run_study(
     remove_temporary(folder)
     write_results(folder, measures, confidence, resamples)
     return Study(folder)
-
-
-def _check_examples(examples: Sequence[Example]) -> None:
-    if not examples:
-        raise ValueError("examples is empty: pass at least one.")
-    repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
-    if repeated:
-        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
-    store.check_groups(examples)
 
 
 def _check_engine(engine: str | None) -> None:
@@ -190,7 +185,7 @@ class Job(NamedTuple):
         def is_left(method: str, metric: str) -> bool:
             return part is None or not is_held(settings, part, method, metric) or [method, metric] in part["again"]
 
-        lacking = {}
+        lacking: dict[str, tuple[str, ...]] = {}
         for method in self.methods:
             every = is_left(method, SCORES)
             some = tuple(metric for metric in (SCORES, *self.metrics) if every or is_left(method, metric))
@@ -248,7 +243,11 @@ class Job(NamedTuple):
         return {name: reason for name, metric in self.metrics.items() if (reason := lacks(metric, *loaded))}
 
     def _load(self, model: str, device: torch.device, stack: ExitStack) -> Ready:
-        loaded, tokenizer = stack.enter_context(store.on_device(self.models[model], device))
+        """A model on a device, and back on its own at the end of the stack."""
+        source = self.models[model]
+        loaded, tokenizer = source() if callable(source) else source
+        stack.callback(loaded.to, loaded.device)
+        loaded.to(device)
         scorer, maker = self.scorer(model, (loaded, tokenizer)), made_by(loaded)
         weights = store.fingerprint(loaded, tokenizer, maker["weights"])
         store.check_weights(self.folder, self.read(), model, weights)

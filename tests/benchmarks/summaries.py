@@ -40,7 +40,7 @@ def write_study(folder: Path, models: int, methods: int, layers: int, sentences:
     blocks, rows = claim(folder, [f"model {n}" for n in range(models)], both, examples, 64), 0
     with changing(folder) as settings:
         metrics = dict.fromkeys(names, measures)
-        settings["holds"]["all"] = {"weights": "", "methods": codes, "metrics": metrics, "made_by": {"model": "random"}}
+        settings["holds"]["all"] = {"weights": "", "methods": codes, "metrics": metrics, "made_by": {}}
         for block in blocks_of(settings):
             some, each = read_examples(folder, block), len(names) * layers
             count = len(some) * each

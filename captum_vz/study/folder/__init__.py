@@ -54,18 +54,6 @@ _PACKAGES: Final = ("captum_vz", *LIBRARIES, "scipy", "joblib")
 _NAMES: Final = ("captum_vz", "models", "methods", "metrics", "examples", "parts", "holds")
 
 
-@contextmanager
-def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
-    """A model on the device of this process inside of the `with` block, and on its own device after it."""
-    model, tokenizer = source() if callable(source) else source
-    before = model.device
-    model.to(device)
-    try:
-        yield model, tokenizer
-    finally:
-        model.to(before)
-
-
 def own_device() -> torch.device:
     """The device of this process, of those that a launcher started on this machine."""
     # Rollouts are products in float64, which Apple's GPUs do not support.
@@ -210,10 +198,8 @@ def claim(
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
         for kind, own in codes.items():
             settings[kind] |= own
-        settings["examples"] = {
-            "count": sum(block.size for block in blocks),
-            "blocks": [[block.sha256, block.size] for block in blocks],
-        }
+        sizes = [[block.sha256, block.size] for block in blocks]
+        settings["examples"] = {"count": sum(block.size for block in blocks), "blocks": sizes}
     return [block for block in blocks if block.number in wanted]
 
 
@@ -310,13 +296,13 @@ def _package(thing: Any) -> str:
 def made_by(model: Any) -> dict[str, str]:
     """What computes the rows of a part: the model, its weights, the device, and the versions of the libraries."""
     device = model.device
-    name = f"{device.type} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device.type)
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     found = {
         "model": type(model).__name__,
         "source": str(getattr(model, "name_or_path", "") or ""),
         "weights": weights_fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "device": name,
+        "device": f"{device.type}{name}",
         "captum_vz": __version__,
         "python": platform.python_version(),
     }
