@@ -52,12 +52,6 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
         resamples: The number of bootstrap resamples of the examples.
         seed: The same seed gives the same interval.
 
-    Returns:
-        Mean, standard deviation, interval and both counts.
-
-    Raises:
-        ArgumentError: `values` is not one-dimensional or holds infinities, or the confidence is not between 0 and 1.
-
     >>> import torch
     >>> print(summarize(torch.tensor([0.2, 0.4, 0.6, torch.nan])))
     0.400 [0.200, 0.600] (3 examples, 1 more undefined)

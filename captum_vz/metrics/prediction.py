@@ -38,9 +38,6 @@ class MaskedSentences:
         forms: The token ids among which the model chooses, `(forms,)` for all sentences or `(batch, forms)`, the right
             one first. None: the whole vocabulary.
 
-    Raises:
-        ArgumentError: Shapes do not fit, positions or ids are out of range, or two forms are the same.
-
     >>> MaskedSentences(ids=torch.tensor([[0, 7, 4, 1]]), mask=None, target=2, content=torch.ones(1, 4)).content
     tensor([[ True,  True, False,  True]])
     """
@@ -64,16 +61,9 @@ class MaskedSentences:
 
     @classmethod
     def of_text(cls, tokenizer: Any, text: str, *forms: str) -> MaskedSentences:
-        """One sentence. Its mask is the target, and all tokens but the special ones are content.
+        """One sentence. Its one mask is the target, and all tokens but the special ones are content.
 
-        Args:
-            tokenizer: A tokenizer of transformers with a mask token.
-            text: The sentence, with one mask token.
-            forms: The words among which the model chooses, as the vocabulary writes them, the right one first. None:
-                the whole vocabulary.
-
-        Raises:
-            ArgumentError: The sentence has no mask or several, or a form is not in the vocabulary.
+        The model chooses among the `forms`, as the vocabulary writes them, the right one first, or among all words.
         """
         inputs = tokenizer(text, return_tensors="pt")
         ids, numbers = inputs["input_ids"], tokenizer.convert_tokens_to_ids(list(forms))

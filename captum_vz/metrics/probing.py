@@ -72,12 +72,6 @@ def description_length(
         classes: The number K of classes. None: the highest label plus one.
         seed: Determines the order of the examples and the random numbers of training, on which the result depends.
 
-    Returns:
-        The bits of each label, K, and the boundaries in examples.
-
-    Raises:
-        ArgumentError: Shapes do not fit, values are not finite, labels are wrong, or there are too few examples.
-
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
     >>> description_length(states, labels).compression > 2
@@ -118,9 +112,6 @@ def linear_probe(states: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 
     Returns:
         `(examples,)` in float64: 1 or 0. The mean is the accuracy, `summarize(...)` its interval.
 
-    Raises:
-        ArgumentError: Shapes do not fit, values are not finite, or a label has fewer examples than there are folds.
-
     >>> labels = torch.arange(100) % 2
     >>> states = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
     >>> linear_probe(states, labels).mean() > 0.9
@@ -142,7 +133,7 @@ class Correlation(NamedTuple):
     """A rank correlation and its interval."""
 
     statistic: float  #: Spearman's correlation; NaN if one side is constant
-    low: float  #: the lower end of its bootstrap confidence interval over examples
+    low: float  #: the lower end of its bootstrap confidence interval over examples; NaN for fewer than two
     high: float  #: the upper end
     examples: int  #: the number of examples
     undefined: int  #: the number of further examples, which have a NaN in some layer
@@ -172,12 +163,6 @@ def probing_correlation(
         confidence: See :func:`summarize`, like the arguments after it.
         resamples: See there.
         seed: See there.
-
-    Returns:
-        The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
-
-    Raises:
-        ArgumentError: Shapes do not fit, there are fewer than two layers, or the confidence is not between 0 and 1.
 
     >>> import torch
     >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])

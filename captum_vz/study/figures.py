@@ -264,9 +264,8 @@ def metric_title(metric: str) -> str:
 
 def last_layers(rows: DataFrame) -> DataFrame:
     """For each method the row of its last layer, or its only row, in the order of all figures."""
-    last = rows.groupby("method", sort=False).tail(1)
-    order = {name: place for place, name in enumerate(in_order(last["method"]))}
-    return last.sort_values("method", key=lambda names: names.map(order))
+    last = rows.groupby("method", sort=False).tail(1).set_index("method", drop=False)
+    return last.loc[in_order(last["method"])].reset_index(drop=True)
 
 
 def write_title(panel: Axes, title: str) -> None:

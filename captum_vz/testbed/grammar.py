@@ -273,9 +273,6 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
         ``other_cue``, a list with the same noun in the other number; and ``label``, its number, "singular" or "plural".
         Positions count the words of :func:`~captum_vz.text.split_words` from 0.
 
-    Raises:
-        ValueError: The paradigm is unknown, `n` is negative, or the grammar has fewer than `n` pairs.
-
     >>> record = agreement_sentences(1, paradigm="relational_noun")[0]
     >>> record["masked"], record["good"], record["bad"]
     ('Our documentary about the engineer [MASK] scaring Paula.', 'was', 'were')

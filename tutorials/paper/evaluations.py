@@ -12,10 +12,19 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from captum_vz import study as studies
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import BOUNDARIES, description_length, linear_probe, probing_correlation, summarize
-from captum_vz.study import BadExampleError, Example, Scorer, Study, run_study
+from captum_vz.study import (
+    BadExampleError,
+    Example,
+    Scorer,
+    Study,
+    lacks,
+    metric_named,
+    run_study,
+    safe_name,
+    write_whole,
+)
 from captum_vz.study.folder import digest
 from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
@@ -93,7 +102,7 @@ def reproduce(
     parts = []
     for name, source in models.items():
         loaded = source() if callable(source) else source
-        part = Part(name, loaded, Path(folder) / studies.safe_name(name), how)
+        part = Part(name, loaded, Path(folder) / safe_name(name), how)
         part.evaluate(examples, methods, count)
         parts.append(part)
     tables = {key: [part.tables[key] for part in parts if key in part.tables] for part in parts for key in part.tables}
@@ -142,7 +151,7 @@ class Part:
         if not usable:
             raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
         metrics = ["cue_dot", "cue_ap", "blank_out"]
-        if (reason := studies.lacks(studies.metric_named("blank_out"), model, tokenizer)) is not None:
+        if (reason := lacks(metric_named("blank_out"), model, tokenizer)) is not None:
             refused["blank-out"] = reason
             metrics.pop()
         self.study = study = run_study({name: self.source}, examples, self.folder, usable, metrics, **self.how)
@@ -189,7 +198,7 @@ class Part:
         with PartialState().main_process_first():
             if not path.is_file():
                 older, table = list(self.folder.glob(f"{name}-*.csv")), make()
-                studies.write_whole(path, table.to_csv(index=False).encode())
+                write_whole(path, table.to_csv(index=False).encode())
                 for one in older:
                     one.unlink(missing_ok=True)
         return pd.read_csv(path, dtype={"example": str, "method": str}, keep_default_na=False, na_values=[""])

@@ -223,7 +223,8 @@ def _pairs(table: DataFrame) -> pd.MultiIndex:
 def values_of(folder: Path, settings: Mapping[str, Any], model: str) -> Values:
     """The values of a model."""
     groups, computed = list[str](), Counter[tuple[str, str, str]]()
-    rows, reasons = [pd.DataFrame(columns=_ROWS)], [pd.DataFrame(columns=_REASONS)]
+    rows = [pd.DataFrame(columns=_ROWS).astype({"place": int})]
+    reasons = [pd.DataFrame(columns=_REASONS)]
     for examples, part in parts_of(folder, settings, model):
         pairs, table = _values_in(folder, settings, part)
         here = [example.group for example in examples]

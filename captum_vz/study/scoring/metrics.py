@@ -112,9 +112,6 @@ def random_copy(model: nn.Module, layers: Sequence[nn.Module], count: int | None
     The last `count` of the layers, in the order in which they run, are random. None: all. The same seed gives the same
     copies. Layers that are random in two copies are the same in both.
 
-    Raises:
-        ArgumentError: A layer is not in the model, or there are not so many.
-
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     >>> random = random_copy(model, list(model), 1)
     >>> [bool((one.weight == other.weight).all()) for one, other in zip(random, model)]
@@ -202,9 +199,6 @@ def sensitivity(radius: float = 0.1, samples: int = 10, seed: int = 0) -> Metric
         radius: The largest noise r, in standard deviations of the embeddings' entries.
         samples: The number of noises k.
         seed: The same seed gives the same noises.
-
-    Raises:
-        ArgumentError: `radius` or `samples` is not positive.
     """
     if not radius > 0 or samples < 1:
         raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
@@ -311,9 +305,6 @@ def metric_named(name: str) -> Metric:
     mean word vector. `:mask` puts a mask there, `:delete` nothing. `blank_out` takes two further words. With
     `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the two forms. With `:size`, only the sizes of
     the effects count.
-
-    Raises:
-        ArgumentError: There is no such metric, or it does not take these words.
 
     >>> metric_named("blank_out:mask:size").title
     'Spearman with blank-out (mask, size)'
