@@ -158,15 +158,10 @@ class Prediction:
         return self._best[0].clone()
 
     def probability(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:
-        """The probability of an answer in sentences without some of their tokens.
+        """The probability of an answer in sentences without some of their tokens, `(n,)` in float64, on the CPU.
 
-        Args:
-            answer: Token ids `(batch,)`, one for each sentence.
-            examples: `(n,)`, the indices of the sentences, which may repeat. None: all, once.
-            removed: Booleans `(n, tokens)`, the tokens that are removed from them. None: none.
-
-        Returns:
-            `(n,)` in float64, on the CPU.
+        The answer has a token id for each sentence, `(batch,)`. `examples`, `(n,)`, are the indices of sentences, which
+        may repeat (None: all, once), and `removed`, booleans `(n, tokens)`, the tokens that are removed from them.
         """
         found = self.lead(answer, examples, removed)
         return found.exp() if self.over == "vocabulary" else found.sigmoid()

@@ -314,16 +314,11 @@ def encode(
     tokenizer without a mask token, the text ends before the target. Then the row of the last token is evaluated, where
     the model predicts the target.
 
-    Args:
-        tokenizer: A fast tokenizer of transformers.
-        example: The example.
-        max_tokens: The largest number of tokens that the model takes. None: no limit.
-        needs_cue: Whether an example without a cue is refused.
-        needs_forms: Whether an example is refused unless it has two different forms of one token each.
-        until_target: Whether the text ends before a target ``[MASK]``, as causal models need it.
+    The tokenizer is a fast one. `until_target` ends the text before a target ``[MASK]``, as causal models need it.
 
     Raises:
-        BadExampleError: The example cannot be used.
+        BadExampleError: The example has a wrong position, or more than `max_tokens` tokens. `needs_cue`: it has no cue.
+            `needs_forms`: it has no two different forms of one token each.
 
     >>> from captum_vz.testbed import load_model
     >>> _, tokenizer = load_model()

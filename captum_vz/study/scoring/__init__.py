@@ -185,9 +185,8 @@ class EvaluationBatch:
     def prediction_of(self, removal: str = BLANK, over: Over = "forms") -> Prediction:
         """The model's prediction with tokens removed in one way. What it computes is kept for all metrics.
 
-        Args:
-            removal: What stands in the place of a removed token, see :func:`removal_of`.
-            over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
+        `removal` says what stands in the place of a removed token, see :func:`removal_of`, and `over` what the
+        probabilities sum to 1 over: the two "forms", or the "vocabulary".
         """
 
         def made() -> Prediction:
@@ -214,11 +213,8 @@ class EvaluationBatch:
 def removal_of(tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
     """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
 
-    Args:
-        tokenizer: The tokenizer.
-        removal: "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without
-            one, its mask. An unknown token that ends documents, such as that of GPT-2 and SmolLM2, is none. Without
-            both, the mean word vector.
+    "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without one, its mask.
+    An unknown token that ends documents, such as that of GPT-2, is none. Without both, the mean word vector.
     """
     known = content_specials(tokenizer)
     if removal == "delete":

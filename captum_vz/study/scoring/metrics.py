@@ -195,10 +195,8 @@ def sensitivity(radius: float = 0.1, samples: int = 10, seed: int = 0) -> Metric
     Lower is steadier, and says nothing about whether scores are right: a baseline without a model has 0. Flat rows are
     favoured, because a small change of weights moves them little.
 
-    Args:
-        radius: The largest noise r, in standard deviations of the embeddings' entries.
-        samples: The number of noises k.
-        seed: The same seed gives the same noises.
+    `radius` is r, in standard deviations of the embeddings' entries, and `samples` the number of noises. The same seed
+    gives the same noises.
     """
     if not radius > 0 or samples < 1:
         raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
