@@ -1,22 +1,12 @@
 """Metrics of maps and scores. They need the extra `study` (scipy and scikit-learn, which do the statistics).
 
 Each metric takes rows of scores `(batch, tokens)` and returns one number for each example, NaN where it is undefined.
-`summarize` computes their mean with a confidence interval over examples, and counts the NaN.
+`summarize` computes their mean with a confidence interval over examples, and counts the NaN. Arguments of wrong shapes
+or values are an :class:`~captum_vz.ArgumentError`, which says what to pass.
 
-================================================ ===============================================================
-question                                         function
-================================================ ===============================================================
-do the scores lie on the cue?                    `cue_dot_product`, `cue_average_precision`, `cue_reciprocal_rank`,
-                                                 `cue_precision`
-do the scores find what the prediction needs?    `blank_out` with `spearman`; `comprehensiveness`, `sufficiency` and
-                                                 `deletion_area` with their bounds and `normalized`; `monotonicity`;
-                                                 `soft_comprehensiveness`, `soft_sufficiency`; `infidelity`
-do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`
-does the representation hold the label?          `description_length`, `linear_probe`; `probing_correlation` with
-                                                 cue alignment
-how certain is a mean?                           `summarize`, `summarize_many`
-do two methods differ on the same examples?      `compare_pairs`
-================================================ ===============================================================
+The page on studies lists them with their papers: agreement with cues (`cue_...`), what the prediction needs
+(`blank_out` with `spearman`, `comprehensiveness` and its like, with bounds and `normalized`), agreement of methods,
+probes, and comparisons of means.
 """
 
 from captum_vz.metrics.agreement import (

@@ -1,4 +1,4 @@
-"""Agreement of rows of scores: with the words that a person knows to decide, and with each other.
+"""Rows of scores, and their agreement: with the words that a person knows to decide, and with each other.
 
 Both ask how tokens are ordered. Tokens of equal scores share their rank, or the last of the highest places.
 
@@ -24,7 +24,6 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.functional import normalize_rows
 from captum_vz.functional.scores import kendall_tau
-from captum_vz.metrics._rows import flags, scores_and_tokens, undefined
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
@@ -46,7 +45,7 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
 
     Returns:
         `(batch,)` in float64. NaN for an example without a cue, with a NaN among its scores, or, with `keep`, with a
-        sum of 0. :func:`summarize` counts these examples.
+        sum of 0.
 
     Raises:
         ArgumentError: Shapes do not fit, `keep` drops a cue, or scores are negative where rows are divided by their
@@ -77,11 +76,11 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     Args:
         scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
         cues: See :func:`cue_dot_product`.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+        keep: See there. None: all tokens are ranked, padding too.
 
     Returns:
         `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
-        without a cue or with a NaN among its scores. :func:`summarize` counts these examples.
+        without a cue or with a NaN among its scores.
     """
     values, kept, cued, missing = _aligned(scores, cues, keep)
     # As comparisons, tokens of equal scores share a threshold. Of each cue: which tokens have no lower score?
@@ -102,9 +101,9 @@ def cue_reciprocal_rank(scores: Tensor, cues: Tensor, keep: Tensor | None = None
     further cues are free. Sparse rows gain nothing by their zeros.
 
     Args:
-        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
-        cues: See :func:`cue_dot_product`.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+        scores: See :func:`cue_average_precision`, like `cues` and `keep`.
+        cues: See there.
+        keep: See there.
 
     Returns:
         `(batch,)` in float64, up to 1. NaN for an example without a cue or with a NaN among its scores.
@@ -133,10 +132,10 @@ def cue_precision(scores: Tensor, cues: Tensor, k: int, keep: Tensor | None = No
     Tokens with equal scores get equal shares of the last of the k places. With fewer cues than k, it cannot reach 1.
 
     Args:
-        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
-        cues: See :func:`cue_dot_product`.
+        scores: See :func:`cue_average_precision`, like `cues` and `keep`.
+        cues: See there.
         k: How many of the highest scores; all in an example with fewer tokens.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+        keep: See there.
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN for an example without a cue or with a NaN among its scores.
@@ -170,10 +169,9 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
 
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, because such
-        scores have no order. :func:`summarize` counts these examples.
+        scores have no order.
     """
-    first, second, kept = _pair(one, other, keep)
-    unknown = undefined(first, kept) | undefined(second, kept)
+    first, second, kept, unknown = _pair(one, other, keep)
     ranks = torch.stack([_ranks(row, kept, "average") for row in (first, second)]).where(kept, 0)
     a, b = (ranks - ranks.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp_min(1)).where(kept, 0)
     correlation = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
@@ -189,15 +187,14 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     (`Kendall 1945 <https://doi.org/10.2307/2332303>`_).
 
     Args:
-        one: `(batch, tokens)`, like `other`.
+        one: See :func:`spearman`, like `other` and `keep`.
         other: See there.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are compared. None: all, padding too.
+        keep: See there.
 
     Returns:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
     """
-    first, second, kept = _pair(one, other, keep)
-    unknown = undefined(first, kept) | undefined(second, kept)
+    first, second, kept, unknown = _pair(one, other, keep)
     return kendall_tau(first, second, kept).masked_fill(unknown, torch.nan)
 
 
@@ -210,28 +207,29 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
     broken at random. It does not depend on the order of the tokens.
 
     Args:
-        one: `(batch, tokens)`, like `other`.
+        one: See :func:`spearman`, like `other` and `keep`.
         other: See there.
         k: How many of the highest scores; all in an example with fewer tokens.
-        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+        keep: See there.
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
     """
-    first, second, kept = _pair(one, other, keep)
+    first, second, kept, _ = _pair(one, other, keep)
     (a, places), (b, _) = (_highest(row, kept, k) for row in (first, second))
     unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
     return ((a * b).sum(-1) / places).masked_fill(unknown, torch.nan)
 
 
-def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two rows of scores, the tokens that count, and which examples have a row without an order."""
     first, kept = scores_and_tokens(one, keep, "one")
     second, _ = scores_and_tokens(other, keep, "other")
     if first.shape != second.shape:
         raise ArgumentError(
             f"one is {tuple(one.shape)} and other {tuple(other.shape)}: pass scores of the same tokens."
         )
-    return first, second, kept
+    return first, second, kept, undefined(first, kept) | undefined(second, kept)
 
 
 def _ranks(values: Tensor, keep: Tensor, ties: str) -> Tensor:
@@ -248,3 +246,48 @@ def _highest(values: Tensor, keep: Tensor, k: int) -> tuple[Tensor, Tensor]:
     places = keep.sum(-1).clamp_max(k)
     before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
     return ((places[:, None] - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0), places
+
+
+def scores_and_tokens(scores: Tensor, keep: Tensor | None, name: str = "scores") -> tuple[Tensor, Tensor]:
+    """Scores `(batch, tokens)` in float64 on the CPU, and which tokens count, `(batch, tokens)`; None: all."""
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.numel():
+        raise ArgumentError(f"{name} is {describe(scores)}: pass a tensor (batch, tokens), one row for each example.")
+    if keep is None:
+        return scores.detach().double().cpu(), torch.ones(scores.shape, dtype=torch.bool)
+    return scores.detach().double().cpu(), flags(keep, scores.shape, "keep")
+
+
+def scores_of_ids(scores: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of the tokens of sentences with this content, `(batch, tokens)`, as :func:`scores_and_tokens`."""
+    if not isinstance(scores, Tensor) or scores.shape != content.shape:
+        raise ArgumentError(
+            f"scores is {describe(scores)}, but the ids are {tuple(content.shape)}: pass one score for each token."
+        )
+    return scores_and_tokens(scores, content)
+
+
+def flags(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """A mask `(1 or batch, tokens)` of booleans or of 0 and 1, as booleans of the whole shape on the CPU."""
+    fits = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] in (1, shape[0]) and mask.shape[1] == shape[1]
+    if not fits or not ((mask == 0) | (mask == 1)).all():
+        raise ArgumentError(
+            f"{name} is {describe(mask)}: pass booleans (or 0 and 1) of shape {tuple(shape)}, one for each score."
+        )
+    return mask.detach().bool().cpu().expand(shape)
+
+
+def undefined(scores: Tensor, keep: Tensor) -> Tensor:
+    """Whether a row has no order, `(batch,)`: no score counts, all scores are equal, or a score is NaN."""
+    lowest = scores.masked_fill(~keep, torch.inf).amin(-1)
+    highest = scores.masked_fill(~keep, -torch.inf).amax(-1)
+    return (scores.isnan() & keep).any(-1) | ~(lowest < highest)
+
+
+def without_order(scores: Tensor, keep: Tensor) -> Tensor:
+    """Whether a row has no order, as in :func:`undefined`, `(batch,)`. A single token is in order."""
+    return (undefined(scores, keep) & (keep.sum(-1) != 1)) | (scores.isnan() & keep).any(-1)
+
+
+def describe(value: object) -> str:
+    """Shape and type of an argument, for an error."""
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"

@@ -23,13 +23,14 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics._rows import describe, scores_of_ids, without_order
+from captum_vz.metrics.agreement import describe, scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction
 
 #: The shares of tokens that ERASER removes or keeps.
@@ -44,17 +45,11 @@ _Values = Callable[[Tensor], Tensor]
 
 
 class Bounds(NamedTuple):
-    """What the best and the worst order of the tokens give, for each example.
+    """What the best and the worst order of the tokens give, for each example."""
 
-    Attributes:
-        best: `(batch,)` in float64.
-        worst: `(batch,)` in float64.
-        exact: Booleans `(batch,)`: whether all orders were considered. Otherwise, the search was greedy.
-    """
-
-    best: Tensor
-    worst: Tensor
-    exact: Tensor
+    best: Tensor  #: `(batch,)` in float64
+    worst: Tensor  #: `(batch,)` in float64
+    exact: Tensor  #: booleans `(batch,)`: whether all orders were considered; otherwise, the search was greedy
 
 
 def blank_out(prediction: Prediction, answer: Tensor | None = None) -> Tensor:
@@ -105,7 +100,7 @@ def comprehensiveness(prediction: Prediction, scores: Tensor) -> Tensor:
 
     Returns:
         `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
-        a NaN, or all equal. :func:`summarize` counts these examples.
+        a NaN, or all equal.
     """
     return _drop(prediction, scores, left=False)
 
@@ -172,9 +167,8 @@ def _sizes(count: Tensor) -> Tensor:
 
 def _drop(prediction: Prediction, scores: Tensor, left: bool) -> Tensor:
     """How much the prediction's probability falls without the highest tokens, or, if `left`, with only them."""
-    after, unknown = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1)), left)
-    fall = prediction.probability(prediction.best())[:, None] - after
-    return fall.masked_fill(unknown[:, None], torch.nan)
+    after = _without_highest(prediction, scores, _sizes(prediction.content.sum(-1)), left)
+    return prediction.probability(prediction.best())[:, None] - after
 
 
 def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
@@ -195,8 +189,7 @@ def deletion_curve(prediction: Prediction, scores: Tensor) -> Tensor:
     """
     counts = prediction.content.sum(-1)
     steps = torch.arange(int(counts.max()) + 1)
-    curve, unknown = _without_highest(prediction, scores, torch.minimum(steps, counts[:, None]))
-    return curve.masked_fill(unknown[:, None], torch.nan)
+    return _without_highest(prediction, scores, torch.minimum(steps, counts[:, None]))
 
 
 def deletion_area(prediction: Prediction, scores: Tensor) -> Tensor:
@@ -257,12 +250,10 @@ def monotonicity(prediction: Prediction, scores: Tensor) -> Tensor:
     return never.masked_fill(curve[:, 0].isnan(), torch.nan)
 
 
-def _without_highest(
-    prediction: Prediction, scores: Tensor, sizes: Tensor, left: bool = False
-) -> tuple[Tensor, Tensor]:
+def _without_highest(prediction: Prediction, scores: Tensor, sizes: Tensor, left: bool = False) -> Tensor:
     """The probability without (or, if `left`, with only) as many tokens of the highest scores as `sizes` says.
 
-    `(batch, steps)`, and for which examples the scores give no order, `(batch,)`.
+    `(batch, steps)`; NaN where the scores give no order.
     """
     content = prediction.content
     values, kept = scores_of_ids(scores, content)
@@ -274,7 +265,7 @@ def _without_highest(
     removed = (~high if left else high) & content[:, None, :]
     examples = torch.arange(len(content)).repeat_interleave(sizes.shape[1])
     after = prediction.probability(prediction.best(), examples, removed.flatten(0, 1)).view(sizes.shape)
-    return after, without_order(values, kept)
+    return after.masked_fill(without_order(values, kept)[:, None], torch.nan)
 
 
 def normalized(values: Tensor, bounds: Bounds) -> Tensor:
@@ -319,24 +310,19 @@ def _extremes(prediction: Prediction, weights: Callable[[int], Tensor], kept: bo
     for count in sorted({*counts} - {0}):
         examples = torch.tensor([b for b, n in enumerate(counts) if n == count])
         search = _every_order if count <= EXHAUSTIVE else _greedily
-        values = _values(prediction, answer, examples, kept)
+        values = partial(_of_sets, prediction, answer, examples, kept)
         lowest[examples] = search(values, len(examples), weights(count), 1)
         highest[examples] = -search(values, len(examples), weights(count), -1)
     return lowest, highest, torch.tensor([n <= EXHAUSTIVE for n in counts])
 
 
-def _values(prediction: Prediction, answer: Tensor, examples: Tensor, kept: bool) -> _Values:
+def _of_sets(prediction: Prediction, answer: Tensor, examples: Tensor, kept: bool, sets: Tensor) -> Tensor:
     """The probabilities of the answers with sets of content tokens removed or, if `kept`, with the others removed."""
-    content = prediction.content[examples]
-
-    def values(sets: Tensor) -> Tensor:
-        removed = torch.zeros(*sets.shape[:2], content.shape[1], dtype=torch.bool)
-        spread = content[:, None, :].expand_as(removed)
-        removed[spread] = (~sets if kept else sets).flatten()
-        found = prediction.probability(answer, examples.repeat_interleave(sets.shape[1]), removed.flatten(0, 1))
-        return found.view(sets.shape[:2])
-
-    return values
+    content = prediction.content[examples, None].expand(-1, sets.shape[1], -1)
+    removed = torch.zeros_like(content)
+    removed[content] = (~sets if kept else sets).flatten()
+    found = prediction.probability(answer, examples.repeat_interleave(sets.shape[1]), removed.flatten(0, 1))
+    return found.view(sets.shape[:2])
 
 
 def _every_order(values: _Values, examples: int, weights: Tensor, sign: int) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.metrics._rows import describe
+from captum_vz.metrics.agreement import describe
 
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
@@ -20,23 +20,14 @@ _EXACT: Final = 50
 
 
 class Summary(NamedTuple):
-    """The mean over examples and its interval.
+    """The mean over examples and its interval."""
 
-    Attributes:
-        mean: The mean of the examples whose value is not NaN; NaN if there are none.
-        std: Their standard deviation.
-        low: The lower end of the confidence interval of the mean; NaN for fewer than two examples.
-        high: Its upper end.
-        examples: The number of these examples.
-        undefined: The number of examples whose value is NaN.
-    """
-
-    mean: float
-    std: float
-    low: float
-    high: float
-    examples: int
-    undefined: int
+    mean: float  #: the mean of the examples whose value is not NaN; NaN if there are none
+    std: float  #: their standard deviation
+    low: float  #: the lower end of the confidence interval of the mean; NaN for fewer than two examples
+    high: float  #: its upper end
+    examples: int  #: the number of these examples
+    undefined: int  #: the number of examples whose value is NaN
 
     def __str__(self) -> str:
         """As a line of a report."""
@@ -51,8 +42,8 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
         \big[Q_{\alpha/2}(\bar v^*),\, Q_{1-\alpha/2}(\bar v^*)\big]
 
     where :math:`\bar v^*` is the mean of n examples drawn with replacement: the percentile interval of `Efron 1979
-    <https://doi.org/10.1214/aos/1176344552>`_, the same as scipy's. To compare two methods on the same examples, use
-    the interval of their difference, `summarize(one - other)`. It takes into account that both have the same examples.
+    <https://doi.org/10.1214/aos/1176344552>`_, the same as scipy's. For two methods on the same examples, use the
+    interval of their difference, `summarize(one - other)`.
 
     Args:
         values: `(examples,)`. NaN means that an example has no value, such as a rank correlation with a constant.
@@ -60,12 +51,6 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
         confidence: The confidence level of the interval, between 0 and 1.
         resamples: The number of bootstrap resamples of the examples.
         seed: The same seed gives the same interval.
-
-    Returns:
-        Mean, standard deviation, interval and both counts.
-
-    Raises:
-        ArgumentError: `values` is not one-dimensional or holds infinities, or the confidence is not between 0 and 1.
 
     >>> import torch
     >>> print(summarize(torch.tensor([0.2, 0.4, 0.6, torch.nan])))
@@ -87,16 +72,12 @@ def summarize_many(
         confidence: See :func:`summarize`, like the arguments after it.
         resamples: See there.
         seed: See there.
-
-    Raises:
-        ArgumentError: See there.
     """
     check_bootstrap(confidence, resamples)
     known = [_known(one) for one in values]
-    counts = [len(one) for one in known]
     intervals = [(float("nan"), float("nan"))] * len(known)
-    for count in {count for count in counts if count > 1}:
-        alike = [place for place, its in enumerate(counts) if its == count]
+    for count in {len(one) for one in known} - {0, 1}:
+        alike = [place for place, one in enumerate(known) if len(one) == count]
         found = _intervals(np.stack([known[place] for place in alike]), confidence, resamples, seed)
         for place, interval in zip(alike, found, strict=True):
             intervals[place] = interval
@@ -148,27 +129,16 @@ def check_bootstrap(confidence: float, resamples: int) -> None:
 
 
 class Difference(NamedTuple):
-    """How two methods differ on the same examples.
+    """How two methods differ on the same examples."""
 
-    Attributes:
-        one: The name of the first method.
-        other: The name of the second.
-        mean: The mean difference, first minus second, over examples where both have a value.
-        low: The lower end of its bootstrap interval; NaN for fewer than two examples.
-        high: The upper end.
-        p: The p-value of Wilcoxon's signed-rank test, corrected by Holm over all pairs; 1 if no example differs.
-        examples: The number of examples where both have a value.
-        tied: Whether the two do not differ: the interval holds 0, or p is above 1 minus the confidence.
-    """
-
-    one: str
-    other: str
-    mean: float
-    low: float
-    high: float
-    p: float
-    examples: int
-    tied: bool
+    one: str  #: the name of the first method
+    other: str  #: the name of the second
+    mean: float  #: the mean difference, first minus second, over examples where both have a value
+    low: float  #: the lower end of its bootstrap interval; NaN for fewer than two examples
+    high: float  #: the upper end
+    p: float  #: the p-value of Wilcoxon's signed-rank test, corrected by Holm over all pairs; 1 if no example differs
+    examples: int  #: the number of examples where both have a value
+    tied: bool  #: whether the two do not differ: the interval holds 0, or p is above 1 minus the confidence
 
 
 def compare_pairs(

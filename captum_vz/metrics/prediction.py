@@ -14,7 +14,7 @@ from captum_vz._engine import HALF, keeps_examples_apart
 from captum_vz._private import input_embeddings
 from captum_vz.attr.token_attribution import mean_word_vector
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.metrics._rows import describe, flags
+from captum_vz.metrics.agreement import describe, flags
 
 # The token id in the place of a removed token; "mean": the mean of all word vectors; "delete": later tokens move up.
 Removal = int | Literal["mean", "delete"]
@@ -37,9 +37,6 @@ class MaskedSentences:
             target and padding are never removed.
         forms: The token ids among which the model chooses, `(forms,)` for all sentences or `(batch, forms)`, the right
             one first. None: the whole vocabulary.
-
-    Raises:
-        ArgumentError: Shapes do not fit, positions or ids are out of range, or two forms are the same.
 
     >>> MaskedSentences(ids=torch.tensor([[0, 7, 4, 1]]), mask=None, target=2, content=torch.ones(1, 4)).content
     tensor([[ True,  True, False,  True]])
@@ -64,16 +61,9 @@ class MaskedSentences:
 
     @classmethod
     def of_text(cls, tokenizer: Any, text: str, *forms: str) -> MaskedSentences:
-        """One sentence. Its mask is the target, and all tokens but the special ones are content.
+        """One sentence. Its one mask is the target, and all tokens but the special ones are content.
 
-        Args:
-            tokenizer: A tokenizer of transformers with a mask token.
-            text: The sentence, with one mask token.
-            forms: The words among which the model chooses, as the vocabulary writes them, the right one first. None:
-                the whole vocabulary.
-
-        Raises:
-            ArgumentError: The sentence has no mask or several, or a form is not in the vocabulary.
+        The model chooses among the `forms`, as the vocabulary writes them, the right one first, or among all words.
         """
         inputs = tokenizer(text, return_tensors="pt")
         ids, numbers = inputs["input_ids"], tokenizer.convert_tokens_to_ids(list(forms))
@@ -158,28 +148,20 @@ class Prediction:
 
     def best(self) -> Tensor:
         """The most likely form (or vocabulary entry) in the unchanged sentences, token ids `(batch,)`."""
-        if self._best:
-            return self._best[0].clone()
-        answers = []
-        for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
-            if self.forms is None:
-                answers.append(at_target.argmax(-1))
-            else:
-                forms = self.forms[examples]
+        if not self._best:
+            answers = []
+            for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
+                forms = torch.arange(at_target.shape[1]) if self.forms is None else self.forms[examples]
+                forms = forms.to(at_target.device).expand(len(at_target), -1)
                 answers.append(forms.gather(1, at_target.gather(1, forms).argmax(-1, keepdim=True))[:, 0])
-        self._best.append(torch.cat(answers))
+            self._best.append(torch.cat(answers))
         return self._best[0].clone()
 
     def probability(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:
-        """The probability of an answer in sentences without some of their tokens.
+        """The probability of an answer in sentences without some of their tokens, `(n,)` in float64, on the CPU.
 
-        Args:
-            answer: Token ids `(batch,)`, one for each sentence.
-            examples: `(n,)`, the indices of the sentences, which may repeat. None: all, once.
-            removed: Booleans `(n, tokens)`, the tokens that are removed from them. None: none.
-
-        Returns:
-            `(n,)` in float64, on the CPU.
+        The answer has a token id for each sentence, `(batch,)`. `examples`, `(n,)`, are the indices of sentences, which
+        may repeat (None: all, once), and `removed`, booleans `(n, tokens)`, the tokens that are removed from them.
         """
         found = self.lead(answer, examples, removed)
         return found.exp() if self.over == "vocabulary" else found.sigmoid()

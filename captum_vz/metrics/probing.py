@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isnan, log, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from captum_vz.errors import ArgumentError, needs_extra
-from captum_vz.metrics._rows import describe
+from captum_vz.metrics.agreement import describe
 from captum_vz.metrics.intervals import check_bootstrap
 
 with needs_extra("captum_vz.metrics", "study"):
@@ -33,20 +33,16 @@ _EPOCHS, _PATIENCE, _BATCH, _RATE = 15, 5, 128, 1e-3
 class DescriptionLength(NamedTuple):
     """The number of bits to send the labels to a receiver who has the representations.
 
-    Attributes:
-        bits: The bits of each label, `(examples,)` in float64, in the order of the arguments. Their sum is the
-            description length (MDL). `summarize(bits)` gives their mean with an interval.
-        classes: The number K of classes.
-        boundaries: The number of coded examples at the end of each block.
+    `summarize(bits)` gives the mean with an interval.
     """
 
-    bits: Tensor
-    classes: int
-    boundaries: tuple[int, ...]
+    bits: Tensor  #: the bits of each label, `(examples,)` in float64, in the order of the arguments
+    classes: int  #: the number K of classes
+    boundaries: tuple[int, ...]  #: the number of coded examples at the end of each block
 
     @property
     def total(self) -> float:
-        """The description length, in bits."""
+        """The description length (MDL), in bits."""
         return self.bits.sum().item()
 
     @property
@@ -75,12 +71,6 @@ def description_length(
         labels: Integers `(examples,)` from 0.
         classes: The number K of classes. None: the highest label plus one.
         seed: Determines the order of the examples and the random numbers of training, on which the result depends.
-
-    Returns:
-        The bits of each label, K, and the boundaries in examples.
-
-    Raises:
-        ArgumentError: Shapes do not fit, values are not finite, labels are wrong, or there are too few examples.
 
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
@@ -122,9 +112,6 @@ def linear_probe(states: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 
     Returns:
         `(examples,)` in float64: 1 or 0. The mean is the accuracy, `summarize(...)` its interval.
 
-    Raises:
-        ArgumentError: Shapes do not fit, values are not finite, or a label has fewer examples than there are folds.
-
     >>> labels = torch.arange(100) % 2
     >>> states = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
     >>> linear_probe(states, labels).mean() > 0.9
@@ -143,23 +130,14 @@ def linear_probe(states: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 
 
 
 class Correlation(NamedTuple):
-    """A rank correlation and its interval.
+    """A rank correlation and its interval."""
 
-    Attributes:
-        statistic: Spearman's correlation; NaN if one side is constant.
-        low: The lower end of its bootstrap confidence interval over examples.
-        high: The upper end.
-        examples: The number of examples.
-        undefined: The number of further examples, which have a NaN in some layer.
-        p: The share of the orders of the layers whose correlation is at least as high; NaN like `statistic`.
-    """
-
-    statistic: float
-    low: float
-    high: float
-    examples: int
-    undefined: int
-    p: float
+    statistic: float  #: Spearman's correlation; NaN if one side is constant
+    low: float  #: the lower end of its bootstrap confidence interval over examples; NaN for fewer than two
+    high: float  #: the upper end
+    examples: int  #: the number of examples
+    undefined: int  #: the number of further examples, which have a NaN in some layer
+    p: float  #: the share of the orders of the layers whose correlation is at least as high; NaN like `statistic`
 
 
 def probing_correlation(
@@ -185,12 +163,6 @@ def probing_correlation(
         confidence: See :func:`summarize`, like the arguments after it.
         resamples: See there.
         seed: See there.
-
-    Returns:
-        The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
-
-    Raises:
-        ArgumentError: Shapes do not fit, there are fewer than two layers, or the confidence is not between 0 and 1.
 
     >>> import torch
     >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])
@@ -218,10 +190,9 @@ def probing_correlation(
         spread = np.sqrt((left**2).sum(-1) * (fixed**2).sum())
         return np.divide((left * fixed).sum(-1), spread, out=np.full_like(spread, np.nan), where=spread > 0)
 
-    def of_orders(ranks: np.ndarray, axis: int = -1) -> np.ndarray:
+    def of_orders(ranks: np.ndarray, axis: int = -1) -> Any:
         """The covariance of rows of ranks with the compression, which orders them as the correlation does."""
-        found: np.ndarray = (ranks * (right - right.mean())).sum(axis)
-        return found
+        return (ranks * (right - right.mean())).sum(axis)
 
     count, undefined = len(values), len(alignment) - len(values)
     whole = float(statistic(np.arange(count))) if count else float("nan")
@@ -236,21 +207,20 @@ def probing_correlation(
         alternative="greater",
         rng=np.random.default_rng(seed),
     )
-    p = float(orders.pvalue)
-    if count < 2:
-        return Correlation(whole, float("nan"), float("nan"), count, undefined, p)
-    drawn = stats.bootstrap(
-        (np.arange(count),),
-        statistic,
-        vectorized=True,
-        batch=max(1, 2**20 // values.size),
-        confidence_level=confidence,
-        n_resamples=resamples,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    low, high = map(float, drawn.confidence_interval)
-    return Correlation(whole, low, high, count, undefined, p)
+    low = high = float("nan")
+    if count > 1:
+        drawn = stats.bootstrap(
+            (np.arange(count),),
+            statistic,
+            vectorized=True,
+            batch=max(1, 2**20 // values.size),
+            confidence_level=confidence,
+            n_resamples=resamples,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+        low, high = map(float, drawn.confidence_interval)
+    return Correlation(whole, low, high, count, undefined, float(orders.pvalue))
 
 
 def _train(h: Tensor, y: Tensor, classes: int) -> nn.Module:

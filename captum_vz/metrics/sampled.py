@@ -22,7 +22,7 @@ from captum.metrics import infidelity as captum_infidelity
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics._rows import scores_of_ids, without_order
+from captum_vz.metrics.agreement import scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction, word_embedding
 
 # Where the sentence without its content is as good as the whole, nothing can be divided by.

@@ -1,23 +1,9 @@
 """Many methods on many sentences.
 
-`compare` shows several methods on one text. `run_study` evaluates models x methods x examples. Its parts are public,
-for studies of another kind. Everything except `compare` and the examples needs the extra `study`.
-
-    compare                  many methods on one text, in one table that prints, draws itself and is exported
-    Example                  a sentence with its target word and its cue words
-    read_jsonl, write_jsonl, read_csv  files of them
-    encode                   from words to tokens
-    METHODS, METRICS         the methods and the metrics by their names
-    metric_named             a metric by a name that says how it measures, such as `blank_out:mask:size`
-    register_method, register_metric, load_plugin  methods and metrics of your own
-    Scorer                   methods and metrics on a batch of examples; columns in, columns out
-    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the pairs that are left out
-    random_layers, sensitivity  metrics of copies of the model: with random layers, with embeddings moved a little
-    value_patching, activation_patching  a truth: what changes if a token comes from a sentence of the other number
-    run_study, Study         a study in a folder, which continues after a kill, and its results
-    with_interval, tied_pairs  numbers and ties of its tables in words, for a report
-    write_whole, safe_name   files that are whole or missing, and names for them
-    sign_figure              where the numbers of a figure come from, at its foot
+`compare` shows several methods on one text. `run_study` evaluates models x methods x examples in a folder, and returns
+a `Study`. Its parts are public, for studies of another kind: an `Example` and files of them, `METHODS` and `METRICS`
+with their registration, a `Scorer` of batches, truths by patching, and what a report needs. Everything except `compare`
+and the examples needs the extra `study`.
 """
 
 from importlib import import_module
@@ -36,15 +22,13 @@ from captum_vz.methods import (
     register_method,
 )
 from captum_vz.study.comparison import compare
-from captum_vz.study.examples import Example, read_csv, read_jsonl, write_jsonl
+from captum_vz.study.examples import BadExampleError, Encoded, Example, encode, read_csv, read_jsonl, write_jsonl
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 
 if TYPE_CHECKING:
     from captum_vz.study.examples.patching import Patched, activation_patching, value_patching
     from captum_vz.study.folder import Source
-    from captum_vz.study.folder.provenance import sign_figure
-    from captum_vz.study.results import Study, tied_pairs, with_interval
+    from captum_vz.study.results import Study, sign_figure, tied_pairs, with_interval
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring import EvaluationBatch, Metric
     from captum_vz.study.scoring.metrics import (
@@ -104,7 +88,7 @@ __all__ = [
 ]
 
 # These modules need the extra `study`, and take seconds to import. `compare` does not import them.
-_NEED_EXTRA = "scoring.metrics scoring examples.patching scoring.scorer folder folder.provenance results run"
+_NEED_EXTRA = "scoring.metrics scoring examples.patching scoring.scorer folder results run"
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, cla
 from captum_vz.subjects.texts import PreparedText, content_specials, prepare_text
 from captum_vz.testbed.grammar import other_number
 from captum_vz.testbed.models import EMBEDDED
+
+if TYPE_CHECKING:
+    from captum_vz.metrics import Prediction
 
 CLEAR: Final = 0.9  # the probability of an answer without a rival
 
@@ -48,13 +51,12 @@ def compare(
         model: What :func:`captum_vz.explain` takes. Of a model with encoder and decoder, the encoder is explained.
         text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
-        methods: Names of :data:`~captum_vz.study.METHODS`, classes, objects or functions, see
-            :func:`~captum_vz.study.as_method`, or a mapping from names to these. None: the five of
-            :data:`~captum_vz.study.COMPARED_METHODS`. "all": those of :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
+        methods: What :func:`~captum_vz.study.as_method` takes, several, or a mapping from names to these. None: the
+            five of :data:`~captum_vz.study.COMPARED_METHODS`. "all": :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
             and of "all", methods that refuse this model are left out, and the table lists them with the reason.
-        target: What is explained by the methods that explain the output: a word of the vocabulary or its id, or for a
-            model with a head for labels a label or its number. None: the model's prediction.
-        text_pair: A second text, see :func:`captum_vz.explain`.
+        target: What is explained by the methods that explain the output, see :func:`captum_vz.explain`, like
+            `text_pair`, `tokenizer` and `foil`. None: the model's prediction.
+        text_pair: A second text.
         tokenizer: The tokenizer of a model that is passed alone.
         foil: The word or label whose logit is subtracted from the target's logit. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
@@ -64,13 +66,12 @@ def compare(
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             Logits of words, and labels of tokens, are read there. None: the mask or, without a mask, the last token
             that is no special token; for labels of the whole text the token that the head reads, such as `[CLS]`.
-        truth: Whether to add how far the answer's log-probability falls if a token is blanked out, and how far each
-            method agrees with this. With a `foil`: the difference of the two log-probabilities. It needs the extra
-            `study`, and one forward pass for each token. Without a `foil` it also counts which of two words fits better
-            that are both right: pass one that differs in what you ask.
-        patch: A word of the text, and a word of as many tokens: another truth. Each token has its values in all layers
-            from the text with the other word, see :func:`~captum_vz.study.value_patching`, and the truth is what the
-            lead of the answer over the foil loses. Without a `foil`, it is what the model predicts for the other text.
+        truth: Whether to add how far the answer's log-probability, or with a `foil` the difference of both, falls if a
+            token is blanked out, and how far each method agrees with this. It needs the extra `study`, and one forward
+            pass for each token. Without a `foil` it also counts which of two right words fits better.
+        patch: A word of the text, and a word of as many tokens: another truth, see
+            :func:`~captum_vz.study.value_patching`. Each token has its values in all layers from the text with the
+            other word. Without a `foil`, it is what the model predicts for the other text.
         advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
@@ -122,23 +123,14 @@ def _numbers(
 
 
 class Truth(NamedTuple):
-    """What taking away each token of one text does to the model's prediction.
+    """What taking away each token of one text does to the model's prediction."""
 
-    Attributes:
-        name: "blank-out" or "patching".
-        how: What was done, such as "blanking out ([UNK] in its place)".
-        answer: What is measured, such as "log-probability of are" or "lead of are over is".
-        falls: How much it falls, `(tokens,)` in float64. Negative where it rises, NaN where nothing was taken away.
-        shares: Their sizes as shares, `(tokens,)`, 0 if nothing changes. Of patching, only falls count.
-        foil: The foil that was given or, for patching, chosen.
-    """
-
-    name: str
-    how: str
-    answer: str
-    falls: Tensor
-    shares: Tensor
-    foil: int | str | None
+    name: str  # "blank-out" or "patching"
+    how: str  # what was done, such as "blanking out ([UNK] in its place)"
+    answer: str  # what is measured, such as "log-probability of are" or "lead of are over is"
+    falls: Tensor  # how much it falls, `(tokens,)`, negative where it rises, NaN where nothing was taken away
+    shares: Tensor  # their sizes as shares, `(tokens,)`, 0 if nothing changes; of patching, only falls count
+    foil: int | str | None  # the foil that was given or, for patching, chosen
 
 
 def truth_of(
@@ -182,9 +174,7 @@ def truth_of(
 
     answer = predicted(prepared).best() if wanted is None else torch.tensor([wanted])
     if patch is not None:
-        changed = _with_other_word(text, prepared, subject, patch)
-        rival = int(predicted(changed).best()) if other is None else other
-        return _patched(prepared, changed, subject, patch, int(answer), rival)
+        return _patched(text, prepared, subject, patch, int(answer), other, predicted)
     numbers = [*answer.tolist(), *([] if other is None else [other])]
     prediction = predicted(prepared, None if other is None else numbers)
     falls = blank_out(prediction, answer)[0].masked_fill(~prediction.content[0], torch.nan)
@@ -195,33 +185,34 @@ def truth_of(
     return Truth("blank-out", f"blanking out ({filler} in its place)", measured, falls, shares, foil)
 
 
-def _with_other_word(
-    text: str | Mapping[str, Any], prepared: PreparedText, subject: Subject, patch: tuple[str, str]
-) -> PreparedText:
-    word, other = patch
+def _patched(
+    text: str | Mapping[str, Any],
+    prepared: PreparedText,
+    subject: Subject,
+    patch: tuple[str, str],
+    answer: int,
+    foil: int | None,
+    predicted: Callable[[PreparedText], Prediction],
+) -> Truth:
+    """What is lost if a token has its values from the text with the other word in all layers."""
+    from captum_vz.study.examples.patching import LEAST_DIFFERENCE, Pair
+
+    word, new = patch
     parts = re.split(rf"\b{re.escape(word)}\b", text) if isinstance(text, str) else []
     if len(parts) != 2:
         times = f"{len(parts) - 1} times in the text" if parts else "not in a text"
         raise ArgumentError(
             f"patch names {word!r}, which is {times}. Pass a text and a word that is there once.", "patch"
         )
-    found = prepare_text(subject.model, subject.tokenizer, other.join(parts), prepared.token)
-    if len(found.tokens) != len(prepared.tokens):
+    other = prepare_text(subject.model, subject.tokenizer, new.join(parts), prepared.token)
+    if len(other.tokens) != len(prepared.tokens):
         raise ArgumentError(
-            f"the text has {len(prepared.tokens)} tokens, and {len(found.tokens)} with {other!r} for {word!r}. Pass a "
+            f"the text has {len(prepared.tokens)} tokens, and {len(other.tokens)} with {new!r} for {word!r}. Pass a "
             "word of as many tokens.",
             "patch",
         )
-    return found
-
-
-def _patched(
-    prepared: PreparedText, other: PreparedText, subject: Subject, patch: tuple[str, str], answer: int, foil: int
-) -> Truth:
-    """What is lost if a token has its values from the other text in all layers."""
-    from captum_vz.study.examples.patching import LEAST_DIFFERENCE, Pair
-
-    (word, new), (good, bad) = patch, _names(subject, [answer, foil])
+    foil = int(predicted(other).best()) if foil is None else foil
+    good, bad = _names(subject, [answer, foil])
     if answer == foil:
         raise ArgumentError(f"the model predicts {good} with {new} too. Pass a foil, or another word.", "patch")
     pair = Pair(subject.model, subject.layers, (prepared.inputs, other.inputs), prepared.token, (answer, foil))

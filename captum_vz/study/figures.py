@@ -17,7 +17,6 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.methods import DECIDING, METHODS
-from captum_vz.study.examples import counted
 from captum_vz.study.scoring import Metric
 from captum_vz.study.scoring.metrics import metric_named
 from captum_vz.visualization.pictures.files import Content, Picture, set_content
@@ -51,12 +50,22 @@ _PALETTE: Final = {
     "integrated-gradients-l2 attn-lrp decision",
     "0.35": "random position",
 }
-_FAMILIES: Final[Mapping[str, list[str]]] = {color: names.split() for color, names in _PALETTE.items()}
 _OWN: Final = "#56b4e9"  # methods of the user's own
 _MARKS: Final = ("o", "s", "^", "D", "v", "P", "<", ">")
-_CONTROL_MARKS: Final = ("x", "+")  # both are seen where their lines are one
+_CONTROLS: Final = {"random": "x", "position": "+"}  # both are seen where their lines are one
+#: The colour and the mark of each method.
+_LOOKS: Final[Mapping[str, tuple[str, str]]] = {
+    name: (color, _CONTROLS.get(name, mark))
+    for color, names in _PALETTE.items()
+    for name, mark in zip(names.split(), _MARKS, strict=False)
+}
 # The least contrast of small text with its ground, by WCAG 2.
 _CONTRAST: Final = 4.5
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things, such as "1 sentence" or "2,279 sentences"."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
 def draw_summary(summary: DataFrame, metric: str) -> Figure:
@@ -202,18 +211,14 @@ def _base(method: str) -> str:
 
 def method_color(method: str) -> str:
     """The colour of a method's family."""
-    return next((color for color, family in _FAMILIES.items() if _base(method) in family), _OWN)
+    return _LOOKS.get(_base(method), (_OWN, ""))[0]
 
 
 def method_mark(method: str) -> str:
     """The mark of a method, which differs from those of its family. A star: the layer that decides."""
-    if _base(method) != method:
-        return "*"
-    for family in _FAMILIES.values():
-        if method in family:
-            return (_CONTROL_MARKS if "random" in family else _MARKS)[family.index(method)]
     # The mark of a method of the user's own depends on its name only, so that it is the same in every process.
-    return _MARKS[crc32(method.encode()) % len(_MARKS)]
+    own = _MARKS[crc32(method.encode()) % len(_MARKS)]
+    return "*" if _base(method) != method else _LOOKS.get(method, ("", own))[1]
 
 
 def label_color(method: str) -> tuple[float, float, float]:
@@ -239,11 +244,10 @@ def is_single_layer(method: str) -> bool:
 
 def in_order(methods: Iterable[str]) -> list[str]:
     """Methods in their order in all figures: families together, those of the user's own after them, controls last."""
-    *families, controls = _FAMILIES.values()
-    first = [f"{name}{word}" for family in families for name in family for word in ("", f":{DECIDING}")]
+    first = [f"{name}{word}" for name in _LOOKS if name not in _CONTROLS for word in ("", f":{DECIDING}")]
     given = list(dict.fromkeys(methods))
-    own = [name for name in given if name not in (*first, *controls)]
-    return [name for name in [*first, *own, *controls] if name in given]
+    own = [name for name in given if name not in (*first, *_CONTROLS)]
+    return [name for name in [*first, *own, *_CONTROLS] if name in given]
 
 
 def _metric(name: str) -> Metric:
@@ -260,9 +264,8 @@ def metric_title(metric: str) -> str:
 
 def last_layers(rows: DataFrame) -> DataFrame:
     """For each method the row of its last layer, or its only row, in the order of all figures."""
-    last = rows.groupby("method", sort=False).tail(1)
-    order = {name: place for place, name in enumerate(in_order(last["method"]))}
-    return last.sort_values("method", key=lambda names: names.map(order))
+    last = rows.groupby("method", sort=False).tail(1).set_index("method", drop=False)
+    return last.loc[in_order(last["method"])].reset_index(drop=True)
 
 
 def write_title(panel: Axes, title: str) -> None:

@@ -1,33 +1,27 @@
-"""The results of a study: read from its folder, summarised, drawn."""
+"""The results of a study: read from its folder, summarised, drawn, and signed with where they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
+from captum_vz import __version__
 from captum_vz._files import safe_name, write_whole
 from captum_vz._start import room
 from captum_vz.errors import needs_extra
 from captum_vz.methods import DECIDING
-from captum_vz.study.examples import Example, counted
-from captum_vz.study.figures import draw_differences, draw_summary
-from captum_vz.study.folder import (
-    ALL,
-    MANIFEST,
-    blocks_of,
-    changing,
-    latest,
-    lock_of,
-    read_examples,
-    read_settings,
-    tables,
-)
-from captum_vz.study.folder.provenance import PROVENANCE, provenance_of, repeat_lines, sign_figure
+from captum_vz.study import folder as store
+from captum_vz.study.examples import Example
+from captum_vz.study.figures import counted, draw_differences, draw_summary
+from captum_vz.study.folder import ALL, LIBRARIES, MANIFEST, tables
 from captum_vz.study.scoring import COLUMNS
+from captum_vz.visualization.pictures.files import add_provenance, root_figure
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
@@ -35,6 +29,15 @@ with needs_extra("captum_vz.study", "study"):
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
+
+#: The key of the settings that holds where the results come from. It is no part of what the rows are made of.
+PROVENANCE: Final = "provenance"
+#: The seeds of the bootstrap, and of methods that draw random numbers.
+_SEEDS: Final = {"bootstrap": 0, "methods": 0}
+#: How the identity of code begins that the versions of the libraries name.
+_PACKAGED: Final = tuple(f"{name}." for name in ("captum_vz", *LIBRARIES))
+_FOOT_SIZE: Final = 6
 SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 DIFFERENCES: Final = "differences.csv"
@@ -52,11 +55,10 @@ class Study:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        manifest = self.folder / MANIFEST
-        if not manifest.is_file():
-            raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
+        if not (self.folder / MANIFEST).is_file():
+            raise FileNotFoundError(f"{self.folder / MANIFEST} is missing: expected the folder of a study.")
         #: The version of captum_vz, and the models, methods and metrics of the study with the identity of their code.
-        self.settings: dict[str, Any] = read_settings(self.folder)
+        self.settings: dict[str, Any] = store.read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
         """All finished rows, one for each model, example, method and layer.
@@ -75,7 +77,7 @@ class Study:
         """The rows of :meth:`rows` as a table of pyarrow, which many libraries take."""
         every = [*(name for name in COLUMNS if name != "skipped"), *self.settings["metrics"], "model"]
         wanted = every if columns is None else list(columns)
-        return latest(self.folder, lambda settings: tables.read_rows(self.folder, settings, wanted))
+        return store.latest(self.folder, lambda settings: tables.read_rows(self.folder, settings, wanted))
 
     def to_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """The rows of :meth:`rows` as a `datasets.Dataset` of Hugging Face. It needs the extra `datasets`."""
@@ -86,7 +88,7 @@ class Study:
     @property
     def skipped(self) -> DataFrame:
         """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
-        return tables.skipped_rows(latest(self.folder, partial(tables.collect, self.folder)))
+        return tables.skipped_rows(store.latest(self.folder, partial(tables.collect, self.folder)))
 
     @property
     def summary(self) -> DataFrame:
@@ -140,7 +142,7 @@ class Study:
         return "\n".join([*tables, *self.lines(metrics)]).rstrip()
 
     def lines(self, metrics: Sequence[str] | None = None) -> list[str]:
-        """Lines on the pairs of methods that are not shown to differ, and on skipped examples, with their numbers."""
+        """Lines on pairs of methods that are not shown to differ, on skipped examples, and on layers that decide."""
         skipped, differences, lines = self.skipped, self.differences, []
         if metrics is not None:
             differences = differences[differences["metric"].isin(metrics)]
@@ -159,13 +161,9 @@ class Study:
             often = "" if rows["skipped"].nunique() == 1 else "most often: "
             why = f"{often}{rows['skipped'].mode()[0]}"
             lines.append(f"{', '.join(filter(None, who))}: {counted(len(rows), 'example')} skipped ({why})")
-        return lines + self._deciding()
-
-    def _deciding(self) -> list[str]:
-        """For each method with the layer that decides a line on the layers it has chosen."""
         if not any(name.endswith(f":{DECIDING}") for name in self.settings["methods"]):
-            return []
-        rows, lines = self.rows(["model", "method", "deciding"]).dropna(), list[str]()
+            return lines
+        rows = self.rows(["model", "method", "deciding"]).dropna()  # the layers that methods have chosen
         for (model, method), layers in rows.groupby(["model", "method"], sort=False)["deciding"]:
             low, high, most = layers.min(), layers.max(), layers.mode()[0]
             often = f", most often {most} (in {(layers == most).sum()} of {counted(len(layers), 'sentence')})"
@@ -188,7 +186,9 @@ class Study:
     @property
     def examples(self) -> list[Example]:
         """All examples of the study, those of earlier starts too."""
-        return [example for block in blocks_of(self.settings) for example in read_examples(self.folder, block)]
+        return [
+            example for block in store.blocks_of(self.settings) for example in store.read_examples(self.folder, block)
+        ]
 
     def check_used(self) -> None:
         """Raises a ValueError if a model could use no example of a finished study."""
@@ -205,12 +205,12 @@ class Study:
 
 def write_results(folder: Path, metrics: Iterable[str], confidence: float, resamples: int) -> None:
     """Write the summary, the skipped examples, the figures of some metrics and the provenance, if they are missing."""
-    with lock_of(folder, SUMMARY):
-        settings = read_settings(folder)
+    with store.lock_of(folder, SUMMARY):
+        settings = store.read_settings(folder)
         provenance = provenance_of(settings, confidence, resamples)
         if (folder / SUMMARY).is_file() and settings.get(PROVENANCE) == provenance:
             return
-        settings, found = latest(folder, lambda now: (now, tables.collect(folder, now)))
+        settings, found = store.latest(folder, lambda now: (now, tables.collect(folder, now)))
         provenance = provenance_of(settings, confidence, resamples)
         summary = tables.summarise(found, settings, confidence, resamples)
         differences = tables.paired_differences(found, settings, confidence, resamples)
@@ -225,7 +225,7 @@ def write_results(folder: Path, metrics: Iterable[str], confidence: float, resam
         write_whole(folder / SKIPPED, tables.skipped_rows(found).to_csv(index=False).encode())
         write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
         write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
-        with changing(folder) as now:
+        with store.changing(folder) as now:
             now[PROVENANCE] = provenance
             tables.remove_unlisted(folder, now)
 
@@ -245,3 +245,65 @@ def with_interval(number: float, low: float, high: float, digits: int = 2) -> st
         return "-"
     interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else ""
     return f"{number:.{digits}f}{interval}"
+
+
+def provenance_of(settings: Mapping[str, Any], confidence: float, resamples: int) -> dict[str, Any]:
+    """Where the results of a study with these settings come from."""
+    makers: dict[str, list[Any]] = {name: [] for name in settings["models"]}
+    for name, parts in settings["parts"].items():
+        for key in dict.fromkeys(part["holds"] for part in parts.values()):
+            maker = settings["holds"][key]["made_by"]
+            makers[name] += [maker] if maker and maker not in makers[name] else []
+    found = {"models": makers, "seeds": _SEEDS, "confidence": confidence, "resamples": resamples}
+    # Results with another digest of what they are made of are old.
+    return found | {"results": store.digest({k: one for k, one in settings.items() if k != PROVENANCE})}
+
+
+def repeat_lines(settings: Mapping[str, Any]) -> list[str]:
+    """What a reader needs to repeat a study, one line for each thing; nothing for a study that is not finished."""
+    found = settings.get(PROVENANCE)
+    if not found:
+        return []
+    makers = [(name, one) for name, some in found["models"].items() for one in some]
+    libraries = ("captum_vz", "python", *LIBRARIES)
+    versions = dict.fromkeys(", ".join(f"{library} {one[library]}" for library in libraries) for _, one in makers)
+    lines = [f"Versions: {'; or '.join(versions)}."]
+    for name, one in makers:
+        source = f" from {one['source']}" if one["source"] else ""
+        where = f"weights with the SHA-256 {one['weights']}, {one['dtype']} on {one['device']}"
+        lines.append(f"Model {name}: {one['model']}{source}, {where}.")
+    code = [*settings["methods"].items(), *settings["metrics"].items()]
+    lines += [f"Own code: {name}, {one}." for name, one in code if not one.startswith(_PACKAGED)]
+    blocks = hashlib.sha256("".join(checksum for checksum, _ in settings["examples"]["blocks"]).encode()).hexdigest()
+    seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
+    lines.append(f"Sentences: {settings['examples']['count']:,}, digest {blocks[:16]}.")
+    lines.append(f"Seeds: {seeds}. Intervals: {100 * found['confidence']:g} %, {found['resamples']:,} resamples.")
+    return lines
+
+
+def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
+    """Write at the foot of a figure where its numbers come from, and keep the details with its file.
+
+    The `settings` are those of the finished studies that its numbers come from, whose intervals have one level.
+    """
+    lines = list(dict.fromkeys(line for one in settings for line in repeat_lines(one)))
+    if not lines:
+        return figure
+    makers = [(name, one) for each in settings for name, some in each[PROVENANCE]["models"].items() for one in some]
+    first = makers[0][1] if makers else {}
+    counts = " and ".join(dict.fromkeys(counted(one["examples"]["count"], "sentence") for one in settings))
+    parts = [
+        f"captum_vz {first.get('captum_vz', __version__)}, torch {first.get('torch', '')}",
+        *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
+        f"study of {counts}, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
+    ]
+    width = int(figure.get_figwidth() * 72 / (0.55 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
+    wrapped, root = textwrap.wrap("; ".join(parts), width), root_figure(figure)
+    # The foot has room of its own, so that it does not take that of the axes.
+    root.set_figheight(root.get_figheight() + 1.25 * _FOOT_SIZE / 72 * len(wrapped))
+    foot = figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")
+    foot.set_parse_math(False)
+    more: dict[str, str] = {}
+    for key, _, value in (line.partition(": ") for line in lines):
+        more[key.lower()] = "; ".join(filter(None, [more.get(key.lower()), value]))
+    return add_provenance(figure, **cast(Any, more))

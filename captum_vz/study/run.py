@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from importlib import import_module
@@ -27,9 +27,8 @@ from captum_vz.methods.given import PLUGIN
 from captum_vz.metrics.intervals import check_bootstrap
 from captum_vz.study import folder as store
 from captum_vz.study.examples import Example, as_examples
-from captum_vz.study.folder import Block
-from captum_vz.study.folder.provenance import code_identity, made_by
-from captum_vz.study.folder.tables import Lacking, add_rows, is_held, part_of, read_table
+from captum_vz.study.folder import Block, code_identity, made_by
+from captum_vz.study.folder.tables import SCORES, Lacking, add_rows, is_held, part_of, read_table
 from captum_vz.study.results import Study, write_results
 from captum_vz.study.scoring import Metric, Row, measure, skipped_row
 from captum_vz.study.scoring.metrics import METRICS, given_metrics, lacks
@@ -41,8 +40,6 @@ with needs_extra("captum_vz.study", "study"):
 
 #: The most examples of a part: what is computed again if a process is killed.
 BLOCK: Final = 64
-#: The most tokens in a batch.
-BATCH_TOKENS: Final = 4096
 #: What `engine` may be.
 ENGINES: Final = ("local", "accelerate", "ray")
 STAYS: Final = "Finished parts stay: start again with the same settings to continue."
@@ -71,9 +68,8 @@ def run_study(
     that are missing. The results equal the results of an uninterrupted study. An example that runs out of memory is
     skipped, and computed again at a new start. A file that was changed, or other weights, are an error.
 
-    Any number of processes may call this function with the same arguments: a process claims a part by a lock, and takes
-    over those of processes that have died. `accelerate launch` and `torchrun` start processes on the devices of a
-    machine. They may run on several machines that share the folder.
+    Any number of processes may call this function with the same arguments, also on machines that share the folder: a
+    process claims a part by a lock, and takes over those of processes that have died.
 
     A study grows: a call with other models, methods, metrics or examples adds them to the folder, and computes only
     what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
@@ -88,8 +84,8 @@ def run_study(
         models: What :func:`captum_vz.explain` takes, several names, or a mapping from names to these, or to functions
             that return a model and its tokenizer, which are called only if work is left. A model is moved to the device
             of the process, and back. Its weights are compared with those of the finished parts.
-        examples: The examples, :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table
-            of pyarrow, or a `datasets.Dataset`. Their ids are all different.
+        examples: :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table of pyarrow, or
+            a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study, which then grows.
         methods: See :class:`~captum_vz.study.Scorer`, like `metrics`.
         metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
@@ -121,7 +117,12 @@ def run_study(
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     if not models or batch_size < 1:
         raise ValueError(f"models is {list(models)} and batch_size {batch_size}: pass at least 1 of each.")
-    _check_examples(examples)
+    if not examples:
+        raise ValueError("examples is empty: pass at least one.")
+    repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
+    if repeated:
+        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
+    store.check_groups(examples)
     check_bootstrap(confidence, resamples)
     _check_engine(engine)
     folder = Path(output)
@@ -130,8 +131,7 @@ def run_study(
         "methods": {name: code_identity(sources[name], one.version) for name, one in chosen.items()},
         "metrics": {name: code_identity(one.values, one.version) for name, one in measures.items()},
     }
-    options = {"batch_size": batch_size, "batch_tokens": BATCH_TOKENS}
-    job = Job(folder, models, chosen, measures, codes, [], options)
+    job = Job(folder, models, chosen, measures, codes, [], batch_size)
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for name, source in loaded.items():
         job.scorer(name, source)  # an error, before the folder is written
@@ -149,15 +149,6 @@ def run_study(
     return Study(folder)
 
 
-def _check_examples(examples: Sequence[Example]) -> None:
-    if not examples:
-        raise ValueError("examples is empty: pass at least one.")
-    repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
-    if repeated:
-        raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
-    store.check_groups(examples)
-
-
 def _check_engine(engine: str | None) -> None:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if engine not in (None, *ENGINES):
@@ -171,7 +162,7 @@ def _check_engine(engine: str | None) -> None:
 class Job(NamedTuple):
     """What a start of a study wants: rows of models, methods and metrics for some blocks of examples.
 
-    `codes` are the identities of the code, of "methods" and "metrics". `options` are those of a `Scorer`.
+    `codes` are the identities of the code, of "methods" and "metrics".
     """
 
     folder: Path
@@ -180,48 +171,45 @@ class Job(NamedTuple):
     metrics: Mapping[str, Metric]
     codes: Mapping[str, Mapping[str, str]]
     blocks: list[Block]
-    options: Mapping[str, Any]
+    batch_size: int
 
     def read(self) -> dict[str, Any]:
         """The settings of the folder, with the code of this job: another start may have other code for a name."""
         settings = store.read_settings(self.folder)
         return settings | {name: settings[name] | codes for name, codes in self.codes.items()}
 
-    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> tuple[list[str], Lacking]:
-        """What the folder lacks of one model and one block: methods without scores, and metrics of methods."""
+    def missing(self, settings: Mapping[str, Any], model: str, block: Block) -> Lacking:
+        """What the folder lacks of one model and one block. What ran out of memory is computed again."""
         part = part_of(self.folder, settings, model, block)
 
-        def is_left(method: str, metric: str | None = None) -> bool:
-            """Whether it is not there, or ran out of memory and is computed again."""
-            held = part is not None and is_held(settings, part, method, metric)
-            return not held or part is None or [method, metric or ""] in part["again"]
+        def is_left(method: str, metric: str) -> bool:
+            return part is None or not is_held(settings, part, method, metric) or [method, metric] in part["again"]
 
-        methods = [name for name in self.methods if is_left(name)]
-        lacking: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for name in self.methods:
-            some = tuple(metric for metric in self.metrics if name in methods or is_left(name, metric))
-            if some:
-                lacking[some] = (*lacking.get(some, ()), name)
-        return methods, lacking
+        lacking: dict[str, tuple[str, ...]] = {}
+        for method in self.methods:
+            every = is_left(method, SCORES)
+            some = tuple(metric for metric in (SCORES, *self.metrics) if every or is_left(method, metric))
+            lacking |= {method: some} if some else {}
+        return lacking
 
     def left(self, model: str) -> list[Block]:
         """The blocks of a model that lack something."""
         settings = self.read()
-        return [block for block in self.blocks if self.missing(settings, model, block)[1]]
+        return [block for block in self.blocks if self.missing(settings, model, block)]
 
     def size_left(self) -> int:
         """The number of examples in blocks that lack something, over all models."""
         return sum(block.size for model in self.models for block in self.left(model))
 
-    def runs(self, methods: Collection[str], lacking: Lacking) -> bool:
+    def runs(self, lacking: Lacking) -> bool:
         """Whether the model runs for what is missing."""
-        return bool(methods) or any(self.metrics[name].needs_model for names in lacking for name in names)
+        return any(name == SCORES or self.metrics[name].needs_model for names in lacking.values() for name in names)
 
     def checked(self) -> Job:
         """The job, after all models that have to run were checked: none stops it later. The first one stays loaded."""
         settings, models = self.read(), dict(self.models)
         for name, source in reversed(list(self.models.items())):
-            if callable(source) and any(self.runs(*self.missing(settings, name, one)) for one in self.left(name)):
+            if callable(source) and any(self.runs(self.missing(settings, name, one)) for one in self.left(name)):
                 loaded = source()
                 self.scorer(name, loaded)
                 models = {**self.models, name: loaded}
@@ -229,14 +217,12 @@ class Job(NamedTuple):
 
     def compute(self, device: torch.device, advance: Callable[[int], object]) -> None:
         """Compute what is missing. What other processes compute comes last: it is awaited, or taken from a dead one."""
-        busy: list[tuple[str, Block]] = []
-        for model in self.models:
-            with ExitStack() as stack:
-                load = cache(partial(self._load, model, device, stack))
-                busy += [(model, one) for one in self.left(model) if not self._do(model, one, load, advance, 0)]
-        for model, block in busy:
-            with ExitStack() as stack:
-                self._do(model, block, partial(self._load, model, device, stack), advance, -1)
+        left = {model: self.left(model) for model in self.models}
+        for timeout in (0, -1):
+            for model, blocks in left.items():
+                with ExitStack() as stack:
+                    load = cache(partial(self._load, model, device, stack))
+                    left[model] = [one for one in blocks if not self._do(model, one, load, advance, timeout)]
 
     def scorer(self, name: str, loaded: store.Loaded) -> Scorer:
         """A scorer of the methods.
@@ -250,14 +236,18 @@ class Job(NamedTuple):
                 f"model {name!r} can have none of the metrics {', '.join(without)}: {next(iter(without.values()))}. "
                 "Pass other metrics, such as cue_dot and cue_ap."
             )
-        return Scorer(*loaded, self.methods, "cue_dot", **self.options)
+        return Scorer(*loaded, self.methods, "cue_dot", batch_size=self.batch_size)
 
     def without(self, loaded: store.Loaded) -> dict[str, str]:
         """The metrics that a model cannot have, with the reasons."""
         return {name: reason for name, metric in self.metrics.items() if (reason := lacks(metric, *loaded))}
 
     def _load(self, model: str, device: torch.device, stack: ExitStack) -> Ready:
-        loaded, tokenizer = stack.enter_context(store.on_device(self.models[model], device))
+        """A model on a device, and back on its own at the end of the stack."""
+        source = self.models[model]
+        loaded, tokenizer = source() if callable(source) else source
+        stack.callback(loaded.to, loaded.device)
+        loaded.to(device)
         scorer, maker = self.scorer(model, (loaded, tokenizer)), made_by(loaded)
         weights = store.fingerprint(loaded, tokenizer, maker["weights"])
         store.check_weights(self.folder, self.read(), model, weights)
@@ -270,25 +260,23 @@ class Job(NamedTuple):
         try:
             with store.lock_of(self.folder, store.stem_of(self.read(), model, block)).acquire(timeout=timeout):
                 settings = self.read()  # another process may have computed it
-                methods, lacking = self.missing(settings, model, block)
-                if not lacking:
-                    advance(block.size)
-                    return True
-                part, examples = part_of(self.folder, settings, model, block), store.read_examples(self.folder, block)
-                scorer, made = (
-                    load() if self.runs(methods, lacking) else (None, settings["holds"][(part or {})["holds"]])
-                )
-                rows: list[Row] = scorer.of_methods(methods).scores(examples, advance) if methods and scorer else []
+                lacking = self.missing(settings, model, block)
+                methods = [method for method, names in lacking.items() if SCORES in names]
                 if not methods:
                     advance(block.size)
+                if not lacking:
+                    return True
+                part, examples = part_of(self.folder, settings, model, block), store.read_examples(self.folder, block)
+                scorer, made = load() if self.runs(lacking) else (None, settings["holds"][(part or {})["holds"]])
+                rows: list[Row] = scorer.of_methods(methods).scores(examples, advance) if methods and scorer else []
                 scores = [row for row in rows if row["skipped"] is None]
-                known = {name for some in lacking.values() for name in some if name not in methods}
-                if part and known:
+                if part and len(lacking) > len(methods):
                     stored = read_table(self.folder, part["files"]["scores"]).to_pylist()
-                    scores += [row for row in stored if row["method"] in known]
-                for names, some in lacking.items():
-                    rows += self._values(names, [row for row in scores if row["method"] in some], examples, scorer)
-                add_rows(self.folder, self.codes, model, block, methods, lacking, rows, made)
+                    scores += [row for row in stored if row["method"] not in methods]
+                for names in dict.fromkeys(lacking.values()):  # methods that lack the same metrics share their batches
+                    some = [row for row in scores if lacking.get(row["method"]) == names]
+                    rows += self._values([name for name in names if name != SCORES], some, examples, scorer)
+                add_rows(self.folder, self.codes, model, block, lacking, rows, made)
         except Timeout:
             return False
         return True
@@ -299,13 +287,12 @@ class Job(NamedTuple):
         """The values of some metrics of rows, and the reasons for those that are missing."""
         without = self.without((scorer.model, scorer.tokenizer)) if scorer else {}
         metrics = {name: self.metrics[name] for name in names if name not in without}
-        sizes = self.options["batch_size"], self.options["batch_tokens"]
-        found = measure(metrics, {one.id: one for one in examples}, rows, scorer, sizes)
+        found = measure(metrics, {one.id: one for one in examples}, rows, scorer, self.batch_size)
         found += [skipped_row(without[name], one, None, name) for name in names if name in without for one in examples]
-        keys = [{name: row[name] for name in ("example", "method", "layer")} | {"skipped": None} for row in rows]
         return found + [
-            key | {"metric": name, "value": row[name]}
-            for key, row in zip(keys, rows, strict=True)
+            {name: row[name] for name in ("example", "method", "layer")}
+            | {"metric": name, "value": row[name], "skipped": None}
+            for row in rows
             for name in metrics
             if row[name] is not None
         ]
@@ -349,23 +336,21 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
 
 def _packed(pickler: Any, job: Job) -> bytes:
     """A job as bytes. The functions of plugins go with their code, because workers cannot import a plugin."""
-    registries = ((job.methods, METHODS), (job.metrics, METRICS))
-    known = [{name for name, one in some.items() if not one.own and all_.get(name) is one} for some, all_ in registries]
     with ExitStack() as stack:
         for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
             pickler.register_pickle_by_value(module)
             stack.callback(pickler.unregister_pickle_by_value, module)
-        packed: bytes = pickler.dumps((job, *known, os.getcwd()))
+        packed: bytes = pickler.dumps((job, os.getcwd()))
     return packed
 
 
 def _work(packed: bytes) -> None:
-    job, methods, metrics, where = pickle.loads(packed)
+    job, where = pickle.loads(packed)
     with suppress(OSError):  # names of files may be relative
         os.chdir(where)
-    # A copy of a registered method is not that method, so a method of the package is looked up here.
+    # A copy of a registered method is not that method. A worker has registered those of the package only.
     job = job._replace(
-        methods={name: METHODS[name] if name in methods else one for name, one in job.methods.items()},
-        metrics={name: METRICS[name] if name in metrics else one for name, one in job.metrics.items()},
+        methods={name: METHODS.get(name, one) for name, one in job.methods.items()},
+        metrics={name: METRICS.get(name, one) for name, one in job.metrics.items()},
     )
     job.compute(store.own_device(), lambda count: None)

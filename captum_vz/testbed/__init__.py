@@ -5,15 +5,7 @@ marcus", only the cue *pictures* decides that the target is *are*. The model pre
 Whether an attribution shows the cue is the question of Mohebbi et al. (2023,
 https://aclanthology.org/2023.eacl-main.245).
 
-    load_model               a model by its name, and its tokenizer: "agreement", ..., and real ones of packages
-    agreement_sentences      sentence pairs with known cue and target, from the package's own grammar
-    prefers_good             whether a model prefers the right form of the target
-    read_paradigm            the sentence pairs of a BLiMP paradigm, in the same format
-    held_out                 the BLiMP pairs that the embedded model was not trained on
-    mask_target              a BLiMP pair with its masked sentence
-    expand_contractions      a sentence without negative contractions
-
-:mod:`captum_vz.text` finds the tokens of these sentences.
+The pairs are of the package's own grammar, or of BLiMP. :mod:`captum_vz.text` finds the tokens of these sentences.
 
 >>> from captum_vz.text import encode_record
 >>> model, tokenizer = load_model()
@@ -26,16 +18,19 @@ https://aclanthology.org/2023.eacl-main.245).
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from captum_vz.testbed.data import expand_contractions, held_out, mask_target, read_paradigm
-from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.grammar import agreement_sentences, expand_contractions, mask_target
 from captum_vz.testbed.models import load_model
-from captum_vz.text import Record, encode_record, form_ids, padded
+from captum_vz.text import Record, encode_record, form_ids, padded, read_json_lines
 
 __all__ = [
     "agreement_sentences",
@@ -48,23 +43,27 @@ __all__ = [
 ]
 
 
+#: The paradigms of Mohebbi et al. (2023). Half of the pairs of each are held out from training.
+HELD_OUT_PARADIGMS: Final = (
+    "anaphor_number_agreement",
+    "determiner_noun_agreement_2",
+    "determiner_noun_agreement_with_adj_2",
+    "distractor_agreement_relational_noun",
+    "regular_plural_subject_verb_agreement_1",
+)
+AGREEMENT: Final = ("anaphor_agreement", "determiner_noun_agreement", "subject_verb_agreement")
+
+
 @torch.no_grad()
 def prefers_good(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], batch_size: int = 128
 ) -> Tensor:
     """Whether a masked language model gives the good form a higher score at the mask than the bad form.
 
-    Args:
-        model: A masked language model in eval mode.
-        tokenizer: The tokenizer of the model.
-        records: Records with a mask. Both forms must be single tokens, see :func:`form_ids`.
-        batch_size: The number of sentences in one forward pass.
-
-    Returns:
-        A boolean for each record, `(records,)`. The mean is the accuracy.
+    The records have a mask. The result has a boolean for each of them, `(records,)`, whose mean is the accuracy.
 
     Raises:
-        ValueError: A form is not a single token.
+        ValueError: A form is not a single token, see :func:`~captum_vz.text.form_ids`.
 
     >>> model, tokenizer = load_model()
     >>> prefers_good(model, tokenizer, agreement_sentences(3))
@@ -87,3 +86,63 @@ def prefers_good(
         good, bad = at_mask.gather(1, torch.tensor(forms)).unbind(1)
         right.append(good > bad)
     return torch.cat(right) if right else torch.empty(0, dtype=torch.bool)
+
+
+def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
+    """The records of one paradigm of BLiMP, with the target masked, see :func:`mask_target`.
+
+    `blimp` is the folder with BLiMP's `.jsonl` files, and `paradigm` the name of one without its ending.
+
+    Raises:
+        FileNotFoundError: The folder has no such file.
+        ValueError: The file does not hold BLiMP's records.
+    """
+    path = Path(blimp) / f"{paradigm}.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: expected BLiMP's 'data' folder (https://github.com/alexwarstadt/blimp)."
+        )
+    records = []
+    for number, record in read_json_lines(path):
+        try:
+            records.append(mask_target(record))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number} is no record of BLiMP ({error}).") from error
+    return records
+
+
+def held_out(blimp: str | Path) -> dict[str, list[Record]]:
+    """The pairs of the paper's five paradigms that the embedded model was not trained on: half of each paradigm.
+
+    The halves depend only on the files in the folder `blimp`, see :func:`read_paradigm`, so they are the same in each
+    call. The keys are :data:`HELD_OUT_PARADIGMS`.
+    """
+    return {paradigm: _halves(read_paradigm(blimp, paradigm), paradigm)[1] for paradigm in HELD_OUT_PARADIGMS}
+
+
+def training_records(blimp: str | Path) -> list[Record]:
+    """All pairs of BLiMP's agreement paradigms, except the held-out halves."""
+    training: list[Record] = []
+    for path in sorted(Path(blimp).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            term = json.loads(lines.readline() or "{}").get("linguistics_term")
+        if term in AGREEMENT:
+            records = read_paradigm(blimp, path.stem)
+            training += _halves(records, path.stem)[0] if path.stem in HELD_OUT_PARADIGMS else records
+    return training
+
+
+def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
+    """The records that share no sentence with the held-out halves. Case and contractions are ignored."""
+    held = {sentence for half in held_out(blimp).values() for record in half for sentence in _sentences(record)}
+    return [record for record in records if held.isdisjoint(_sentences(record))]
+
+
+def _halves(records: list[Record], paradigm: str) -> tuple[list[Record], list[Record]]:
+    evaluation = set(random.Random(paradigm).sample(range(len(records)), len(records) // 2))
+    training = [record for index, record in enumerate(records) if index not in evaluation]
+    return training, [records[index] for index in sorted(evaluation)]
+
+
+def _sentences(record: Record) -> set[str]:
+    return {expand_contractions(record[key]).lower() for key in ("sentence_good", "sentence_bad")}

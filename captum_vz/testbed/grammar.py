@@ -10,11 +10,12 @@ different sentences, so a paradigm has as many pairs as its slots have combinati
 
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from captum_vz.testbed.data import mask_target
-from captum_vz.text import Record
+from captum_vz.text import MASK, Record, split_words, word_spans
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -209,17 +210,16 @@ def _subject_verb(plural: bool, determiner: str, noun: str, place: str, adverb: 
     return Draft(f"{determiner} *{_inflect(noun, plural)}* {place} {adverb} _ {patient}", add_s(verb), verb)
 
 
-_ANAPHOR: Final = (NEUTRAL, REFLEXIVES, PLACES, MODALS, MEET)
-_NOUN: Final = (NAMES, MODALS, HANDLE, THINGS, DEMONSTRATIVES)
-_ADJECTIVE_NOUN: Final = (NAMES, MODALS, HANDLE, ADJECTIVES, THINGS, DEMONSTRATIVES)
+_NOUN: Final = ("determiner_noun_agreement", _determiner_noun)
+_VERB: Final = "subject_verb_agreement"
 _RELATIONAL: Final = (NEUTRAL, RELATIONAL, (False, True), NUMBERED, PEOPLE + THINGS, PREDICATES)
-_SUBJECT_VERB: Final = (NEUTRAL, PEOPLE, PLACES, ADVERBS, tuple(base for base, _ in MEET), NAMES)
+_BASES: Final = tuple(base for base, _ in MEET)
 PARADIGMS: Final = {
-    "anaphor": Paradigm("anaphor_agreement", _anaphor, _ANAPHOR),
-    "determiner_noun": Paradigm("determiner_noun_agreement", _determiner_noun, _NOUN),
-    "determiner_adjective_noun": Paradigm("determiner_noun_agreement", _determiner_noun, _ADJECTIVE_NOUN),
-    "relational_noun": Paradigm("subject_verb_agreement", _relational_noun, _RELATIONAL),
-    "subject_verb": Paradigm("subject_verb_agreement", _subject_verb, _SUBJECT_VERB),
+    "anaphor": Paradigm("anaphor_agreement", _anaphor, (NEUTRAL, REFLEXIVES, PLACES, MODALS, MEET)),
+    "determiner_noun": Paradigm(*_NOUN, (NAMES, MODALS, HANDLE, THINGS, DEMONSTRATIVES)),
+    "determiner_adjective_noun": Paradigm(*_NOUN, (NAMES, MODALS, HANDLE, ADJECTIVES, THINGS, DEMONSTRATIVES)),
+    "relational_noun": Paradigm(_VERB, _relational_noun, _RELATIONAL),
+    "subject_verb": Paradigm(_VERB, _subject_verb, (NEUTRAL, PEOPLE, PLACES, ADVERBS, _BASES, NAMES)),
 }
 
 
@@ -269,13 +269,9 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
 
     Returns:
         Records with those keys of BLiMP (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) that this
-        package reads; the keys that :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``,
-        ``bad``); ``cue``, a list with the position of the cue; ``other_cue``, a list with the same noun in the other
-        number; and ``label``, its number, "singular" or "plural". Positions count the words of
-        :func:`~captum_vz.text.split_words` from 0.
-
-    Raises:
-        ValueError: The paradigm is unknown, `n` is negative, or the grammar has fewer than `n` pairs.
+        package reads; the keys that :func:`mask_target` adds; ``cue``, a list with the position of the cue;
+        ``other_cue``, a list with the same noun in the other number; and ``label``, its number, "singular" or "plural".
+        Positions count the words of :func:`~captum_vz.text.split_words` from 0.
 
     >>> record = agreement_sentences(1, paradigm="relational_noun")[0]
     >>> record["masked"], record["good"], record["bad"]
@@ -295,3 +291,48 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
         for turn, name in enumerate(names)
     ]
     return [_record(names[i % turns], drawn[i % turns][i // turns], i) for i in range(n)]
+
+
+_AUXILIARIES: Final = "is are was were has have had does do did could would should"
+_CONTRACTIONS: Final = {"won't": "will not", "can't": "cannot"} | {
+    f"{auxiliary}n't": f"{auxiliary} not" for auxiliary in _AUXILIARIES.split()
+}
+_CONTRACTION: Final = re.compile(rf"\b({'|'.join(_CONTRACTIONS)})\b", re.IGNORECASE)
+
+
+def expand_contractions(sentence: str) -> str:
+    """The sentence with the fifteen negative contractions of BLiMP written out.
+
+    >>> expand_contractions("Some niece of Anna hasn't left and can't. Won't she?")
+    'Some niece of Anna has not left and cannot. Will not she?'
+    """
+
+    def expand(match: re.Match[str]) -> str:
+        long = _CONTRACTIONS[match[0].lower()]
+        return long.capitalize() if match[0][0].isupper() else long
+
+    return _CONTRACTION.sub(expand, sentence)
+
+
+def mask_target(record: Record) -> Record:
+    """A BLiMP record with the word in which ``sentence_good`` and ``sentence_bad`` differ.
+
+    Contractions are written out first. The record gets ``good`` and ``bad``, the two forms of the word, ``target``, its
+    position, and ``masked``, the sentence with ``[MASK]`` at this position.
+
+    Raises:
+        ValueError: The sentences do not differ in exactly one word.
+
+    >>> masked = mask_target({"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."})
+    >>> masked["masked"], masked["target"], masked["good"], masked["bad"]
+    ('Jill [MASK] not left.', 1, 'has', 'have')
+    """
+    good, bad = (expand_contractions(record[key]) for key in ("sentence_good", "sentence_bad"))
+    good_words, bad_words = split_words(good), split_words(bad)
+    differences = [i for i, (one, other) in enumerate(zip_longest(good_words, bad_words)) if one != other]
+    if len(good_words) != len(bad_words) or len(differences) != 1:
+        raise ValueError(f"expected two sentences that differ in exactly one word, got {good!r} and {bad!r}.")
+    (target,) = differences
+    start, end = word_spans(good)[target]
+    forms = {"good": good_words[target], "bad": bad_words[target]}
+    return record | {"masked": good[:start] + MASK + good[end:], "target": target} | forms

@@ -23,17 +23,11 @@ from captum_vz.errors import ArgumentError
 
 
 class Packaged(NamedTuple):
-    """Where the model of an installed package is.
+    """Where the model of an installed package is."""
 
-    Attributes:
-        modules: The package of the model, and what reads its file. None of them is imported.
-        file: Its folder, or its GGUF file, in the package.
-        install: The command that installs them.
-    """
-
-    modules: tuple[str, ...]
-    file: str
-    install: str
+    modules: tuple[str, ...]  # the package of the model, and what reads its file; none of them is imported
+    file: str  # its folder, or its GGUF file, in the package
+    install: str  # the command that installs them
 
 
 #: The embedded models by their names, and the folders of their weights.
@@ -60,9 +54,9 @@ def load_model(
 
     The embedded models were trained from scratch on BLiMP (Warstadt et al. 2020,
     https://aclanthology.org/2020.tacl-1.25) and on :func:`~captum_vz.testbed.agreement_sentences`. `card.json` in the
-    folder of the weights states the command, the settings and the accuracy. Loading needs no download and does not
-    change the random state. It prints nothing. But the first call for SmolLM2 shows how far the conversion of its file
-    is. This takes a minute, and the cache of `huggingface_hub` keeps the result, 540 MB.
+    folder of the weights states the command, the settings and the accuracy. The model is in float32 and in eval mode.
+    Loading needs no download, prints nothing and does not change the random state. But the first call for SmolLM2
+    shows how far the conversion of its file is, a minute, and the cache of `huggingface_hub` keeps 540 MB.
 
     Args:
         name: "agreement". Of the models trained on the same sentences: "six-layers" for six BERT layers, "pre-norm"
@@ -71,10 +65,6 @@ def load_model(
             all-MiniLM-L6-v2, an encoder of sentences with six BERT layers. Or a folder written by one of the scripts
             in tutorials/training.
         attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
-
-    Returns:
-        The model, in float32 and in eval mode, and its tokenizer. That of the embedded models is a lower-casing
-        WordPiece, which encodes any text.
 
     Raises:
         ArgumentError: The package of the model is not installed. The message has the command that installs it.

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from transformers import BertConfig, BertForMaskedLM
 
-from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences
 from paper.__main__ import main
 from tests import command
 from tests.test_cli import byte_level_tokenizer

@@ -16,7 +16,7 @@ from transformers import BertModel
 from captum_vz.metrics import description_length, linear_probe, probing_correlation
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Study, encode, safe_name
-from captum_vz.study.examples.encoding import pad
+from captum_vz.study.examples import pad
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization import read_provenance
 from paper import Reproduction, reproduce

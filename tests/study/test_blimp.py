@@ -8,8 +8,7 @@ import pytest
 
 from captum_vz.study import Example
 from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp, with_other_cues
-from captum_vz.testbed import held_out, mask_target
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed import HELD_OUT_PARADIGMS, Record, held_out, mask_target
 from captum_vz.text import form_ids, split_words
 from tests.study.conftest import Shipped
 

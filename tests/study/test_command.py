@@ -11,8 +11,7 @@ import pytest
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.subjects import loading as app_models
-from captum_vz.testbed import agreement_sentences, load_model
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences, load_model
 from tests.command import assert_records_equal_file, refused
 from tests.study.test_run import assert_same_study, parts
 

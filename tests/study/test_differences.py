@@ -8,8 +8,7 @@ import torch
 
 from captum_vz.metrics import compare_pairs
 from captum_vz.study import Example, Study, run_study
-from captum_vz.study.examples import counted
-from captum_vz.study.figures import _hundredths
+from captum_vz.study.figures import _hundredths, counted
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

@@ -47,13 +47,10 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     add_rows = work.add_rows
 
-    def noted(
-        folder: Path, codes: Any, model: str, block: Any, methods: Any, lacking: Any, rows: Any, made: Any
-    ) -> None:
-        found.update((model, block.number, method) for method in methods)
-        pairs = ((method, metric) for metrics, some in lacking.items() for method in some for metric in metrics)
+    def noted(folder: Path, codes: Any, model: str, block: Any, lacking: Any, rows: Any, made: Any) -> None:
+        pairs = ((method, metric) for method, metrics in lacking.items() for metric in metrics)
         found.update((model, block.number, *pair) for pair in pairs)
-        add_rows(folder, codes, model, block, methods, lacking, rows, made)
+        add_rows(folder, codes, model, block, lacking, rows, made)
 
     monkeypatch.setattr(work, "add_rows", noted)
     return found

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from captum_vz.study import METHODS, load_plugin
-from captum_vz.study.folder.provenance import code_identity
+from captum_vz.study.folder import code_identity
 
 
 def helper(number: int) -> int:

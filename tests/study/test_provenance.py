@@ -9,7 +9,7 @@ from captum.attr import Saliency
 
 from captum_vz.cli import main
 from captum_vz.study import METRICS, EvaluationBatch, Example, Study, run_study, safe_name, write_jsonl
-from captum_vz.study.folder.provenance import code_identity
+from captum_vz.study.folder import code_identity
 from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint

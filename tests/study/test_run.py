@@ -20,7 +20,7 @@ import torch
 from captum_vz import _files
 from captum_vz.metrics import summarize
 from captum_vz.study import Example, Scorer, Study, run, run_study
-from captum_vz.study.examples import counted
+from captum_vz.study.figures import counted
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 

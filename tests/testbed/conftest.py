@@ -7,8 +7,7 @@ import pytest
 from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, load_model
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed import HELD_OUT_PARADIGMS, Record, agreement_sentences, load_model
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
 Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]

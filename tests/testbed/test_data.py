@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from captum_vz.testbed import agreement_sentences, expand_contractions, held_out, mask_target, read_paradigm
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS, drop_held_out, training_records, word_spans
-from captum_vz.text import split_words
+from captum_vz.testbed import (
+    HELD_OUT_PARADIGMS,
+    agreement_sentences,
+    drop_held_out,
+    expand_contractions,
+    held_out,
+    mask_target,
+    read_paradigm,
+    training_records,
+)
+from captum_vz.text import split_words, word_spans
 from tests.testbed.conftest import PAIRS, write_paradigm
 
 AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import Record
+from captum_vz.testbed.grammar import Record
 from captum_vz.text import encode_record, form_ids, split_words
 from tests.testbed.conftest import Embedded
 

@@ -3,7 +3,7 @@
 import pytest
 
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import Record
+from captum_vz.testbed.grammar import Record
 from captum_vz.text import split_words
 from tests.testbed.conftest import KINDS
 

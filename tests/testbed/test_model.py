@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from captum_vz import find_layers
 from captum_vz.testbed import agreement_sentences, load_model, mask_target, prefers_good
-from captum_vz.testbed.data import Record
+from captum_vz.testbed.grammar import Record
 from captum_vz.testbed.models import EMBEDDED
 from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 

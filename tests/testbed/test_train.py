@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from train_masked import build_tokenizer, drop_matches, main, train_model, training_pairs
 from transformers import PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences, held_out, load_model, prefers_good
 from tests.testbed.conftest import BLIMP_SEED, PAIRS
 
 TINY = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]

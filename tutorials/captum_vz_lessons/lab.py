@@ -42,11 +42,7 @@ QUIET_KERNEL: Final = ["--IPKernelApp.log_level=ERROR"]
 
 
 def lessons(*wanted: str) -> list[Path]:
-    """The notebooks of the lessons, or those whose names begin as one of `wanted`, such as "09".
-
-    Raises:
-        ArgumentError: No lesson begins like this.
-    """
+    """The notebooks of the lessons, or those whose names begin as one of `wanted`, such as "09"."""
     installed = Path(__file__).parent / "notebooks"
     folder = installed if installed.is_dir() else Path(__file__).parents[1]  # in a checkout
     found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))

@@ -21,11 +21,9 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEN
 
 
 def limit_process(folder: str | Path, memory: float) -> None:
-    """Limit this process until it ends.
+    """Limit this process until it ends: files are written only into `folder`, and the folders in it.
 
-    Args:
-        folder: The only folder in which files may be written, with the folders in it.
-        memory: How much memory the process may take beyond what it has, in GiB. Windows and macOS do not hold to it.
+    `memory` is what it may take beyond what it has, in GiB. Windows and macOS do not hold to it.
     """
     home = os.path.realpath(folder)
 

@@ -47,27 +47,20 @@ RULE: Final = (
 class Reproduction:
     """What the evaluations of all models have found. Its string is a report in Markdown.
 
-    Attributes:
-        tables: Tables by the names of their files, each with a column ``model``. ``summary`` (cue alignment and
-            faithfulness), ``differences`` and ``skipped`` are as :class:`~captum_vz.study.Study` has them, and so are
-            ``truth``, ``truth_differences`` and ``truth_skipped`` of the controls. ``omitted`` says what could not be
-            done. ``probing`` has the compression of each layer, ``correlation`` that of cue alignment with it. Tables
-            without rows are missing.
-        about: How the examples were selected. The report begins with it.
-        title: The name of the data, for the titles of figures.
-        lines: What each study says of pairs of methods and of skipped sentences, and `truth_lines` those of controls.
-        repeat: What a reader needs to repeat the evaluations, a line for each thing. The report ends with it.
-        settings: The settings of each model's study, for the foot of each figure, and `controls` of its controls.
+    The tables have the names of their files, and a column ``model``. ``summary`` (cue alignment and faithfulness),
+    ``differences`` and ``skipped`` are as :class:`~captum_vz.study.Study` has them, and so are ``truth``,
+    ``truth_differences`` and ``truth_skipped`` of the controls. ``omitted`` says what could not be done. ``probing``
+    has the compression of each layer, ``correlation`` that of cue alignment with it. Tables without rows are missing.
     """
 
     tables: Mapping[str, DataFrame]
-    about: str = ""
-    title: str = ""
-    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    truth_lines: Sequence[str] = ()
-    repeat: Sequence[str] = ()
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    about: str = ""  # how the examples were selected; the report begins with it
+    title: str = ""  # the name of the data, for the titles of figures
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)  # on pairs of methods and skipped sentences
+    truth_lines: Sequence[str] = ()  # the same of the controls
+    repeat: Sequence[str] = ()  # what a reader needs to repeat the evaluations; the report ends with it
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each model's study, for figures
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same of the controls
 
     def __str__(self) -> str:
         """A report in Markdown: for each model its tables; the controls and a comparison of the models follow."""

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good
-from captum_vz.testbed.data import drop_held_out, training_records
+from captum_vz.testbed import agreement_sentences, drop_held_out, held_out, load_model, prefers_good, training_records
 from captum_vz.text import Record, encode_record, form_ids
 
 SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -175,13 +174,8 @@ def fit(
 ) -> None:
     """Train a model: AdamW, one cycle of the learning rate up to `learning_rate`, gradients of norm 1 at most."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        learning_rate,
-        total_steps=epochs * -(-len(examples) // BATCH_SIZE),
-        pct_start=0.1,
-        cycle_momentum=False,
-    )
+    steps: dict[str, Any] = {"total_steps": epochs * -(-len(examples) // BATCH_SIZE), "pct_start": 0.1}
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, cycle_momentum=False, **steps)
     draw = random.Random(seed)
     for epoch in range(epochs):
         start, losses = time.perf_counter(), []

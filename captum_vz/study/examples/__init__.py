@@ -1,4 +1,4 @@
-"""The examples of a study: sentences with their words, the target word, and the cue words; and files of them."""
+"""The examples of a study: sentences with a target word and cue words; files of them; and their tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
+import torch
+from torch import Tensor
+
+from captum_vz import text as texts
 from captum_vz._files import write_file
 from captum_vz.errors import ArgumentError
-from captum_vz.text import MASK, Record, read_json_lines, split_words, word_spans
+from captum_vz.text import MASK, Record, split_words
 
 
 @dataclass(frozen=True)
 class Example:
     """A sentence with a target word, whose row of scores is evaluated, and cue words, on which the row should lie.
 
-    Positions count words from 0. :func:`~captum_vz.study.encode` finds the tokens of the words, and checks that the
-    positions exist. A study skips an example that fails there, and records the reason.
+    Positions count words from 0. A study skips an example that :func:`encode` refuses, and records the reason.
 
     Attributes:
         id: A name that no other example of the study has.
@@ -33,8 +36,7 @@ class Example:
         label: The label that a probe predicts, such as "singular".
         group: The group in which examples are summarised, such as BLiMP's paradigm.
         text: The sentence as it is written, with the words in their order. None: the words with spaces between them.
-        other_cue: The cue words in the other number, which make a minimal pair, see
-            :func:`~captum_vz.study.value_patching`; empty if they are not known.
+        other_cue: The cue words in the other number, for :func:`~captum_vz.study.value_patching`; empty if not known.
 
     >>> Example("1", ("The", "pictures", "[MASK]", "nice", "."), 2, (1,), "are", "is", text="The pictures [MASK] nice.")
     Example(id='1', words=('The', 'pictures', '[MASK]', 'nice', '.'), target=2, cue=(1,), good='are', bad='is', ...)
@@ -63,11 +65,9 @@ class Example:
     def from_dict(cls, fields: Mapping[str, Any]) -> Example:
         """The example of a dictionary, from :meth:`to_dict` or from another program.
 
-        Args:
-            fields: The attributes by their names. ``words`` may be called ``tokens``, ``text`` the testbed's ``masked``
-                and ``group`` BLiMP's ``UID``. Words are optional if there is a text, which
-                :func:`~captum_vz.text.split_words` splits. All entries except ``target`` may be None or missing.
-                Other keys are ignored. Sequences and numbers may be numpy's.
+        The keys are the attributes. ``words`` may be called ``tokens``, ``text`` the testbed's ``masked`` and ``group``
+        BLiMP's ``UID``. Words are optional if there is a text, which :func:`~captum_vz.text.split_words` splits. All
+        entries except ``target`` may be None or missing. Other keys are ignored.
 
         Raises:
             ValueError: A field is missing, or of another type. The message says which.
@@ -129,12 +129,9 @@ def _encodable(text: str, name: str) -> str:
 
 
 def _position(value: Any, name: str) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return index(value)  # numpy's integers too
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}: expected the position of a word, from 0.") from None
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ValueError(f"{name} is {value!r}: expected the position of a word, from 0.")
+    return index(value)  # numpy's integers too
 
 
 def _is_sequence(value: Any) -> bool:
@@ -148,13 +145,9 @@ def read_jsonl(path: str | Path) -> list[Example]:
 
         {"tokens": ["The", "pictures", "[MASK]", "nice", "."], "target": 2, "cue": [1], "good": "are", "bad": "is"}
 
-    Args:
-        path: The file. The keys of a line are those of :meth:`Example.from_dict`, so BLiMP's records with ``masked``
-            are read as well. Empty lines are skipped.
-
-    Returns:
-        The examples in the order of the lines. One without a ``group`` gets the file's name without its ending, and one
-        without an ``id`` its group and the number of its line.
+    The keys of a line are those of :meth:`Example.from_dict`, so BLiMP's records with ``masked`` are read as well. An
+    example without a ``group`` gets the file's name without its ending, and one without an ``id`` its group and the
+    number of its line.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -165,7 +158,7 @@ def read_jsonl(path: str | Path) -> list[Example]:
         first = next((line for line in lines if line.strip()), b"{").removeprefix(b"\xef\xbb\xbf").lstrip()
     if not first.startswith((b"{", b"[")):
         raise ValueError(f"{path} does not hold JSON objects, one a line. A CSV? Pass --csv, or call read_csv.")
-    return _numbered(path, read_json_lines(path), Example.from_dict)
+    return _numbered(path, texts.read_json_lines(path), Example.from_dict)
 
 
 def read_csv(path: str | Path) -> list[Example]:
@@ -177,11 +170,10 @@ def read_csv(path: str | Path) -> list[Example]:
         The pictures of the hat are nice.,are,pictures,are,is
         The hat near the pictures [MASK] nice.,,hat,is,are
 
-    Args:
-        path: The file, in UTF-8. Its first line names the columns; commas, semicolons or tabs are between them.
-            ``text`` holds the sentence, with ``[MASK]`` or with the word of ``target``. The target is masked if there
-            is a ``bad`` form, and ``good`` is then the target if it is empty. ``cue`` holds one word, or several with
-            spaces between them. ``id``, ``group`` (else the file's name) and ``label`` may be there too.
+    The file is in UTF-8. Its first line names the columns; commas, semicolons or tabs are between them. ``text`` holds
+    the sentence, with ``[MASK]`` or with the word of ``target``. The target is masked if there is a ``bad`` form, and
+    ``good`` is then the target if it is empty. ``cue`` holds one word, or several with spaces between them. ``id``,
+    ``group`` (else the file's name) and ``label`` may be there too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -233,13 +225,12 @@ def _of_words(row: Mapping[Any, Any]) -> Example:
     (place,) = _places(words, [MASK if MASK in words else target], "the target", f"write {MASK} in its place")
     good = fields.get("good", None if target == MASK or "bad" not in fields else target)
     if good is not None and words[place] != MASK:
-        start, end = word_spans(text)[place]
+        start, end = texts.word_spans(text)[place]
         text = text[:start] + MASK + text[end:]
         words[place] = MASK
-    cue = split_words(fields.get("cue", ""))
-    found = {"text": text, "words": words, "target": place, "good": good}
-    found["cue"] = _places(words, cue, "the cue", "pass its position in a file of JSON lines") if cue else []
-    return Example.from_dict(fields | found)
+    named = split_words(fields.get("cue", ""))
+    cue = _places(words, named, "the cue", "pass its position in a file of JSON lines") if named else []
+    return Example.from_dict(fields | {"text": text, "words": words, "target": place, "good": good, "cue": cue})
 
 
 def _places(words: Sequence[str], wanted: Sequence[str], what: str, remedy: str) -> list[int]:
@@ -279,11 +270,6 @@ def as_examples(given: Any) -> list[Example]:
     return found
 
 
-def counted(number: int, thing: str) -> str:
-    """A number of things, such as "1 sentence" or "2,279 sentences"."""
-    return f"{number:,} {thing}{'s' if number != 1 else ''}"
-
-
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
     """At most so many of the items, evenly spaced."""
     count = min(most, len(items))
@@ -297,3 +283,112 @@ def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
         for example in examples
     )
     write_file(path, "".join(f"{line}\n" for line in lines))
+
+
+class BadExampleError(ValueError):
+    """An example cannot be used with a tokenizer or a model. The message says why."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as token ids."""
+
+    ids: tuple[int, ...]
+    target: int  # the position of the target word's token, where the model predicts; its row of scores is evaluated
+    cue: tuple[int, ...]  # the positions of the cue words' tokens: the first piece of each
+    forms: tuple[int, int] | None  # the ids of the right and the wrong form
+
+
+def encode(
+    tokenizer: Any,
+    example: Example,
+    *,
+    max_tokens: int | None = None,
+    needs_cue: bool = False,
+    needs_forms: bool = False,
+    until_target: bool = False,
+) -> Encoded:
+    """Finds the tokens of an example's words. The position of a word is the position of its first piece.
+
+    A target ``[MASK]`` becomes the tokenizer's mask token. For a model that predicts the next token, and for a
+    tokenizer without a mask token, the text ends before the target. Then the row of the last token is evaluated, where
+    the model predicts the target.
+
+    The tokenizer is a fast one. `until_target` ends the text before a target ``[MASK]``, as causal models need it.
+
+    Raises:
+        BadExampleError: The example has a wrong position, or more than `max_tokens` tokens. `needs_cue`: it has no cue.
+            `needs_forms`: it has no two different forms of one token each.
+
+    >>> from captum_vz.testbed import load_model
+    >>> _, tokenizer = load_model()
+    >>> encoded = encode(tokenizer, Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is"))
+    >>> tokenizer.convert_ids_to_tokens(encoded.ids)
+    ['[CLS]', 'the', 'hats', '[MASK]', 'nice', '[SEP]']
+    >>> encoded.target, encoded.cue, tokenizer.convert_ids_to_tokens(encoded.forms)
+    (3, (2,), ['are', 'is'])
+    """
+    count = len(example.words)
+    if not 0 <= example.target < count:
+        raise BadExampleError(f"the target is word {example.target}, but there are {count} words, 0 to {count - 1}")
+    if needs_cue and not example.cue:
+        raise BadExampleError("there is no cue")
+    for cue in example.cue:
+        if not 0 <= cue < count or cue == example.target:
+            raise BadExampleError(
+                f"the cue is word {cue}: expected one of 0 to {count - 1}, but not the target, {example.target}"
+            )
+    masked = example.words[example.target] == MASK
+    try:
+        if masked and (until_target or tokenizer.mask_token is None):
+            encoded = _until_target(tokenizer, example)
+        else:
+            record = example.to_record()
+            tokens, target, cues = texts.encode_record(tokenizer, record)
+            has_forms = masked and example.good is not None and example.bad is not None
+            forms = texts.form_ids(tokenizer, record) if has_forms else None
+            encoded = Encoded(tuple(tokens["input_ids"][0].tolist()), target, tuple(cues), forms)
+    except ValueError as error:
+        raise BadExampleError(str(error)) from error
+    if needs_forms:
+        told = f"the forms {example.good!r} and {example.bad!r} of the target are"
+        if None in (example.good, example.bad):
+            raise BadExampleError("there are no forms 'good' and 'bad' of the target, which blanking out needs")
+        if encoded.forms is None:
+            raise BadExampleError(f"{told} not one token each")
+        if len(set(encoded.forms)) == 1:
+            raise BadExampleError(f"{told} the same token")
+    if max_tokens is not None and len(encoded.ids) > max_tokens:
+        raise BadExampleError(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
+    return encoded
+
+
+def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Examples as one batch, padded on the right: `input_ids` and `attention_mask`, each `(batch, tokens)`."""
+    return texts.padded(tokenizer, [{"input_ids": one.ids} for one in examples], device)
+
+
+def _until_target(tokenizer: Any, example: Example) -> Encoded:
+    later = [cue for cue in example.cue if cue > example.target]
+    if later:
+        raise BadExampleError(
+            f"the cue is word {later[0]}, after the target, which a model that predicts the next token cannot see"
+        )
+    if example.target == 0:
+        raise BadExampleError(
+            "the target is the first word: a model that predicts the next token has nothing to predict it from"
+        )
+    record = example.to_record()
+    start, _ = texts.record_spans(record)[example.target]
+    text = record["masked"][:start].rstrip()
+    before = {"masked": text, "words": record["words"][: example.target], "cue": record["cue"]}
+    tokens, _, cues = texts.encode_record(tokenizer, before | {"target": example.target - 1})
+
+    def without_end(ids: list[int]) -> list[int]:
+        return ids[:-1] if len(ids) > 1 and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id) else ids
+
+    ids, forms = without_end(tokens["input_ids"][0].tolist()), []
+    for form in filter(None, (example.good, example.bad)):  # right after the text, if they are one token each
+        longer = without_end(tokenizer(f"{text} {form}")["input_ids"])
+        forms += longer[-1:] if longer[:-1] == ids and longer[-1] != tokenizer.unk_token_id else []
+    return Encoded(tuple(ids), len(ids) - 1, tuple(cues), (forms[0], forms[1]) if len(forms) == 2 else None)

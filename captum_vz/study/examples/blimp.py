@@ -26,20 +26,15 @@ _NUMBERED: Final = {"a", "an", "this", "that", "these", "those", "many", "most",
 class BlimpSelection:
     """The sentences that a study uses, and how many pairs are left out. Its string is a sentence on both.
 
-    Attributes:
-        examples: The examples, with paradigms as groups and "singular" or "plural" as labels. A study skips an example
-            without a cue, for which the rule of its paradigm finds none.
-        pairs: How many pairs the five paradigms have, or how many of them are held out.
-        several_tokens: How many of them are left out because one of the two forms is not a single token.
-        unbalanced: How many are left out to have as many singular as plural verbs.
-        trained_on: How many further pairs are left out because the embedded models were trained on them.
+    The examples have paradigms as groups and "singular" or "plural" as labels. A study skips an example without a cue,
+    for which the rule of its paradigm finds none.
     """
 
     examples: list[Example]
-    pairs: int
-    several_tokens: int
-    unbalanced: int
-    trained_on: int = 0
+    pairs: int  #: how many pairs the five paradigms have, or how many of them are held out
+    several_tokens: int  #: how many of them are left out because one of the two forms is not a single token
+    unbalanced: int  #: how many are left out to have as many singular as plural verbs
+    trained_on: int = 0  #: how many further pairs are left out because the embedded models were trained on them
 
     def __str__(self) -> str:
         """The numbers of pairs, and why some are left out."""
@@ -61,13 +56,12 @@ def select_blimp(
     They are the halves of the five paradigms of `Mohebbi et al. 2023
     <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded models were not trained on
     (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is left out if one of its forms is not a single
-    token. Of `regular_plural_subject_verb_agreement_1` as many singular verbs are kept as there are plural ones. They
-    are drawn with a fixed seed.
+    token. Of the paradigm :data:`UNBALANCED`, as many singular verbs are drawn as there are plural ones.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files, `data` in https://github.com/alexwarstadt/blimp.
-        tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them, so that all
-            models get the same sentences. Empty: no pair is left out for its tokens.
+        tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them. Empty: no
+            pair is left out for its tokens.
         whole: Whether all pairs of the five paradigms are used, for studies without an embedded model.
         prefix: Words before each sentence, such as "As we all know,". Models of next words draw on the first token,
             whatever it is, so a cue there shows nothing.
@@ -89,13 +83,11 @@ def select_blimp(
         examples += known
         single += len(kept)
     pairs, total = (sum(map(len, some.values())) for some in (every if whole else halves, every))
-    examples = [_behind(prefix, one) for one in with_other_cues(examples)]
+    examples = [_behind(prefix, one) if prefix else one for one in with_other_cues(examples)]
     return BlimpSelection(examples, pairs, pairs - single, single - len(examples), total - pairs)
 
 
 def _behind(prefix: str, example: Example) -> Example:
-    if not prefix:
-        return example
     before, text, first = split_words(prefix), example.text or " ".join(example.words), example.words[0]
     start = first.lower() if first.lower() in _DETERMINERS else first
     cue = tuple(len(before) + place for place in example.cue)

@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from captum_vz import UnsupportedLayerError, ValueGates, find_layers
 from captum_vz.functional import Intervention
-from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, encode, pad
+from captum_vz.study.examples import BadExampleError, Example, encode, pad
 from captum_vz.subjects.heads import predicts_next
 from captum_vz.text import record_spans
 
@@ -30,16 +29,11 @@ class Patched:
     r"""What patching each token of one text x from another text x' takes away from the difference of two logits.
 
     .. math:: d(x) = z_{\text{good}}(x) - z_{\text{bad}}(x), \qquad f_j = d(x) - d(x \text{ with } j \text{ from } x')
-
-    Attributes:
-        falls: :math:`f_j`, `(layers, tokens)` in float64. Negative if patching token j raises the difference.
-        difference: d(x).
-        other: d(x').
     """
 
-    falls: Tensor
-    difference: float
-    other: float
+    falls: Tensor  #: :math:`f_j`, `(layers, tokens)` in float64; negative if patching token j raises the difference
+    difference: float  #: d(x)
+    other: float  #: d(x')
 
     @property
     def shares(self) -> Tensor:
@@ -84,13 +78,9 @@ def value_patching(
 
     The weights of the attention stay those that the model computes. Each token is patched alone.
 
-    Args:
-        model: A model in eval mode that predicts words.
-        tokenizer: Its tokenizer.
-        example: An example with ``other_cue``, whose two sentences have equally many tokens.
-        layers: The layers. None: those of :func:`~captum_vz.find_layers`.
-        together: Whether row l patches the value in layers 0 to l at once, for methods that join layers. Otherwise it
-            patches the value in layer l only.
+    The example has ``other_cue``, and its two sentences have equally many tokens. Without `layers`, they are those of
+    :func:`~captum_vz.find_layers`. Row l patches the value in layer l only or, `together`, in layers 0 to l at once,
+    for methods that join layers.
 
     Raises:
         BadExampleError: The example has no other cue, no two forms of one token each, or sentences of other lengths.
@@ -112,8 +102,7 @@ def activation_patching(
 
     The state is the residual stream: what the layer is given at the token's place. Each token is patched alone. Row l
     patches the state before layer l. With `together`, each row patches the state before the first layer, for methods
-    that join layers from there: the texts differ in the cue only, so the cue then has all of the truth. The other
-    arguments are those of :func:`value_patching`.
+    that join layers from there: the texts differ in the cue only, so the cue then has all of the truth.
 
     Raises:
         BadExampleError: See :func:`value_patching`.

@@ -1,4 +1,4 @@
-"""The folder of a study: its manifest, its examples, and the locks by which processes share its work.
+"""The folder of a study: its manifest, its examples, its locks, and the identity of the code and weights in its rows.
 
 ``study.json`` lists the models, methods and metrics, and each file of rows with its size and digest. A file counts from
 the moment at which it is listed there. So a process may end at any time.
@@ -7,23 +7,33 @@ the moment at which it is listed there. So a process may end at any time.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
+import pickle
+import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
+from torch import nn
 
 from captum_vz import __version__
 from captum_vz._files import TEMPORARY, safe_name, write_whole
-from captum_vz.errors import needs_extra
+from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.study.examples import Example
 from captum_vz.visualization.pictures.files import weights_fingerprint
 
 with needs_extra("captum_vz.study", "study"):
     from filelock import FileLock
+    from joblib.hashing import NumpyHasher
 
 T = TypeVar("T")
 
@@ -36,20 +46,12 @@ ALL: Final = "all"
 MANIFEST: Final = "study.json"
 EXAMPLES: Final = "examples"
 LOCKS: Final = ".locks"
+#: Libraries that change numbers.
+LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
+#: Packages whose version names their code.
+_PACKAGES: Final = ("captum_vz", *LIBRARIES, "scipy", "joblib")
 #: What the settings hold.
 _NAMES: Final = ("captum_vz", "models", "methods", "metrics", "examples", "parts", "holds")
-
-
-@contextmanager
-def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
-    """A model on the device of this process inside of the `with` block, and on its own device after it."""
-    model, tokenizer = source() if callable(source) else source
-    before = model.device
-    model.to(device)
-    try:
-        yield model, tokenizer
-    finally:
-        model.to(before)
 
 
 def own_device() -> torch.device:
@@ -196,10 +198,8 @@ def claim(
         settings["models"] = list(dict.fromkeys([*settings["models"], *models]))
         for kind, own in codes.items():
             settings[kind] |= own
-        settings["examples"] = {
-            "count": sum(block.size for block in blocks),
-            "blocks": [[block.sha256, block.size] for block in blocks],
-        }
+        sizes = [[block.sha256, block.size] for block in blocks]
+        settings["examples"] = {"count": sum(block.size for block in blocks), "blocks": sizes}
     return [block for block in blocks if block.number in wanted]
 
 
@@ -210,3 +210,101 @@ def check_groups(examples: Sequence[Example]) -> None:
         raise ValueError(
             f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
         )
+
+
+def code_identity(thing: Any, given: str | None = None) -> str:
+    """The qualified name of a class, object or function, with a digest of its file and of what it holds.
+
+    What it holds: its base classes, what it encloses, the state of objects, and the arguments of partials. Files that
+    it imports are not covered. In a session without files, neither are the functions that it calls. A version that the
+    user gives stands for all of it.
+
+    Raises:
+        ArgumentError: It holds something that cannot be compared, such as an open file.
+    """
+    core = thing
+    while isinstance(core, partial) or inspect.ismethod(core):
+        core = core.func if isinstance(core, partial) else core.__func__
+    core = core if inspect.isclass(core) or inspect.isroutine(core) else type(core)
+    if given is not None:
+        return f"{_name(core)} version {given}"
+    try:
+        return f"{_name(core)} {_Hasher('sha1').hash([_source(core), thing])[:16]}"
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise ArgumentError(
+            f"{_name(core)} holds something that the next start of a study cannot compare ({error}). Register it with "
+            "version=, and give another version when its scores change."
+        ) from error
+
+
+class _Hasher(NumpyHasher):
+    """Joblib's digest of objects. Functions and classes count by their files, and by what they enclose."""
+
+    def __init__(self, hash_name: str) -> None:
+        super().__init__(hash_name)
+        self.seen: dict[int, Any] = {}  # holds the objects, so that no other one gets such an id
+
+    def save(self, obj: Any) -> None:
+        """Add an object to the digest."""
+        if isinstance(obj, torch.Tensor):
+            flat = obj.detach().to_dense().cpu().flatten().contiguous()
+            obj = [str(obj.dtype), list(obj.shape), flat.view(torch.uint8).numpy()]
+        elif isinstance(obj, nn.Module):  # a run of the model may change its other attributes
+            own = [vars(part) for part in obj.modules() if not _package(type(part))]
+            plain = [{name: x for name, x in one.items() if isinstance(x, (str, int, float))} for one in own]
+            obj = [[type(part) for part in obj.modules()], plain, dict(obj.state_dict())]
+        elif isinstance(obj, CodeType):
+            obj = [obj.co_code, *obj.co_names, *obj.co_consts]
+        elif isinstance(obj, (set, frozenset)):  # joblib orders some sets by hashes, which differ between processes
+            obj = sorted(obj, key=repr)
+        elif inspect.isclass(obj) or isinstance(obj, FunctionType):
+            known, self.seen[id(obj)] = id(obj) in self.seen, obj
+            obj = [_name(obj), *([] if known else _held(obj))]
+        super().save(obj)
+
+
+def _held(thing: Any) -> list[Any]:
+    """The source of a class or function, and what it holds: base classes, code, closures and defaults."""
+    own, functions, held = not _package(thing), [thing], list[Any]([_source(thing)])
+    if inspect.isclass(thing):
+        held += thing.__mro__[1:] if own else ()
+        functions = [one for one in map(inspect.unwrap, vars(thing).values()) if own and isinstance(one, FunctionType)]
+    for one in functions:
+        full = [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
+        held += [full, one.__defaults__, one.__kwdefaults__, one.__code__ if own else None]
+    return held
+
+
+def _source(thing: Any) -> str:
+    """The package whose version names the code of a class or function, or a digest of its file; empty without one."""
+    file = Path(getattr(sys.modules.get(thing.__module__ or ""), "__file__", None) or "")
+    return _package(thing) or (hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
+
+
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', None) or 'builtins'}.{getattr(thing, '__qualname__', repr(thing))}"
+
+
+def _package(thing: Any) -> str:
+    """The package whose version names the code of a class or function; empty for other code."""
+    package = _name(thing).partition(".")[0]
+    if package in _PACKAGES:
+        return f"{package} {version(package.replace('_', '-'))}"
+    return "Python" if package in sys.stdlib_module_names else ""
+
+
+def made_by(model: Any) -> dict[str, str]:
+    """What computes the rows of a part: the model, its weights, the device, and the versions of the libraries."""
+    device = model.device
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    found = {
+        "model": type(model).__name__,
+        "source": str(getattr(model, "name_or_path", "") or ""),
+        "weights": weights_fingerprint(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": f"{device.type}{name}",
+        "captum_vz": __version__,
+        "python": platform.python_version(),
+    }
+    # Unlike the metadata of a package, `__version__` names the build, such as that for a version of CUDA.
+    return found | {library: str(import_module(library).__version__) for library in LIBRARIES}

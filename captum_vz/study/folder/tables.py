@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +19,7 @@ import torch
 
 from captum_vz._files import write_whole
 from captum_vz.errors import needs_extra
-from captum_vz.metrics import compare_pairs
+from captum_vz.metrics import Difference, compare_pairs
 from captum_vz.metrics.intervals import summarize_many
 from captum_vz.study.examples import Example
 from captum_vz.study.folder import (
@@ -45,10 +47,15 @@ KEY: Final = ["example", "method", "layer", "metric"]
 _VALUES: Final = [*((name, COLUMNS[name]) for name in KEY), ("value", pa.float64()), ("skipped", pa.string())]
 #: The folder of each table, and its columns.
 TABLES: Final = {"scores": pa.schema([(name, COLUMNS[name]) for name in STORED]), "values": pa.schema(_VALUES)}
+_ROWS: Final = ["place", "method", "layer", "metric", "value"]
+_REASONS: Final = ["example", "group", "method", "metric", "skipped"]
 _NAME: Final = re.compile(r"\d{2,}-.*-\d{6,}-[0-9a-f]{8}\.parquet")
 
-#: Metrics, and the methods for which a part lacks exactly these.
-Lacking = Mapping[tuple[str, ...], tuple[str, ...]]
+#: What stands for the scores themselves among the metrics of a method.
+SCORES: Final = ""
+#: For each method the metrics that a part lacks, after :data:`SCORES` if these are missing too.
+Lacking = Mapping[str, tuple[str, ...]]
+Pairs = list[tuple[str, str]]
 
 
 def write_table(folder: Path, stem: str, table: Any) -> list[Any]:
@@ -91,12 +98,12 @@ def part_of(folder: Path, settings: Mapping[str, Any], model: str, block: Block)
     return part
 
 
-def is_held(settings: Mapping[str, Any], part: Mapping[str, Any], method: str, metric: str | None = None) -> bool:
+def is_held(settings: Mapping[str, Any], part: Mapping[str, Any], method: str, metric: str = SCORES) -> bool:
     """Whether a part holds the scores of a method, or a metric of them, computed by the code of the settings."""
     held = settings["holds"][part["holds"]]
     if held["methods"].get(method) != settings["methods"].get(method):
         return False
-    return metric is None or held["metrics"].get(method, {}).get(metric) == settings["metrics"].get(metric)
+    return metric == SCORES or held["metrics"].get(method, {}).get(metric) == settings["metrics"].get(metric)
 
 
 def add_rows(
@@ -104,17 +111,17 @@ def add_rows(
     codes: Mapping[str, Mapping[str, str]],
     model: str,
     block: Block,
-    methods: Sequence[str],
     lacking: Lacking,
     rows: Sequence[Row],
     made: Mapping[str, Any],
 ) -> None:
     """Merge new rows into the part of a model and a block, in the place of older ones.
 
-    They are rows with the scores of some methods; values, with their ``metric``, of all that was lacking; and reasons
-    in ``skipped``. `made` has the fingerprint of the model, which must be that of its other parts, and what a reader is
-    told of it.
+    They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has the fingerprint of
+    the model, which must be that of its other parts, and what a reader is told of it.
     """
+    methods = [method for method, names in lacking.items() if SCORES in names]
+    pairs = [(method, metric) for method, names in lacking.items() for metric in names if metric != SCORES]
     with changing(folder) as settings:
         check_weights(folder, settings, model, made["weights"])
         before = part_of(folder, settings, model, block)
@@ -123,7 +130,6 @@ def add_rows(
         if before is not None:
             held = settings["holds"][before["holds"]]
             tables = {name: read_table(folder, before["files"][name]) for name in TABLES}
-        pairs = [(method, metric) for metrics, some in lacking.items() for method in some for metric in metrics]
         metrics = {name: dict(one) for name, one in held["metrics"].items()} | {name: {} for name in methods}
         fresh = {metric: codes["metrics"][metric] for _, metric in pairs}
         older = {pair for one in held["metrics"].values() for pair in one.items()}
@@ -138,7 +144,7 @@ def add_rows(
         scores = pa.concat_tables([tables["scores"].filter(kept), pa.Table.from_pylist(new, TABLES["scores"])])
         others = [row for row in rows if row["metric"] is not None or row["skipped"] is not None]
         added, values = pa.Table.from_pylist(others, TABLES["values"]).to_pandas(), tables["values"].to_pandas()
-        gone = values["method"].isin(methods) | pd.MultiIndex.from_frame(values[["method", "metric"]]).isin(pairs)
+        gone = values["method"].isin(methods) | _pairs(values).isin(pairs)
         gone |= values["method"].isna() & values["metric"].isin(stale)
         values = pd.concat([values[~gone], added], ignore_index=True).drop_duplicates(KEY, keep="last")
         tables = {"scores": scores, "values": pa.Table.from_pandas(values, TABLES["values"], preserve_index=False)}
@@ -146,7 +152,7 @@ def add_rows(
         key, stem = digest(holds)[:16], stem_of(settings, model, block)
         files = {name: write_table(folder, f"{name}/{stem}", table) for name, table in tables.items()}
         no_memory = values[values["skipped"].str.startswith(OUT_OF_MEMORY, na=False)]
-        again = sorted(no_memory[["method", "metric"]].fillna("").drop_duplicates().to_numpy().tolist())
+        again = sorted(map(list, set(_pairs(no_memory))))
         settings["holds"][key] = holds
         settings["parts"].setdefault(model, {})[str(block.number)] = {"holds": key, "again": again, "files": files}
         used = {part["holds"] for parts in settings["parts"].values() for part in parts.values()}
@@ -173,31 +179,15 @@ def _broken(path: Path) -> ValueError:
 
 
 class Values(NamedTuple):
-    """The values of the metrics of one model, without those that other code than that of the settings made.
+    """The values of the metrics of one model, without those that other code than that of the settings made."""
 
-    Attributes:
-        examples: The examples.
-        numbers: The values `(methods, 1 + layers, metrics, examples)`, "no layer" first. NaN is undefined, infinity was
-            skipped or not computed.
-        computed: Which were computed or skipped, `(methods, metrics, examples)`.
-        reasons: The rows of skipped examples.
-    """
-
-    examples: list[Example]
-    numbers: np.ndarray
-    computed: np.ndarray
-    reasons: DataFrame
-
-    def layers(self, method: int) -> list[int]:
-        """The places of a method's layers. A method that has no value has one line, as one without layers."""
-        return list(np.flatnonzero(~np.isinf(self.numbers[method]).all((1, 2)))) or [0]
+    groups: np.ndarray  # of each example
+    rows: DataFrame  # of values, with the place of the example, in this order; the layer -1 is none, and NaN undefined
+    computed: Counter[tuple[str, str, str]]  # how many examples were computed or skipped, by group, method and metric
+    reasons: DataFrame  # the rows of skipped examples
 
 
-#: A part, with its block and the examples of this block.
-Part = tuple[list[Example], Mapping[str, Any]]
-
-
-def parts_of(folder: Path, settings: Mapping[str, Any], model: str) -> Iterator[Part]:
+def parts_of(folder: Path, settings: Mapping[str, Any], model: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     """The finished parts of a model, with their examples."""
     for block in blocks_of(settings):
         part = part_of(folder, settings, model, block)
@@ -205,78 +195,73 @@ def parts_of(folder: Path, settings: Mapping[str, Any], model: str) -> Iterator[
             yield read_examples(folder, block), part
 
 
-def values_of(folder: Path, settings: Mapping[str, Any], parts: Sequence[Part]) -> Values:
-    """The values in some parts."""
-    methods, metrics, start = list(settings["methods"]), list(settings["metrics"]), 0
-    count, names = sum(len(examples) for examples, _ in parts), ["example", "group", "method", "metric", "skipped"]
-    numbers = np.full((len(methods), 1, len(metrics), count), np.inf)
-    computed = np.zeros((len(methods), len(metrics), count), dtype=bool)
-    reasons = [pd.DataFrame(columns=names)]
-    for examples, part in parts:
-        table = read_table(folder, part["files"]["values"], [*KEY, "value", "skipped"]).to_pandas()
-        place, method, metric, layer = _keys(table, [one.id for one in examples], methods, metrics)
-        # The row after the methods is for all of them, and the last one for unknown ones. Columns are alike.
-        held = np.zeros((len(methods) + 2, len(metrics) + 2), dtype=bool)
-        held[:-2, :-2] = [[is_held(settings, part, one, other) for other in metrics] for one in methods]
-        held[:-2, -2] = [is_held(settings, part, one) for one in methods]
-        held[-2] = held[:-2].any(0) | (np.arange(len(metrics) + 2) == len(metrics))
-        computed[..., start : start + len(examples)] = held[:-2, :-2, None]
-        out, used = table["skipped"].notna().to_numpy(), held[method, metric]
-        some = used & ~out
-        if (more := int(layer[some].max(initial=0)) + 1 - numbers.shape[1]) > 0:
-            numbers = np.pad(numbers, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=np.inf)
-        numbers[method[some], layer[some], metric[some], start + place[some]] = table["value"].to_numpy()[some]
-        rows = np.flatnonzero(used & out)
-        rows = rows[np.argsort(place[rows], kind="stable")]
-        groups = [examples[one].group for one in place[rows]]
-        reasons.append(table.iloc[rows].astype(object).assign(group=groups)[names])
-        start += len(examples)
-    every = [example for examples, _ in parts for example in examples]
-    return Values(every, numbers, computed, pd.concat(reasons, ignore_index=True))
+def _keyed(table: DataFrame, examples: Sequence[Example], settings: Mapping[str, Any], start: int = 0) -> DataFrame:
+    """A table in the order of its examples, with their places from `start` on, methods as codes, and layers as numbers.
 
-
-def _keys(table: DataFrame, *names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """The places of the examples, the methods and the metrics among some names, and of the layers, "no layer" first.
-
-    No name is after all names, and an unknown name last.
+    The layer of methods without layers is -1.
     """
-    found = []
-    for column, some in zip(("example", "method", "metric"), names, strict=False):
-        places = {name: place for place, name in enumerate(some)}
-        known = [places.get(name, -1) for name in table[column].cat.categories]
-        found.append(np.array([*known, len(some)])[table[column].cat.codes])
-    return *found, table["layer"].fillna(-1).to_numpy(int) + 1
+    places = {one.id: place for place, one in enumerate(examples, start)}
+    keys = {"place": table["example"].map(places).astype("int32"), "layer": table["layer"].fillna(-1).astype("int16")}
+    keys["method"] = pd.Categorical(table["method"], list(settings["methods"]))
+    return table.assign(**keys).sort_values("place", kind="stable")
+
+
+def _values_in(folder: Path, settings: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[Pairs, DataFrame]:
+    """The methods and metrics that a part holds, and its values and reasons, without those that other code made."""
+    pairs = [one for one in product(settings["methods"], settings["metrics"]) if is_held(settings, part, *one)]
+    methods = [(name, "") for name in settings["methods"] if is_held(settings, part, name)]
+    table = read_table(folder, part["files"]["values"]).to_pandas()
+    used = [*pairs, *methods, *(("", metric) for _, metric in pairs), ("", "")]
+    return pairs, table[_pairs(table).isin(used)]
+
+
+def _pairs(table: DataFrame) -> pd.MultiIndex:
+    """The method and the metric of each row. Empty: it is about all methods, or about scores."""
+    return pd.MultiIndex.from_frame(table[["method", "metric"]].fillna(""))
+
+
+def values_of(folder: Path, settings: Mapping[str, Any], model: str) -> Values:
+    """The values of a model."""
+    groups, computed = list[str](), Counter[tuple[str, str, str]]()
+    rows = [pd.DataFrame(columns=_ROWS).astype({"place": int})]
+    reasons = [pd.DataFrame(columns=_REASONS)]
+    for examples, part in parts_of(folder, settings, model):
+        pairs, table = _values_in(folder, settings, part)
+        here = [example.group for example in examples]
+        counts = Counter(here) | Counter({ALL: len(here)})
+        computed.update({(group, *pair): count for pair in pairs for group, count in counts.items()})
+        keyed, groups = _keyed(table, examples, settings, len(groups)), groups + here
+        out = keyed["skipped"].notna()
+        metric = pd.Categorical(keyed["metric"], list(settings["metrics"]))
+        rows.append(keyed.assign(metric=metric)[~out][_ROWS])
+        told = table.loc[keyed.index[out]]
+        reasons.append(told.assign(group=[groups[place] for place in keyed["place"][out]])[_REASONS])
+    found = [pd.concat(some[1:] or some, ignore_index=True) for some in (rows, reasons)]
+    return Values(np.array(groups, dtype=object), found[0], computed, found[1])
 
 
 def read_rows(folder: Path, settings: Mapping[str, Any], columns: Sequence[str]) -> Any:
     """Some columns of the rows with scores, in the order of models, examples, methods and layers."""
     schema = pa.schema([(name, (COLUMNS | {"model": pa.string()}).get(name, pa.float64())) for name in columns])
-    methods, metrics, tables = list(settings["methods"]), list(settings["metrics"]), [schema.empty_table()]
+    keys, tables = ["place", "method", "layer"], [schema.empty_table()]
+    stored = [name for name in STORED if name in {"example", "method", "layer", *columns}]
     for model in settings["models"]:
         for examples, part in parts_of(folder, settings, model):
-            stored = [name for name in STORED if name in {"example", "method", "layer", *columns}]
             table = read_table(folder, part["files"]["scores"], stored)
-            keys = table.select(["example", "method", "layer"]).to_pandas()
-            place, method, layer = _keys(keys, [one.id for one in examples], methods)
-            order = np.lexsort((layer, method, place))
-            order = order[np.array([*(is_held(settings, part, name) for name in methods), False])[method[order]]]
-            place, method, layer = place[order], method[order], layer[order]
-            numbers: Any = None
-            found = {}
-            if set(columns) & set(metrics):
-                numbers = values_of(folder, settings, [(examples, part)]).numbers
-                numbers = numbers[method, np.minimum(layer, numbers.shape[1] - 1), :, place]
-            for name, kind in zip(schema.names, schema.types, strict=True):
-                if name in metrics:
-                    values = numbers[:, metrics.index(name)]
-                    found[name] = pa.array(values, mask=np.isinf(values))
-                elif name in ("group", "label"):
-                    found[name] = pa.array([getattr(examples[one], name) for one in place], kind)
-                elif name in stored:
-                    found[name] = table[name].take(pa.array(order)).cast(kind)
-                else:
-                    found[name] = pa.repeat(pa.scalar(model if name == "model" else None, kind), len(order))
-            tables.append(pa.table(found, schema))
+            rows = _keyed(table.select(["example", "method", "layer"]).to_pandas(), examples, settings)
+            held = [name for name in settings["methods"] if is_held(settings, part, name)]
+            rows = rows[rows["method"].isin(held)].sort_values(keys)
+            found: dict[str, Any] = {name: table[name].take(pa.array(rows.index)) for name in stored}
+            if set(columns) & set(settings["metrics"]):
+                values = _keyed(_values_in(folder, settings, part)[1], examples, settings)
+                values = values[values["skipped"].isna()].set_index(keys)
+                for name, of_metric in values.groupby("metric")["value"]:
+                    numbers = of_metric.reindex(pd.MultiIndex.from_frame(rows[keys]), fill_value=np.inf).to_numpy()
+                    found[str(name)] = pa.array(numbers, mask=np.isinf(numbers))  # NaN says that it is undefined
+            for name in ("group", "label"):
+                found[name] = [getattr(examples[place], name) for place in rows["place"]]
+            found["model"], nothing = [model] * len(rows), [None] * len(rows)
+            tables.append(pa.table({name: found.get(name, nothing) for name in columns}, schema))
     return pa.concat_tables(tables)
 
 
@@ -286,52 +271,50 @@ Found = Mapping[str, Values]
 
 def collect(folder: Path, settings: Mapping[str, Any]) -> dict[str, Values]:
     """The values of all models of a study."""
-    return {model: values_of(folder, settings, [*parts_of(folder, settings, model)]) for model in settings["models"]}
+    return {model: values_of(folder, settings, model) for model in settings["models"]}
 
 
 def skipped_rows(found: Found) -> DataFrame:
     """The rows without numbers, see :attr:`Study.skipped`."""
     tables = [one.reasons.assign(model=name) for name, one in found.items()]
-    return pd.concat(tables, ignore_index=True)[["model", "example", "group", "method", "metric", "skipped"]]
+    return pd.concat(tables, ignore_index=True)[["model", *_REASONS]]
 
 
 def summarise(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:
     """The tidy summary of a study, see :attr:`Study.summary`."""
-    tables, groups = [], sorted({example.group for one in found.values() for example in one.examples})
-    for name, one in found.items():  # one model after the other, which takes less memory
-        lines, vectors = [], []
-        group_of = np.array([example.group for example in one.examples], dtype=object)
-        for place, method in enumerate(settings["methods"]):
-            for layer in one.layers(place):
-                for group in [ALL, *(groups if len(groups) > 1 else [])]:
-                    inside = (group_of == group) | (group == ALL)
-                    for k, metric in enumerate(settings["metrics"]):
-                        numbers = one.numbers[place, layer, k][inside]
-                        known = ~np.isinf(numbers)
-                        skipped = int((~known & one.computed[place, k][inside]).sum())
-                        vectors.append(torch.from_numpy(numbers[known]))
-                        lines.append((name, method, layer - 1 if layer else pd.NA, group, metric, skipped))
-        keys = pd.DataFrame(lines, columns=["model", "method", "layer", "group", "metric", "skipped"])
-        names = ["mean", "std", "low", "high", "examples", "undefined"]
-        numbers = pd.DataFrame(summarize_many(vectors, confidence, resamples), columns=names)
-        tables.append(pd.concat([keys.drop(columns="skipped"), numbers, keys["skipped"]], axis=1))
-    return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
+    lines, groups = [], sorted({group for one in found.values() for group in one.groups})
+    groups = [ALL, *(groups if len(groups) > 1 else [])]
+    for model, one in found.items():  # one model after the other, which takes less memory
+        vectors = {}
+        for group in groups:
+            inside = one.rows if group == ALL else one.rows[one.groups[one.rows["place"]] == group]
+            for key, values in inside.groupby(["method", "layer", "metric"], observed=True)["value"]:
+                vectors[(group, *key)] = torch.tensor(values.to_numpy())
+        layers = one.rows.groupby("method", observed=True)["layer"].unique().to_dict()
+        keys = [
+            (group, method, layer, metric)
+            for method in settings["methods"]
+            for layer in sorted(layers.get(method, [-1]))  # a method that has no value has one line
+            for group in groups
+            for metric in settings["metrics"]
+        ]
+        summaries = summarize_many([vectors.get(key, torch.empty(0)) for key in keys], confidence, resamples)
+        for (group, method, layer, metric), numbers in zip(keys, summaries, strict=True):
+            line = {"model": model, "method": method, "layer": None if layer < 0 else layer, "group": group}
+            skipped = one.computed[group, method, metric] - numbers.examples - numbers.undefined
+            lines.append(line | {"metric": metric} | numbers._asdict() | {"skipped": skipped})
+    return pd.DataFrame(lines).astype({"layer": "Int64"})
 
 
 def paired_differences(found: Found, settings: Mapping[str, Any], confidence: float, resamples: int) -> DataFrame:
     """The tidy table of paired differences, see :attr:`Study.differences`."""
     lines = []
     for model, one in found.items():
-        for k, metric in enumerate(settings["metrics"]):
-            last = {}
-            for place, method in enumerate(settings["methods"]):
-                values = np.full(len(one.examples), np.nan)
-                for layer in one.layers(place):
-                    numbers = one.numbers[place, layer, k]
-                    values = np.where(np.isinf(numbers), values, numbers)
-                if not np.isnan(values).all():
-                    last[method] = torch.from_numpy(values)
-            for difference in compare_pairs(last, confidence, resamples):
+        for metric in settings["metrics"]:
+            rows = one.rows[one.rows["metric"] == metric].sort_values("layer", kind="stable")
+            last = rows.drop_duplicates(["place", "method"], keep="last")
+            table = last.pivot(index="place", columns="method", values="value").dropna(axis=1, how="all")
+            values = {name: torch.tensor(table[name].to_numpy()) for name in settings["methods"] if name in table}
+            for difference in compare_pairs(values, confidence, resamples):
                 lines.append({"model": model, "metric": metric} | difference._asdict())
-    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
-    return pd.DataFrame(lines, columns=names)
+    return pd.DataFrame(lines, columns=["model", "metric", *Difference._fields])

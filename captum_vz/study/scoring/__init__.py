@@ -12,10 +12,9 @@ from torch import Tensor
 
 from captum_vz._engine import is_out_of_memory
 from captum_vz.errors import ArgumentError, RefusedError, needs_extra
-from captum_vz.metrics import Bounds, MaskedSentences, Prediction, blank_out
+from captum_vz.metrics import MaskedSentences, Prediction, blank_out
 from captum_vz.metrics.prediction import Removal
-from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, pad
+from captum_vz.study.examples import BadExampleError, Encoded, Example, pad
 from captum_vz.subjects.texts import content_specials
 from captum_vz.text import fill_batches
 
@@ -69,6 +68,8 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return any(map(is_out_of_memory, seen))
 
 
+#: The most tokens in a batch.
+BATCH_TOKENS: Final = 4096
 #: The removal that is right for a model, see :func:`removal_of`.
 BLANK: Final = "blank"
 #: What probabilities sum to 1 over.
@@ -79,31 +80,21 @@ Over = Literal["forms", "vocabulary"]
 class Metric:
     """One row of the registry.
 
-    Attributes:
-        title: Its name in a figure.
-        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`: a function of an
-            :class:`~captum_vz.study.EvaluationBatch` and of these rows. NaN says that it is undefined for an example.
-        needs_cue: Whether it needs examples with a cue.
-        needs_forms: Whether it needs the probabilities of the right and the wrong form.
-        runs_model: Whether it runs the model, or needs the tokenizer. The others only read scores, so a finished study
-            computes them without a model.
-        version: Names the code of a metric of your own. None: a digest of its source does.
-        own: Whether it is a metric of your own, not of this package.
-        two_truths: Whether methods that join layers are compared with another truth than those of a single layer.
-        removal: What stands in the place of a removed token, see :func:`removal_of`. None: no token is removed.
-        words: The words that may follow its name, each after a colon, see :func:`metric_named`.
+    Its `values` are a function of an :class:`~captum_vz.study.EvaluationBatch` and of rows of scores `(rows, batch,
+    tokens)`, with values `(rows, batch)`. NaN says that it is undefined for an example. A metric that does not run the
+    model only reads scores, so a finished study computes it without a model.
     """
 
-    title: str
+    title: str  #: its name in a figure
     values: Callable[..., Any]
-    needs_cue: bool = False
-    needs_forms: bool = False
-    runs_model: bool = False
-    version: str | None = None
-    own: bool = False
-    two_truths: bool = False
-    removal: str | None = None
-    words: tuple[str, ...] = ()
+    needs_cue: bool = False  #: whether it needs examples with a cue
+    needs_forms: bool = False  #: whether it needs the probabilities of the right and the wrong form
+    runs_model: bool = False  #: whether it runs the model, or needs the tokenizer
+    version: str | None = None  #: names the code of a metric of your own; None: a digest of its source does
+    own: bool = False  #: whether it is a metric of your own
+    two_truths: bool = False  #: whether methods that join layers are compared with another truth than the others
+    removal: str | None = None  #: what stands in the place of a removed token, see :func:`removal_of`
+    words: tuple[str, ...] = ()  #: the words that may follow its name, each after a colon, see :func:`metric_named`
 
     @property
     def needs_model(self) -> bool:
@@ -120,7 +111,6 @@ class EvaluationBatch:
         examples: The examples.
         encoded: The examples as tokens, if the metrics run the model; otherwise empty.
         method: The name of the method whose rows are evaluated.
-        kept: Cache that the metrics of all methods share.
     """
 
     def __init__(
@@ -128,7 +118,7 @@ class EvaluationBatch:
     ) -> None:
         self.examples, self.encoded = examples, encoded
         self.method = ""
-        self.kept: dict[Any, Any] = {}
+        self._kept: dict[Any, Any] = {}  # what the metrics of all methods share
         self._rows, self._known_scorer = rows, scorer
 
     @property
@@ -195,20 +185,17 @@ class EvaluationBatch:
     def prediction_of(self, removal: str = BLANK, over: Over = "forms") -> Prediction:
         """The model's prediction with tokens removed in one way. What it computes is kept for all metrics.
 
-        Args:
-            removal: What stands in the place of a removed token, see :func:`removal_of`.
-            over: What the probabilities sum to 1 over: the two "forms", or the "vocabulary".
+        `removal` says what stands in the place of a removed token, see :func:`removal_of`, and `over` what the
+        probabilities sum to 1 over: the two "forms", or the "vocabulary".
         """
 
         def made() -> Prediction:
-            filler, _ = removal_of(self.tokenizer, removal)
-            return Prediction(self.model, self.once("sentences", self._sentences), filler)
+            inputs, forms = self.inputs, torch.tensor([one.forms for one in self.encoded])
+            places = self.targets, self.content, forms
+            sentences = MaskedSentences(inputs["input_ids"], inputs["attention_mask"], *places)
+            return Prediction(self.model, sentences, removal_of(self.tokenizer, removal)[0])
 
         return self.once(("prediction", removal), made).among(over)
-
-    def _sentences(self) -> MaskedSentences:
-        inputs, forms = self.inputs, torch.tensor([one.forms for one in self.encoded])
-        return MaskedSentences(inputs["input_ids"], inputs["attention_mask"], self.targets, self.content, forms)
 
     def effects_of(self, removal: str = BLANK, over: Over = "forms") -> Tensor:
         """The effect of blanking out each token in one way, `(batch, tokens)`, see :meth:`prediction_of`."""
@@ -216,26 +203,18 @@ class EvaluationBatch:
         effects: Tensor = self.once(key, lambda: blank_out(self.prediction_of(removal, over)))
         return effects.clone()
 
-    def bounds(self, of: Callable[[Prediction], Bounds], removal: str = BLANK) -> Bounds:
-        """What the best and the worst order of the tokens give, such as those of :func:`deletion_bounds`."""
-        found: Bounds = self.once(("bounds", of, removal), lambda: of(self.prediction_of(removal)))
-        return found
-
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returned at the first use of a key."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return self.kept[key]
+        """What `make` returned at the first use of a key, by the metrics of any method."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
 
 def removal_of(tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
     """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
 
-    Args:
-        tokenizer: The tokenizer.
-        removal: "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without
-            one, its mask. An unknown token that ends documents, such as that of GPT-2 and SmolLM2, is none. Without
-            both, the mean word vector.
+    "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without one, its mask.
+    An unknown token that ends documents, such as that of GPT-2, is none. Without both, the mean word vector.
     """
     known = content_specials(tokenizer)
     if removal == "delete":
@@ -263,12 +242,13 @@ def measure(
     examples: Mapping[str, Example],
     rows: Iterable[Row],
     scorer: Any,
-    sizes: tuple[int, int],
+    batch_size: int,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> list[Row]:
     """Write metrics into rows with scores: a number, NaN where it is undefined, or None where it was skipped.
 
-    Without a `scorer`, the metrics only read scores. The `sizes` are the most sentences in a batch, and the most
-    tokens. The result has a row for each metric that was skipped, with the reason.
+    Without a `scorer`, the metrics only read scores. The result has a row for each metric that was skipped, with the
+    reason.
     """
     by_example: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
@@ -324,7 +304,7 @@ def measure(
                 encoded[id] = scorer.encode(examples[id], needs_forms=forms) if model and scorer else None
             except BadExampleError as error:
                 skipped += [skipped_row(str(error), examples[id], None, name) for name in names]
-        for ids in fill_batches(sorted(encoded, key=length), length, *sizes):
+        for ids in fill_batches(sorted(encoded, key=length), length, batch_size, batch_tokens):
             skipped += of_batch(ids, names, dict.fromkeys(method for id in ids for method in by_example[id]))
     return skipped
 

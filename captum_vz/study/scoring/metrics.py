@@ -57,7 +57,10 @@ def _of_prediction(
     """A metric of a prediction and scores for each row; the mean, if it has several values for an example."""
     found = [measure(batch.prediction_of(removal), row) for row in rows]
     found = [one.mean(-1) if one.ndim > 1 else one for one in found]
-    return torch.stack(found if bounds is None else [normalized(one, batch.bounds(bounds, removal)) for one in found])
+    if bounds is not None:
+        both = batch.once(("bounds", bounds, removal), partial(bounds, batch.prediction_of(removal)))
+        found = [normalized(one, both) for one in found]
+    return torch.stack(found)
 
 
 def _faithful(title: str, measure: Callable[..., Tensor], **options: Any) -> Metric:
@@ -96,6 +99,7 @@ def _joins(name: str) -> bool:
     )
 
 
+@torch.no_grad()
 def random_copy(model: nn.Module, layers: Sequence[nn.Module], count: int | None = None, seed: int = 0) -> nn.Module:
     r"""A copy of a model with random layers.
 
@@ -105,14 +109,8 @@ def random_copy(model: nn.Module, layers: Sequence[nn.Module], count: int | None
     <https://arxiv.org/abs/1810.03292>`_. A method whose scores do not depend on these layers' weights gives the same
     scores for the copy. Embeddings and the head stay as they are.
 
-    Args:
-        model: The trained model, which is not changed.
-        layers: Its layers, in the order in which they run.
-        count: How many layers are random, the last ones. None: all.
-        seed: The same seed gives the same copies. Layers that are random in two copies are the same in both.
-
-    Raises:
-        ArgumentError: A layer is not in the model, or there are not so many.
+    The last `count` of the layers, in the order in which they run, are random. None: all. The same seed gives the same
+    copies. Layers that are random in two copies are the same in both.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     >>> random = random_copy(model, list(model), 1)
@@ -126,18 +124,12 @@ def random_copy(model: nn.Module, layers: Sequence[nn.Module], count: int | None
         raise ArgumentError(f"{count} of {len(layers)} layers: pass layers of the model, and a number of them.")
     changed = copy.deepcopy(model)
     for number, name in enumerate(names[: -count - 1 : -1], start=1):
-        _randomize(changed.get_submodule(name), seed * len(names) + number)
+        generator = torch.Generator().manual_seed(seed * len(names) + number)
+        for values in changed.get_submodule(name).parameters():
+            drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            spread = values.double().std(correction=0)
+            values.copy_((values.double().mean() + spread * drawn.to(values.device)).to(values.dtype))
     return changed
-
-
-@torch.no_grad()
-def _randomize(layer: nn.Module, seed: int) -> None:
-    """Replace the parameters of a layer by random numbers with the mean and standard deviation of each."""
-    generator = torch.Generator().manual_seed(seed)
-    for values in layer.parameters():
-        drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-        spread = values.double().std(correction=0)
-        values.copy_((values.double().mean() + spread * drawn.to(values.device)).to(values.dtype))
 
 
 @torch.no_grad()
@@ -170,8 +162,7 @@ def random_layers(count: int | None = None) -> Metric:
     A correlation near 0 passes: the scores depend on what the layers have learned. All tokens count. A baseline without
     a model has 1, and NaN says that a row is constant or missing.
 
-    Args:
-        count: How many layers are random, the last ones, see :func:`~captum_vz.study.random_copy`. None: all.
+    `count` says how many layers are random, the last ones, see :func:`~captum_vz.study.random_copy`. None: all.
 
     >>> from captum_vz.study import Example, Scorer
     >>> from captum_vz.testbed import agreement_sentences, load_model
@@ -180,16 +171,15 @@ def random_layers(count: int | None = None) -> Metric:
     >>> [(row["one random"], row["two random"]) for row in Scorer(*load_model(), ["position"], checks).score(examples)]
     [(1.0, 1.0), (1.0, 1.0)]
     """
+
+    def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        copied = partial(random_copy, batch.model, find_layers(batch.model), count)
+        other = batch.rows_of(batch.once(("random layers", count), copied))
+        found = _spearman(rows, other.nan_to_num(), batch.attended)
+        return found.masked_fill(other.isnan().any(-1), torch.nan)
+
     told = "random layers" if count is None else f"{count} random layer{'s' * (count > 1)}"
-    return Metric(f"correlation with {told}", partial(_random_layers, count=count), runs_model=True)
-
-
-def _random_layers(batch: EvaluationBatch, rows: Tensor, count: int | None) -> Tensor:
-    model = batch.model
-    changed = batch.once(("random layers", count), lambda: random_copy(model, find_layers(model), count))
-    other = batch.rows_of(changed)
-    values = _spearman(rows, other.nan_to_num(), batch.attended)
-    return values.masked_fill(other.isnan().any(-1), torch.nan)
+    return Metric(f"correlation with {told}", values, runs_model=True)
 
 
 def sensitivity(radius: float = 0.1, samples: int = 10, seed: int = 0) -> Metric:
@@ -205,27 +195,19 @@ def sensitivity(radius: float = 0.1, samples: int = 10, seed: int = 0) -> Metric
     Lower is steadier, and says nothing about whether scores are right: a baseline without a model has 0. Flat rows are
     favoured, because a small change of weights moves them little.
 
-    Args:
-        radius: The largest noise r, in standard deviations of the embeddings' entries.
-        samples: The number of noises k.
-        seed: The same seed gives the same noises.
-
-    Raises:
-        ArgumentError: `radius` or `samples` is not positive.
+    `radius` is r, in standard deviations of the embeddings' entries, and `samples` the number of noises. The same seed
+    gives the same noises.
     """
     if not radius > 0 or samples < 1:
         raise ArgumentError(f"radius is {radius} and samples {samples}: pass numbers above 0.")
-    measure = partial(_sensitivity, radius=radius, samples=samples, seed=seed)
-    return Metric("largest step under small noise (Captum)", measure, runs_model=True)
 
+    def values(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        copies = _moved_copies(batch.model, radius, samples, seed)
+        steps = [(batch.rows_of(moved) - rows).norm(dim=-1) for moved in copies]
+        sizes = rows.norm(dim=-1)
+        return (torch.stack(steps).amax(0) / sizes).masked_fill(sizes == 0, torch.nan)  # NaN is the largest
 
-def _sensitivity(batch: EvaluationBatch, rows: Tensor, radius: float, samples: int, seed: int) -> Tensor:
-    largest = torch.zeros(rows.shape[:2], dtype=torch.float64)
-    for moved in _moved_copies(batch.model, radius, samples, seed):
-        steps = (batch.rows_of(moved) - rows).norm(dim=-1)
-        largest = torch.maximum(largest, steps)  # which remembers NaN
-    sizes = rows.norm(dim=-1)
-    return (largest / sizes).masked_fill(sizes == 0, torch.nan)
+    return Metric("largest step under small noise (Captum)", values, runs_model=True)
 
 
 def _blank_out(
@@ -270,6 +252,8 @@ METRICS: Final[dict[str, Metric]] = {
     "sanity_last": random_layers(1),
 }
 
+#: The names of other columns. The empty one stands for the scores.
+_TAKEN: Final = {*COLUMNS, "model", ""}
 #: The metrics of `metrics=None`.
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 
@@ -299,7 +283,7 @@ def register_metric(
     >>> del METRICS["largest"]
     """
     before = METRICS.get(name)
-    if name in {*COLUMNS, "model"} or (before is not None and not before.own):
+    if name in _TAKEN or (before is not None and not before.own):
         raise ArgumentError(f"name is {name!r}, which captum_vz uses: pass another name.")
     if isinstance(metric, Metric):
         made = metric
@@ -319,9 +303,6 @@ def metric_named(name: str) -> Metric:
     mean word vector. `:mask` puts a mask there, `:delete` nothing. `blank_out` takes two further words. With
     `:vocabulary`, probabilities sum to 1 over the vocabulary, not over the two forms. With `:size`, only the sizes of
     the effects count.
-
-    Raises:
-        ArgumentError: There is no such metric, or it does not take these words.
 
     >>> metric_named("blank_out:mask:size").title
     'Spearman with blank-out (mask, size)'
@@ -363,7 +344,7 @@ def given_metrics(metrics: Any) -> dict[str, Metric]:
         for name, one in metrics.items():
             if not isinstance(one, Metric) and not callable(one):
                 raise ArgumentError(f"metric {name!r} is of type {type(one).__name__}: pass a Metric or a function.")
-            if METRICS.get(name, one) is not one or name in {*COLUMNS, "model"}:
+            if METRICS.get(name, one) is not one or name in _TAKEN:
                 raise ArgumentError(f"metrics has {name!r}, which is the name of something else: pass another name.")
             found[name] = one if isinstance(one, Metric) else Metric(name, cast(Any, one), own=True)
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,9 @@ from captum_vz.errors import UnsupportedLayerError, needs_extra
 from captum_vz.methods import Question, checked_shares, given_methods, joined_first
 from captum_vz.methods.decision import DecidingMethod
 from captum_vz.metrics import content_tokens
-from captum_vz.study.examples import Example
-from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
-from captum_vz.study.scoring import COLUMNS, Row, measure, ran_out_of_memory, reason_of, row_of, skipped_row
+from captum_vz.study import scoring
+from captum_vz.study.examples import BadExampleError, Encoded, Example, encode, pad
+from captum_vz.study.scoring import BATCH_TOKENS, COLUMNS, Row, measure, row_of, skipped_row
 from captum_vz.study.scoring.metrics import given_metrics, lacks
 from captum_vz.subjects import Subject
 from captum_vz.subjects.heads import encoder_of, max_tokens, predicts_next
@@ -84,7 +85,7 @@ class Scorer:
         metrics: Any = None,
         *,
         batch_size: int = 32,
-        batch_tokens: int = 4096,
+        batch_tokens: int = BATCH_TOKENS,
         layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = encoder_of(model)
@@ -129,24 +130,19 @@ class Scorer:
     def score(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
         """The scores of each method in each layer for each example, and the metrics of these scores.
 
-        Args:
-            examples: The examples.
-            advance: Called after each batch with the number of its examples.
-
-        Returns:
-            For each example in the order given, for each method, for each of its layers a row: ``example`` (its id),
-            ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``deciding`` (the
-            layer that a method NAME:deciding has chosen), ``tokens``, ``target`` (a position), ``cue`` and ``content``
-            (positions), ``scores`` (one for each token, summing to 1), and the metrics by their names, NaN where they
-            are undefined. A bad example has a single row with the reason in ``skipped``. A method that refuses an
-            example or fails has one such row with its name in ``method``, and a metric one with its name in ``metric``.
-            In other rows, ``skipped`` is None.
+        After each batch, `advance` is called with the number of its examples. There is a row for each example in the
+        order given, for each method, for each of its layers: ``example`` (its id), ``group``, ``label``, ``method``,
+        ``layer`` (from 0; None where a method has no layers), ``deciding`` (the layer that a method NAME:deciding has
+        chosen), ``tokens``, ``target`` (a position), ``cue`` and ``content`` (positions), ``scores`` (one for each
+        token, summing to 1), and the metrics by their names, NaN where they are undefined. A bad example has a single
+        row with the reason in ``skipped``. A method that refuses an example or fails has one such row with its name in
+        ``method``, and a metric one with its name in ``metric``. In other rows, ``skipped`` is None.
         """
         given = list(examples)
         places = {example.id: place for place, example in enumerate(given)}
         rows = self.scores(given, advance)
         by_id, usable = {example.id: example for example in given}, [row for row in rows if row["skipped"] is None]
-        rows += measure(self.metrics, by_id, usable, self, (self.batch_size, self.batch_tokens))
+        rows += measure(self.metrics, by_id, usable, self, self.batch_size, self.batch_tokens)
         rows.sort(key=lambda row: places[row["example"]])
         return [dict.fromkeys(self.metrics) | row for row in rows]
 
@@ -184,13 +180,12 @@ class Scorer:
 
     def of_methods(self, methods: Iterable[str], changed: Any = None) -> Scorer:
         """A scorer of some of the methods, with a changed copy of the model if it is given."""
-        names = {id(module): name for name, module in self.model.named_modules()}
-        layers = self.layers
+        found = copy(self)
+        found.methods = {name: self.methods[name] for name in methods}
         if changed is not None:
-            layers = [changed.get_submodule(names[id(layer)]) for layer in layers]
-        model, chosen = self.model if changed is None else changed, {name: self.methods[name] for name in methods}
-        sizes: dict[str, Any] = {"batch_size": self.batch_size, "batch_tokens": self.batch_tokens}
-        return Scorer(model, self.tokenizer, chosen, "cue_dot", layers=layers, **sizes)
+            names = {id(module): name for name, module in self.model.named_modules()}
+            found.model, found.layers = changed, [changed.get_submodule(names[id(layer)]) for layer in self.layers]
+        return found
 
     @torch.no_grad()
     def target_states(self, examples: Iterable[Example]) -> Tensor:
@@ -251,10 +246,10 @@ class Scorer:
                     method = self.methods[name].of(subject)
                     scores = checked_shares(name, method, subject, question, [example.id for example, _ in pairs])
             except Exception as error:  # a method that fails costs its own rows, not the study
-                if ran_out_of_memory(error):
+                if scoring.ran_out_of_memory(error):
                     self._fitting[name], step = size // 2, halves
                 if len(pairs) == 1:
-                    found[0][name] = [skipped_row(reason_of(error), pairs[0][0], name)]
+                    found[0][name] = [skipped_row(scoring.reason_of(error), pairs[0][0], name)]
                     continue
             if scores is None:
                 # Of an error, one example may be the reason, so each is tried alone. After the `except` block, because

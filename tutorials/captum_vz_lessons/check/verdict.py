@@ -33,25 +33,17 @@ class Verdict:
 
     A notebook shows it in color. It begins with "Right." or "Not yet.".
 
-    Attributes:
-        passed: Whether the answer is right.
-        message: What was compared, and what to do if it differs.
-        mistake: The usual mistake that gives these numbers. None: the answer is right, or the mistake is not known.
-        exercise: The name of the exercise.
-        answer: What the lesson goes on with: the learner's answer if it is right, else the package's.
-        hint: The second hint, if it was asked for.
-
     >>> verdict = Verdict(False, "the row is not divided by its sum.", exercise="value_zeroing")
     >>> bool(verdict), verdict
     (False, Not yet. value_zeroing: the row is not divided by its sum.)
     """
 
     passed: bool
-    message: str
-    mistake: str | None = None
-    exercise: str = ""
-    answer: Any = field(default=None, compare=False)
-    hint: str = ""
+    message: str  #: what was compared, and what to do if it differs
+    mistake: str | None = None  #: the usual mistake that gives these numbers; None if the answer is right, or unknown
+    exercise: str = ""  #: the name of the exercise
+    answer: Any = field(default=None, compare=False)  #: what the lesson goes on with: the learner's or the package's
+    hint: str = ""  #: the second hint, if it was asked for
 
     def __bool__(self) -> bool:
         """Whether the answer is right."""
