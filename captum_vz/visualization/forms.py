@@ -81,6 +81,7 @@ def terminal_text(
     Raises:
         ArgumentError: Scores do not fit the tokens, are not finite, or are negative without `signed`.
 
+    >>> import torch
     >>> print(terminal_text(["pictures", "of", "[MASK]"], torch.tensor([0.5, 0.25, 0.25]), token=2, color=False))
       0  pictures  0.5000  ████████████████████████
       1  of        0.2500  ████████████
