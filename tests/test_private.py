@@ -96,19 +96,6 @@ def test_nodes_of_a_graph() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_state_of_function_modes() -> None:
-    before = _private.function_mode_state()
-    inside = _private.without_function_modes()
-    inside.__enter__()
-    try:
-        assert _private.function_mode_state() != before
-        _private.restore_function_mode_state(before)
-        assert _private.function_mode_state() == before
-    finally:
-        inside.__exit__(None, None, None)
-    assert _private.function_mode_state() == before
-
-
 def test_builtin_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
     x = torch.randn(1, 1, 3, 4)

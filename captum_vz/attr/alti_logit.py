@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz.attr._base import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout
 from captum_vz.attr.layer_alti import check_order

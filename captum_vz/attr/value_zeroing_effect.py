@@ -14,8 +14,7 @@ from captum_vz._engine import LAYER_ERRORS, ModelReplay, is_reproduced, keeps_ex
 from captum_vz._private import NullProgress, progress
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, in_steps, logged, warn
 from captum_vz.attr._base.runs import run_clean
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Inputs, bind_forward, check_numbers, examples_of
+from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
 from captum_vz.attr._call.layers import Attention, Heads, Values
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, WantedTokens

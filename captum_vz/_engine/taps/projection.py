@@ -340,18 +340,16 @@ class ParameterProjectionMode(TorchFunctionMode):
 
 def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection], changes: Changes) -> None:
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
-    for layer, row in zip(layers, rows, strict=bool(rows)):
-        if any(isinstance(attrgetter(part.projection)(layer), nn.Parameter) for part in row.parts):
-            return changes.enter(ParameterProjectionMode(named=True))
+    parts = [attrgetter(part.projection)(layer) for layer, row in zip(layers, rows, strict=False) for part in row.parts]
+    if any(isinstance(part, nn.Parameter) for part in parts):
+        changes.enter_context(ParameterProjectionMode(named=True))
 
 
-class ProjectionTap:
-    """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
-
-    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
-        for module in modules:
-            if (row := family_of(module)) and isinstance(getattr(module, row.projection, None), nn.Parameter):
-                return changes.enter(ParameterProjectionMode())
+def tap_projections(modules: Sequence[nn.Module], changes: Changes) -> None:
+    """See values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
+    rows = [(module, family_of(module)) for module in modules]
+    if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
+        changes.enter_context(ParameterProjectionMode())
 
 
 def visible_by_argument(

@@ -24,19 +24,20 @@ _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
 
 
 def logged(attribute: _Attribute) -> _Attribute:
-    """Captum's decorator of `attribute`, with types. Arguments that only other methods of Captum take are refused."""
+    """Captum's decorator of `attribute`, with types. It looks at who calls."""
 
     @wraps(attribute)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        caller = _caller()
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
+            frame = frame.f_back
+        caller = str(frame.f_globals.get("__name__", ""))
         if caller.startswith("captum.concept"):
             # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
             raise ArgumentError(
                 f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
-                "activations of a layer. Leave layer_attr_method None, or pass a concept's vector to ValueZeroing: "
-                "distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+                "activations of a layer. Leave layer_attr_method None."
             )
-        check_call(attribute, self.get_name(), args, kwargs)
         found = attribute(self, *args, **kwargs)
         if caller.startswith("captum.metrics") and not isinstance(found, tuple):
             # sensitivity_max takes the answer for a tuple, and would compare single examples.
@@ -44,45 +45,6 @@ def logged(attribute: _Attribute) -> _Attribute:
         return found
 
     return log_usage(part_of_slo=True)(checked)
-
-
-def _caller() -> str:
-    """The name of the module that called `attribute`, without Captum's own decorator."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", ""))
-
-
-# Keywords of Captum's other methods, and what to do. The others have no meaning here.
-CAPTUM_KEYWORDS = {
-    **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
-    **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
-    **dict.fromkeys(("attribute_to_layer_input", "perturbations_per_eval", "show_progress"), "Leave it out"),
-    "nt_samples": "Pass it to NoiseTunnel(method).attribute",
-    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),
-    "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
-}
-# What some of these are called here. Not every method has them.
-OTHER_NAMES = {"internal_batch_size": "perturbations_per_eval", "layer_mask": "feature_mask"}
-
-
-def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`, in a call of `attribute`."""
-    takes = inspect.signature(attribute).parameters
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
-    for keyword in () if open_ended else kwargs.keys() - takes.keys():
-        if keyword in CAPTUM_KEYWORDS:
-            other = OTHER_NAMES.get(keyword)
-            remedy = f"Pass {other}" if other in takes else CAPTUM_KEYWORDS[keyword]
-            raise ArgumentError(f"{name} takes no {keyword}. {remedy}.")
-    second = args[1] if len(args) > 1 else None
-    second = second[0] if isinstance(second, tuple) and second else second
-    if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
-        raise ArgumentError(
-            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
-            "an attention mask as additional_forward_args=(mask,)."
-        )
 
 
 def check_one_of(name: str, value: Any, *allowed: Any) -> None:

@@ -6,15 +6,13 @@ from abc import abstractmethod
 from typing import Any, Literal, TypeAlias
 
 import torch
-from captum.attr import PerturbationAttribution
+from captum.attr import Attribution, PerturbationAttribution
 from torch import Tensor
 
 from captum_vz._private import TargetType, forward_pre_hooks
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
-from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
-from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._base.layer_maps import MapRun, mark_unreached
+from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.further_calls import check_target
 from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
@@ -102,7 +100,7 @@ class MapAggregation(ForwardPassAttribution):
 
     def __init__(
         self,
-        maps: LayerMaps | ModelFreeAttribution,
+        maps: Attribution,
         *,
         residual: Residual = None,
         per_receptive_field: bool = False,
@@ -110,7 +108,7 @@ class MapAggregation(ForwardPassAttribution):
     ) -> None:
         """See the class for the arguments."""
         check_one_of("other_mixing", other_mixing, "refuse", "ignore")
-        self.maps = maps
+        self.maps: Any = maps  # LayerMaps, or a method without a model that gives maps in the same form
         PerturbationAttribution.__init__(self, maps.forward_func)
         self.residual: Residual = residual
         self.per_receptive_field = per_receptive_field

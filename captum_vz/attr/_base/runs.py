@@ -26,7 +26,7 @@ from captum_vz._engine import (
 )
 from captum_vz._private import modules_of
 from captum_vz.attr._base import warn
-from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
+from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, caches_of, end_of_inputs
 from captum_vz.attr._call.further_calls import model_of, stack_of
 from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import FeatureGroups
@@ -231,7 +231,11 @@ def run_clean(
     run: int | None,
 ) -> CleanPass:
     """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings."""
-    check_no_cache(inputs, further)
+    if caches := caches_of(inputs, further):
+        raise ArgumentError(
+            f"The inputs hold a key-value cache ({type(caches[0]).__name__}), whose examples cannot be repeated for "
+            "copies of the inputs. Pass the whole sequence, without a cache."
+        )
     layers = model.layers
     attentions = attentions_of_layers(attention, layers)
     notes: list[str] = []

@@ -27,7 +27,7 @@ from captum_vz.attr._call.arguments import (
     MODEL_ERRORS,
     Arguments,
     bind_forward,
-    has_cache,
+    caches_of,
     token_input,
 )
 from captum_vz.attr._call.output import tensor_of
@@ -84,7 +84,7 @@ def check_target(
         first = rest[0]
         forward = bind_forward(forward_func, *arguments[:2])
         stack = stack_of(first.layer, model_of(forward_func, forward, first.layer))
-        own_cache = has_cache(*arguments[:2]) is not None
+        own_cache = bool(caches_of(*arguments[:2]))
         noise_after = partial(_is_shown, stack, first, forward, clean, wanted, own_cache)
         alone = not noise_after(len(stack) - 1)
         # The output may not depend on the layers above this one.
