@@ -15,7 +15,7 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
+from captum_vz._engine import ValueProjection
 from captum_vz._private import modules_of, own_modules
 from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
 from captum_vz.errors import ArgumentError
@@ -68,21 +68,6 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("captum", "captum_vz"):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
-
-
-def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str | None:
-    """Call `run(start, stop)` for all of `count` items, `at_most` at a time. Return a warning if memory was short."""
-    start, size = 0, at_most
-    while start < count:
-        stop = min(start + size, count)
-        try:
-            run(start, stop)
-            start = stop
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or stop - start == 1:
-                raise
-            size = (stop - start) // 2
-    return SHORT_OF_MEMORY if size < at_most else None
 
 
 class Described:
@@ -143,6 +128,10 @@ class ForwardPassAttribution(Described, PerturbationAttribution):
         layers = as_layers(self.layer)
         check_forward_func(self.forward_func, layers)
         return layers
+
+    def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
+        if attribute_to_layer_input:
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
 
     def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
         """The places that the user named with `values`, one for each layer. Empty: none."""

@@ -164,8 +164,7 @@ class MapAggregation(ForwardPassAttribution):
                 layers that do not follow each other, or that mix tokens outside their attention. The model is
                 unchanged after an error.
         """
-        if attribute_to_layer_input:
-            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
+        self._check_layer_input(attribute_to_layer_input)
         wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
@@ -235,8 +234,9 @@ class MapAggregation(ForwardPassAttribution):
         self._check_order(run)
         maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
         self._check(maps)
-        if self.residual == "add" and run.there is not None:
-            maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
+        if self.residual == "add" and run.tokens:
+            there = run.tokens[run.maps[0][0]].real.to(maps[0].device)
+            maps = [mark_unreached(one, there) for one in maps]
         if self.other_mixing == "refuse":
             refuse_other_mixing(self.get_name(), self.layer, run)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)

@@ -127,8 +127,7 @@ class WantedTokens:
         if found.ndim < 2 or found.shape[1] != tokens or (found.ndim == 2 and tokens == 1):
             raise ArgumentError(
                 f"forward_func returned shape {tuple(found.shape)}, which has no axis of the layer's {tokens} output "
-                f"tokens, and {name} explains tokens. Pass token=0 for the [CLS] of a BERT classifier, token=-1 for "
-                "the last token of a decoder, or take ValueZeroingEffect for the class."
+                f"tokens, and {name} explains tokens. Pass token=, or take ValueZeroingEffect for the class."
             )
         check_indices(tuple(found.shape), self.target, "target")
 
