@@ -188,8 +188,7 @@ class LayerPass:
                 raise UnsupportedLayerError(
                     f"forward_func did not run layer {index} of {len(self.layers)}, a {type(layer).__name__}. Pass a "
                     "layer that forward_func calls in this thread by `layer(...)`, and not a copy of it."
-                    + parts
-                    * isinstance(layer, nn.ModuleList)
+                    f"{parts if isinstance(layer, nn.ModuleList) else ''}"
                 )
         return output
 
@@ -199,22 +198,11 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
-        called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
-        if not called.__module__.startswith(("torch.", "transformers.")):
-            raise UnsupportedLayerError(
-                f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
-                "only what forward does. Move this code to forward."
-            )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
         if (shared := results_of_pass.get()) and (state.own_code or is_hooked(layer)):
             shared.forget()
         record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None
-        if "DTensor" in {type(x).__name__ for x in record.parameters}:
-            raise UnsupportedLayerError(
-                f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism). Load the "
-                "model over devices by device_map='auto'."
-            )
         return _SubmoduleRecorder(record)
 
     def end(self, recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:

@@ -124,9 +124,8 @@ class ValueProjection:
             rows.append(part.rows(projected[module]))
             columns += [slice(start + own.start, start + own.stop) for own in part._columns(layer, projected[module])]
             places[module] = part, slice(start, start := start + rows[-1].shape[-1])
-        return InlineValues(self, next(iter(places)), None, columns, [0.0] * len(columns), places), torch.cat(
-            rows, dim=-1
-        )
+        zero: list[Tensor | float] = [0.0] * len(columns)
+        return InlineValues(self, next(iter(places)), None, columns, zero, places), torch.cat(rows, dim=-1)
 
     def _columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
         """Return the features of `rows` that hold the values of each head."""

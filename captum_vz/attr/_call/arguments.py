@@ -308,22 +308,13 @@ def unmasked_padding(ids: Tensor, config: Any, known: Tensor | None = None) -> l
 
 
 def by_input(scores: Sequence[Tensor], inputs: Inputs, run: int | None = None, stacks: Sequence[int] = ()) -> list[Any]:
-    """Scores in the form of Captum's input methods: a tuple with one tensor for each input, if `inputs` is a tuple.
+    """Scores `(batch, ..., in)` as they are. If `inputs` is a tuple, as tuples with one tensor for each input.
 
-    The input that is as long as the scores has all of them. The scores of other inputs are 0. Masks, and inputs with
-    one number for each example, own no scores.
+    The input that is as long as the scores has all of them, with `run` the text of this number. The scores of other
+    inputs are 0. Masks, and inputs with one number for each example, own no scores. `stacks` are the numbers of sources
+    of several stacks, if these follow each other.
 
-    Args:
-        scores: Results `(batch, ..., in)` of the same sources.
-        inputs: The inputs of `attribute`.
-        run: The argument `run` of `attribute`. With it, inputs have to be in the order in which the layers run on them.
-        stacks: The numbers of sources of several stacks, if these follow each other. Empty: there is one stack.
-
-    Returns:
-        The scores as they are, unless `inputs` is a tuple. Otherwise, each is a tuple.
-
-    Raises:
-        ArgumentError: The shapes of the inputs do not show which of them the tokens come from.
+    ArgumentError: the shapes of the inputs do not show which of them the tokens come from.
     """
     if not isinstance(inputs, tuple):
         return list(scores)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from captum_vz._engine import ValueProjection, find_layers
-from captum_vz._private import modules_of, uncompiled
+from captum_vz._private import modules_of, own_parameters, uncompiled
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 Part: TypeAlias = nn.Module | nn.Parameter
@@ -19,10 +19,11 @@ Select: TypeAlias = Callable[[Tensor], Tensor]
 Where: TypeAlias = Part | tuple[Part, Select]
 Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
 Attention: TypeAlias = str | nn.Module | Sequence[nn.Module]
-# Classes of layers that cannot be explained.
+# Classes of modules and of parameters that cannot be explained.
 UNREADABLE = {
     "ScriptModule": "was compiled by torch.jit, so its attention cannot be read. Pass the model before that",
     "FSDPModule": "is sharded by FSDP, so it has no parameters when it runs again. Load the model without sharding",
+    "DTensor": "is spread over processes (DTensor, tensor parallelism). Load the model by device_map='auto'",
 }
 # A selection of query heads, for all layers or for one layer.
 Heads = int | Sequence[int] | None
@@ -85,9 +86,15 @@ def as_layers(layer: Any) -> list[nn.Module]:
         )
     walks = [modules_of(entry) for entry in layers]
     for layer, *parts in walks:
-        names = {cls.__name__ for kind in {type(layer), *map(type, parts)} for cls in kind.__mro__}
+        parameters = [x for one in (layer, *parts) for x in own_parameters(one).values()]
+        names = {cls.__name__ for kind in set(map(type, (layer, *parts, *parameters))) for cls in kind.__mro__}
         if found := names & UNREADABLE.keys():
-            raise UnsupportedLayerError(f"The layer {type(layer).__name__} {UNREADABLE[min(found)]}.")
+            raise UnsupportedLayerError(f"The layer {type(layer).__name__} {UNREADABLE[max(found)]}.")
+        if not type(layer).__call__.__module__.startswith(("torch.", "transformers.")):
+            raise UnsupportedLayerError(
+                f"The layer {type(layer).__name__} has a __call__ of its own, and hooks see only what forward does. "
+                "Move this code to forward."
+            )
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError("layer lists a module more than once. List each once, also if it runs several times.")
     parts = {id(module) for walk in walks for module in walk[1:]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,9 +18,7 @@ from captum_vz.attr._call.output import (
     Indices,
     Question,
     as_int,
-    as_part,
     check_indices,
-    holds_integers,
     parse_indices,
     tensor_of,
 )
@@ -87,20 +86,18 @@ class WantedTokens:
             if not len(chosen):
                 raise ArgumentError(f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens.")
             return chosen.expand(batch, -1)
-        rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
+        rows = torch.tensor(self.rows if isinstance(self.rows, list) else [self.rows] * batch)
         if len(rows) != batch:
             raise ArgumentError(
                 f"{self.name} has {len(rows)} entries, but the batch has {batch} examples. Pass one for each."
             )
-        flat = [row for entry in rows for row in (entry if isinstance(entry, list) else [entry])]
-        outside = [row for row in flat if not -tokens <= row < tokens]
-        if outside and self.target is None:
+        outside = (rows < -tokens) | (rows >= tokens)
+        if outside.any() and self.target is None:
             raise ArgumentError(
-                f"{self.name} {outside[0]} is out of range. Pass a position of the {tokens} output tokens, from "
-                f"{-tokens} to {tokens - 1}."
+                f"{self.name} {int(rows[outside][0])} is out of range. Pass a position of the {tokens} output tokens, "
+                f"from {-tokens} to {tokens - 1}."
             )
-        flat = [0 if row in outside else row for row in flat]
-        return torch.tensor(flat, device=device).reshape(batch, -1) % tokens
+        return rows.masked_fill(outside, 0).reshape(batch, -1).to(device) % tokens
 
     def rows_of(self, maps: Tensor) -> Tensor:
         """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
@@ -156,21 +153,12 @@ def gather_rows(maps: Tensor, positions: Tensor | None) -> Tensor:
 def _parse_token(token: Any) -> Any:
     if token is None or isinstance(token, slice):
         return token
-    if isinstance(token, (Tensor, np.ndarray)):
-        each = torch.as_tensor(token)
-        if not holds_integers(each) or each.dim() > 2 or not each.numel():
-            raise ArgumentError(f"token is a tensor {tuple(each.shape)} of {each.dtype}: pass {TOKEN_FORMS}.")
-        return each.tolist()
-    one = as_int(token)
-    if one is not None:
-        return one
-    if isinstance(token, list) and token:
-        rows = [as_part(entry) for entry in token]
-        lists = [row for row in rows if isinstance(row, list)]
-        if all(isinstance(row, int) for row in rows) or (
-            len(lists) == len(rows) and len({len(row) for row in lists}) == 1
-        ):
-            return rows
+    each = token.tolist() if isinstance(token, (Tensor, np.ndarray)) else token
+    if as_int(each) is not None or isinstance(each, list):
+        with suppress(ValueError, TypeError):  # lists of several lengths, or of anything else
+            rows = np.array(each)
+            if rows.dtype.kind in "iu" and rows.ndim <= 2 and rows.size:
+                return rows.tolist()
     raise ArgumentError(f"token is {token!r}, which names no output tokens: pass {TOKEN_FORMS}.")
 
 
