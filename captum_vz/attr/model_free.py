@@ -129,12 +129,9 @@ class ModelFreeAttribution(Described, Attribution):
                 f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
                 f"for tokens and 0 for padding, ({batch}, {tokens})."
             )
-        mask_of_features = FeatureGroups(feature_mask).mask
-        features = torch.arange(tokens, device="cpu")[None] if mask_of_features is None else mask_of_features
-        if features.shape not in ((1, tokens), (batch, tokens)):
-            raise ArgumentError(
-                f"feature_mask is {tuple(features.shape)}: pass integers (1, {tokens}) or ({batch}, {tokens})."
-            )
+        groups = FeatureGroups(feature_mask)
+        groups.check(batch, tokens)
+        features = torch.arange(tokens, device="cpu")[None] if groups.mask is None else groups.mask
         rows, there = text.detach().cpu(), mask.detach().cpu().bool()
         features = features.detach().cpu().expand(batch, tokens)
         maps = torch.zeros(count, batch, tokens, tokens, dtype=torch.float32, device="cpu")

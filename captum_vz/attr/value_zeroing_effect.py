@@ -22,7 +22,7 @@ from captum_vz._private import NullProgress, progress
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
-from captum_vz.attr._call.layers import Attention, Heads, Values
+from captum_vz.attr._call.layers import Attention, Heads, Values, values_of_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -172,7 +172,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         wanted = self._wanted(token, target)
         layers = self._layers()
         masks = FeatureGroups(feature_mask)
-        model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
+        model = ModelReplay(layers, values_of_layers(self.values, layers), get_intervention(self.intervention))
         output, members, end, dtypes = run_clean(
             self.get_name(),
             model,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -252,16 +253,11 @@ def _is_of_user(error: BaseException) -> bool:
     """Whether the error was raised in what the user passes to a method, such as a distance or a norm."""
     # Our innermost module in the traceback, and the packages that it called. Methods call what the user passes. The
     # engine calls the model.
-    ours, below, traceback = "", set[str](), error.__traceback__
-    while traceback is not None:
-        name = str(traceback.tb_frame.f_globals.get("__name__"))
-        if name.startswith("captum_vz."):
-            ours, below = name, set()
-        else:
-            below.add(name.partition(".")[0])
-        traceback = traceback.tb_next
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    ours = max(place for place, name in enumerate(names) if name.startswith("captum_vz."))
+    below = {name.partition(".")[0] for name in names[ours + 1 :]}
     libraries = {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
-    return bool(below) and (ours.startswith("captum_vz.attr.") or not below <= libraries)
+    return bool(below) and (names[ours].startswith("captum_vz.attr.") or not below <= libraries)
 
 
 def given_states(

@@ -71,18 +71,15 @@ class RowWeights:
     def of(self, rows: slice | Tensor, examples: slice = slice(None)) -> Tensor:
         """The weights of these rows, `(batch, head, row, in)`, in at least float32."""
         query, key = self.query[examples][:, :, rows], self.key[examples]
-        mask, place = self.mask, self._place
+        mask, (out, sources) = self.mask, self.shape[2:]
         if self.causal:
-            mask = (place[: self.shape[3]] <= place[: self.shape[2]][rows, None])[None, None]
+            place = torch.arange(max(out, sources), device=self.query.device)
+            mask = (place[:sources] <= place[:out][rows, None])[None, None]
         elif mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
             mask = mask[examples] if len(mask) > 1 else mask
             mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
         return _softmax(query, key, None if mask is None else _finite_bias(mask, widen(query).dtype), self.scale)
-
-    @cached_property
-    def _place(self) -> Tensor:
-        return torch.arange(max(self.shape[2:]), device=self.query.device)
 
     def at(self, batch: Tensor, out: Tensor) -> Tensor:
         """The weights at positions `(batch, out)`, `(n, head, in)`."""

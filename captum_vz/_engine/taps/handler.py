@@ -383,15 +383,13 @@ def _config_of(module: nn.Module) -> Any:
 
 def tap_transformers(modules: Sequence[nn.Module], changes: Changes) -> None:
     """See attention that layers call through transformers' AttentionInterface."""
-    found: dict[int, Any] = {id(config): config for config in map(_config_of, modules)}
-    configs = [config for config in found.values() if hasattr(config, ATTENTION_NAME)]
-    if not configs:
-        return
-    _register()
-    read = {id(_config_of(module)) for module in modules if _reads_our_name(module)}
-    for config in configs:
-        if id(config) not in read:
-            continue
+    configs: dict[int, Any] = {}
+    for module in modules:
+        config = _config_of(module)
+        if hasattr(config, ATTENTION_NAME) and _reads_our_name(module):
+            configs[id(config)] = config
+    for config in configs.values():
+        _register()
         name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
         name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
         name.looked_up = _looks_up_eager()

@@ -15,9 +15,8 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_vz._engine import ValueProjection
 from captum_vz._private import modules_of, own_modules
-from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
+from captum_vz.attr._call.layers import as_layers, as_list, check_forward_func, default_layers
 from captum_vz.errors import ArgumentError
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
@@ -89,7 +88,7 @@ class Described:
 def _layers_shown(layer: Any, model: Any) -> str:
     """The names of layers in their model. Their classes, if a function runs them."""
     names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
-    each = list(layer) if isinstance(layer, (list, tuple, nn.ModuleList)) else [layer]
+    each = as_list(layer)
     shown = [names.get(one, _shown(one)) if isinstance(one, nn.Module) else _shown(one) for one in each]
     if each == [layer]:
         return shown[0]
@@ -103,9 +102,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, (str, int, float, list, tuple, type(None), Described)):
         return repr(value)
     if isinstance(value, partial):
-        return (
-            f"partial({_shown(value.func)}{''.join(f', {key}={_shown(one)}' for key, one in value.keywords.items())})"
-        )
+        return f"partial({', '.join([_shown(value.func), *(f'{key}={one!r}' for key, one in value.keywords.items())])})"
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -132,10 +129,6 @@ class ForwardPassAttribution(Described, PerturbationAttribution):
     def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
         if attribute_to_layer_input:
             raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
-
-    def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
-        """The places that the user named with `values`, one for each layer. Empty: none."""
-        return values_of_layers(self.values, layers)
 
     @classmethod
     def get_name(cls) -> str:

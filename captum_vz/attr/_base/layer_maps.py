@@ -35,7 +35,7 @@ from captum_vz.attr._call.arguments import (
     end_of_inputs,
 )
 from captum_vz.attr._call.further_calls import LayerTokens, check_target
-from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
+from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers, values_of_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
 from captum_vz.errors import ArgumentError
@@ -224,7 +224,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 this.compute,
                 replays=self.replays_layers,
                 steps=self.needs_steps,
-                given=self._given(layers),
+                given=values_of_layers(self.values, layers),
                 chosen=this.runs.chosen,
             )
             output = run.run(bind_forward(this.forward_func, *arguments[:2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -168,7 +169,7 @@ class MapAggregation(ForwardPassAttribution):
         wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
-        found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
+        found = self.maps._run(replace(wanted, rows=None), arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
         if found.tokens:
             last = found.tokens[found.maps[-1][0]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import partial
-from types import FrameType
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -112,17 +112,9 @@ class ExplainedErrors(ContextDecorator):
             raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames in which an error was raised, the outermost first."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
 def _wrong_ids(error: BaseException) -> str | None:
     """The mistake in the ids that torch's embedding was given when the error was raised. None: no mistake."""
-    for frame in _frames(error):
+    for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is embedding.__code__:
             ids, size = frame.f_locals["input"], len(frame.f_locals["weight"])
             if ids.is_floating_point():
@@ -171,7 +163,7 @@ def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
 
 def _modules(error: BaseException) -> list[nn.Module]:
     """The modules in which an error was raised, the outermost first."""
-    modules = (frame.f_locals.get("self") for frame in _frames(error))
+    modules = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
     return [one for one in modules if isinstance(one, nn.Module)]
 
 

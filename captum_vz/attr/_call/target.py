@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,22 +34,14 @@ TOKEN_FORMS = (
 
 @dataclass(frozen=True)
 class WantedTokens:
-    """The rows of a map `(batch, out, in)` that `token` or `target` names.
+    """The rows of a map `(batch, out, in)` that `token` or `target` names."""
 
-    Attributes:
-        rows: None: all rows. An int or a slice: the same rows of every example. A list: one row, or one list of rows,
-            for each example.
-        target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
-        name: The argument that names the rows.
-        token: The argument `token` itself, which :attr:`all_rows` keeps.
-        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
-    """
-
+    # None: all rows. An int or a slice: the same rows of every example. A list: one row, or one list, for each example.
     rows: int | slice | list[int] | list[list[int]] | None = None
-    target: Indices = None
-    name: str = "token"
-    token: Any = None
-    question: Question | None = None
+    target: Indices = None  # the index of the output from which `rows` were read. None: `rows` were passed as `token`
+    name: str = "token"  # the argument that names the rows
+    token: Any = None  # the argument `token` itself
+    question: Question | None = None  # the explained numbers. None: the method explains tokens
 
     @classmethod
     def parse(cls, token: Any, target: Any) -> WantedTokens:
@@ -68,11 +60,6 @@ class WantedTokens:
                 f"target is {target!r}, whose first index is no output token. Pass several as token=: {TOKEN_FORMS}."
             )
         return cls(first if isinstance(indices, list) else first[0], indices, "target")
-
-    @property
-    def all_rows(self) -> WantedTokens:
-        """The same, with all rows wanted."""
-        return replace(self, rows=None)
 
     def positions(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
         """The positions of the wanted rows, `(batch, row)`. None: all rows.
@@ -253,8 +240,7 @@ def _warn_of_padding(warnings: list[str], count: float) -> None:
 
 def _warn_of_zeros(warnings: list[str], index: int, name: str, dtype: torch.dtype, count: float) -> None:
     if count:
-        lost = f" in {str(dtype).removeprefix('torch.')}. If their values are tiny, run the model in float64 "
-        advice = "" if dtype == torch.float64 else f"{lost}(model.double())"
+        advice = "" if dtype == torch.float64 else ". If their values are tiny, run the model in float64"
         warnings.append(f"{int(count)} rows of layer {index} ({name}) are zero: no source changes these tokens{advice}")
 
 
@@ -267,17 +253,24 @@ class FeatureGroups:
         if feature_mask is None:
             return
         feature_mask = numbered(feature_mask)
-        if (
-            not isinstance(feature_mask, Tensor)
-            or feature_mask.dim() != 2
-            or feature_mask.is_floating_point()
-            or feature_mask.is_complex()
-        ):
+        shown, is_tensor = f"of type {type(feature_mask).__name__}", isinstance(feature_mask, Tensor)
+        if is_tensor:
+            shown = f"{feature_mask.dtype} {tuple(feature_mask.shape)}"
+        if not is_tensor or feature_mask.dim() != 2 or feature_mask.is_floating_point() or feature_mask.is_complex():
             raise ArgumentError(
-                f"feature_mask is {_describe(feature_mask)}: pass integers (1 or batch, source tokens), the same "
-                "number for tokens that belong together."
+                f"feature_mask is {shown}: pass integers (1 or batch, source tokens), the same number for tokens that "
+                "belong together."
             )
         self.mask = feature_mask.unique(return_inverse=True)[1]
+
+    def check(self, batch: int, sources: int) -> None:
+        """Refuse a mask of another shape than `(1 or batch, sources)`."""
+        shapes = dict.fromkeys(((1, sources), (batch, sources)))
+        if self.mask is not None and self.mask.shape not in shapes:
+            raise ArgumentError(
+                f"feature_mask is {tuple(self.mask.shape)}, but there are {batch} example(s) of {sources} source "
+                f"tokens: pass integers of shape {' or '.join(map(str, shapes))}."
+            )
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
         """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
@@ -288,19 +281,10 @@ class FeatureGroups:
         sources = dropped + (every if end is None else end)
         device = site.source_mask.device
         mask = self.mask.to(device)
-        shapes = dict.fromkeys(((1, sources), (batch, sources)))
-        if mask.shape not in shapes:
-            raise ArgumentError(
-                f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
-                f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
-            )
+        self.check(batch, sources)
         key = batch, every, dropped, end, device
         if key not in self._known:
             mask = mask[:, dropped:]
             filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
             self._known[key] = filled.expand(batch, every)
         return self._known[key]
-
-
-def _describe(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
