@@ -97,8 +97,8 @@ def as_layers(layer: Any) -> list[nn.Module]:
             )
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError("layer lists a module more than once. List each once, also if it runs several times.")
-    parts = {id(module) for walk in walks for module in walk[1:]}
-    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
+    inner = {id(module) for walk in walks for module in walk[1:]}
+    inside = [type(entry).__name__ for entry in layers if id(entry) in inner]
     if inside:
         raise ArgumentError(f"layer lists parts of others in it: {', '.join(inside)}. Pass them in separate calls.")
     # A compiled layer wraps the module that runs.
