@@ -48,9 +48,6 @@ __all__ = [
 BUILTIN_ATTENTION = torch._C._nn.scaled_dot_product_attention
 # A context manager: functions inside it pass by all function modes and subclasses.
 without_function_modes = torch._C.DisableTorchFunction
-# Whether this thread is inside such a context manager, and what puts that back.
-function_mode_state = torch._C._get_torch_function_state  # type: ignore[attr-defined]  # torch's stubs lack both
-restore_function_mode_state = torch._C._set_torch_function_state  # type: ignore[attr-defined]  # as above
 # What torch.no_grad and torch.enable_grad call. Function modes see it.
 SET_GRADIENTS = torch._C._set_grad_enabled
 # Where a module keeps its buffers, and what else `nn.Module` itself keeps as attributes.

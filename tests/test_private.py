@@ -62,7 +62,7 @@ def own_names() -> set[str]:
 
 def test_no_other_file_reads_private_names() -> None:
     """Python's own are documented."""
-    of_python = {"_asdict", "_exit", "_getframe", "_replace"}
+    of_python = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}
     own = own_names()
     found = {
         path.relative_to(PACKAGE).as_posix(): names
@@ -99,19 +99,6 @@ def test_nodes_of_a_graph() -> None:
     leaf = second.grad_fn.next_functions[0][0]  # type: ignore[union-attr]  # it has one
     numbers = [_private.node_number(node) for node in (first.grad_fn, second.grad_fn, leaf)]
     assert numbers == sorted(set(numbers))
-
-
-def test_state_of_function_modes() -> None:
-    before = _private.function_mode_state()
-    inside = _private.without_function_modes()
-    inside.__enter__()
-    try:
-        assert _private.function_mode_state() != before
-        _private.restore_function_mode_state(before)
-        assert _private.function_mode_state() == before
-    finally:
-        inside.__exit__(None, None, None)
-    assert _private.function_mode_state() == before
 
 
 def test_builtin_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ from captum_vz._engine.structure.dependence import OtherMixing
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
-from captum_vz._engine.taps.changes import random_states, repeated
-from captum_vz._engine.taps.handler import AttentionHandler, is_hooked_by_captum
+from captum_vz._engine.taps.changes import is_hooked_by_captum, random_states, repeated
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
 from captum_vz._engine.value_zeroing import (
     REPLAYS,

@@ -22,8 +22,7 @@ from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.modules import LayerTrust
-from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import left_out_by_replays
+from captum_vz._engine.taps.changes import left_out_by_replays, without_autocast
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import ZeroValue, contexts_after, values_after
 

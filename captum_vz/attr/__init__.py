@@ -1,9 +1,8 @@
-"""Captum attribution classes, one in each file. The two baselines without a model share one."""
+"""Captum attribution classes, one in each file. The baselines without a model share one."""
 
 from captum_vz._engine import AttentionBlock
 from captum_vz.attr._base.layer_maps import LayerMaps, MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation
-from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.target import Wanted
 from captum_vz.attr._logit_updates import LogitTerms
 from captum_vz.attr.alti import ALTI
@@ -18,7 +17,7 @@ from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.layer_attention_gradient import LayerAttentionGradient
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
-from captum_vz.attr.model_free import PositionAttribution, RandomAttribution
+from captum_vz.attr.model_free import ModelFreeAttribution, PositionAttribution, RandomAttribution
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.token_attribution import TokenAttribution
 from captum_vz.attr.value_gates import ValueGates

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz.attr._base import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout
 from captum_vz.attr.layer_alti import check_order
@@ -108,8 +107,7 @@ class ALTILogit(ForwardPassAttribution):
             RefusedError: As in :meth:`LayerMaps.attribute`. Entries that the vocabulary lacks. Layers that are not
                 pre-norm, or not all layers of the model. Logits that norm and unembedding do not reproduce.
         """
-        if attribute_to_layer_input:
-            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
+        self._check_layer_input(attribute_to_layer_input)
         if feature_mask is not None:
             raise ArgumentError(f"{type(self).__name__} takes no feature_mask. Sum the columns of each feature.")
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)

@@ -1,16 +1,24 @@
-"""The baselines that use no model: scores by position, and random scores."""
+"""The baselines that use no model: their base class, scores by position, and random scores."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from captum.attr import Attribution
+from torch import Tensor, nn
 
-from captum_vz.attr._base.model_free import ModelFreeAttribution
+from captum_vz._private import TargetType
+from captum_vz.attr._base import Described, logged
+from captum_vz.attr._base.layer_maps import MapRun
+from captum_vz.attr._call.arguments import Arguments, Inputs, token_input
+from captum_vz.attr._call.layers import as_layers
+from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError
+from captum_vz.functional import normalize_rows
 
 # The distance of source j from the position with the highest score, for output token i of n tokens.
 _DISTANCES: Final[dict[str, Callable[[Tensor, Tensor, int], Tensor]]] = {
@@ -19,6 +27,129 @@ _DISTANCES: Final[dict[str, Callable[[Tensor, Tensor, int], Tensor]]] = {
     "last": lambda i, j, n: n - 1 - j,
     "uniform": lambda i, j, n: 0 * j,
 }
+
+
+class ModelFreeAttribution(Described, Attribution):
+    """Base of the baselines that use the tokens only. A baseline returns maps `(batch, out, in)`, as other methods do.
+
+    A subclass defines the map of one example in :meth:`scores`.
+
+    Args:
+        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
+        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
+            :class:`~captum_vz.Rollout` can join. For one layer, or None, `attribute` returns one map.
+        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+
+    >>> from captum_vz.attr import ModelFreeAttribution
+    >>> class ById(ModelFreeAttribution):
+    ...     def scores(self, tokens, index):
+    ...         return tokens.float().expand(len(tokens), -1)
+    >>> ById().attribute(torch.tensor([[1, 3]]))
+    tensor([[[0.2500, 0.7500],
+             [0.2500, 0.7500]]])
+    """
+
+    device_ids: list[int] | None = None
+
+    def __init__(
+        self, forward_func: Callable[..., Any] | None = None, layer: Any = None, *, causal: bool = False
+    ) -> None:
+        """See the class for the arguments."""
+        super().__init__(forward_func)
+        self.layer = layer
+        self.causal = causal
+
+    @logged
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        *,
+        token: Any = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor | list[Tensor]:
+        """The score of each source token for each output *token*, without a model.
+
+        Args:
+            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. Or a tuple whose first entry is one
+                of these. Or a mapping with `input_ids` or `inputs_embeds`, and the attention mask.
+            target: `(token, entry)`, as for methods that run the model. The row of the token is returned. A single
+                index is refused, because it may name a class.
+            additional_forward_args: Ignored, because no `forward_func` is called.
+            feature_mask: Integers `(1 or batch, tokens)`. Tokens with the same number form one feature. All tokens of a
+                feature have the score of its first token, and rows sum to 1 over features.
+            token: The output tokens whose rows are returned, as in :meth:`LayerMaps.attribute`.
+            attention_mask: 1 for tokens and 0 for padding, `(batch, tokens)`. None: there is no padding.
+
+        Returns:
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in float32. A list of
+            maps if `layer` is a list. Rows sum to 1. Rows and columns of padding are 0.
+
+        Raises:
+            RefusedError: Inputs or a mask of another shape, or a target that is not a token.
+        """
+        wanted = WantedTokens.parse(token, target)
+        wanted.check_without_output(self.get_name())
+        several = isinstance(self.layer, (list, tuple, nn.ModuleList))
+        count = len(as_layers(self.layer)) if several else 1
+        maps = self._all_maps(count, inputs, attention_mask, feature_mask)
+        results = [wanted.select(wanted.rows_of(one)) for one in maps]
+        return results if several else results[0]
+
+    @abstractmethod
+    def scores(self, tokens: Tensor, index: int) -> Tensor:
+        """Scores `(out, in)` of one example in layer `index`, without padding. Positive, not normalised."""
+
+    def _wanted(self, token: Any, target: Any) -> WantedTokens:
+        """The rows that `token` or `target` names."""
+        return WantedTokens.parse(token, target)
+
+    def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
+        """The maps that :class:`Rollout` joins, in the form that a :class:`LayerMaps` gives."""
+        maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
+        return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
+
+    def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
+        """The maps `(batch, out, in)` of `count` layers."""
+        if isinstance(inputs, Mapping):
+            attention_mask = inputs.get("attention_mask", attention_mask)
+        text = token_input(inputs)
+        ids = isinstance(text, Tensor) and text.ndim == 2
+        if not (isinstance(text, Tensor) and text.numel() and (ids or (text.ndim == 3 and text.is_floating_point()))):
+            raise ArgumentError(
+                f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
+                "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
+            )
+        batch, tokens = text.shape[:2]
+        mask = text.new_ones(batch, tokens) if attention_mask is None else attention_mask
+        if not (isinstance(mask, Tensor) and mask.shape == (batch, tokens)):
+            raise ArgumentError(
+                f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
+                f"for tokens and 0 for padding, ({batch}, {tokens})."
+            )
+        groups = FeatureGroups(feature_mask)
+        groups.check(batch, tokens)
+        features = torch.arange(tokens, device="cpu")[None] if groups.mask is None else groups.mask
+        rows, there = text.detach().cpu(), mask.detach().cpu().bool()
+        features = features.detach().cpu().expand(batch, tokens)
+        maps = torch.zeros(count, batch, tokens, tokens, dtype=torch.float32, device="cpu")
+        for index in range(count):
+            for example in range(batch):
+                places = there[example].nonzero()[:, 0]
+                scores = self.scores(rows[example, places], index)
+                scores = _by_feature(scores.tril() if self.causal else scores, features[example, places])
+                maps[index, example, places[:, None], places] = scores
+        return list(maps.to(text.device))
+
+
+def _by_feature(scores: Tensor, features: Tensor) -> Tensor:
+    """Scores `(out, in)` of features, normalised over features. All tokens of a feature have its score."""
+    names, member = features.unique(return_inverse=True)
+    places = torch.arange(len(member), device="cpu")
+    first = places.new_full((len(names),), len(member)).scatter_reduce(0, member, places, "amin")
+    return normalize_rows(scores[:, first])[:, member]
 
 
 class PositionAttribution(ModelFreeAttribution):

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule
-from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.target import gather_rows
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
+from captum_vz.attr.model_free import ModelFreeAttribution
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, rollout
 

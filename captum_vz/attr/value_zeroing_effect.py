@@ -10,13 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine import LAYER_ERRORS, ModelReplay, is_reproduced, keeps_examples_apart
+from captum_vz._engine import (
+    LAYER_ERRORS,
+    SHORT_OF_MEMORY,
+    ModelReplay,
+    is_out_of_memory,
+    is_reproduced,
+    keeps_examples_apart,
+)
 from captum_vz._private import NullProgress, progress
-from captum_vz.attr._base import ForwardPassAttribution, check_one_of, in_steps, logged, warn
+from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import run_clean
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Inputs, bind_forward, check_numbers, examples_of
-from captum_vz.attr._call.layers import Attention, Heads, Values
+from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
+from captum_vz.attr._call.layers import Attention, Heads, Values, values_of_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -154,10 +160,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 Dropout in train mode. An output that is not finite, or not one number for each example at `target`.
                 Several examples that depend on each other. The model is unchanged after an error.
         """
-        if attribute_to_layer_input:
-            raise ArgumentError(
-                f"attribute_to_layer_input=True has no meaning here: {self.get_name()} zeroes values. Leave it False."
-            )
+        self._check_layer_input(attribute_to_layer_input)
         check_numbers(perturbations_per_eval, run)
         check_one_of("rows", self.rows, "all", "target")
         if type(self.window) is not int or self.window < 1 or (self.window > 1 and not self.by_layer):
@@ -169,7 +172,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         wanted = self._wanted(token, target)
         layers = self._layers()
         masks = FeatureGroups(feature_mask)
-        model = ModelReplay(layers, self._given(layers), get_intervention(self.intervention))
+        model = ModelReplay(layers, values_of_layers(self.values, layers), get_intervention(self.intervention))
         output, members, end, dtypes = run_clean(
             self.get_name(),
             model,
@@ -347,16 +350,21 @@ class ZeroedNumbers:
         self, run: Callable[[int, int], Tensor], at_most: int, title: str | None
     ) -> tuple[Tensor, str | None]:
         """The effects `run(start, stop) (batch, column)` of all columns, and a warning if memory was short."""
-        found, count = [], self.order.shape[1] * (1 if self.windows is None else len(self.windows))
-        steps = -(-count // at_most)
-        with NullProgress() if title is None else progress(desc=title, total=steps) as bar:
-
-            def step(start: int, stop: int) -> None:
-                found.append(run(start, stop))
-                bar.update()
-
-            note = in_steps(step, count, at_most)
-        return torch.cat(found, 1), note
+        found, count = list[Tensor](), self.order.shape[1] * (1 if self.windows is None else len(self.windows))
+        start, size = 0, at_most
+        with NullProgress() if title is None else progress(desc=title, total=-(-count // at_most)) as bar:
+            while start < count:
+                stop = min(start + size, count)
+                try:
+                    found.append(run(start, stop))
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error) or stop - start == 1:
+                        raise
+                    size = (stop - start) // 2
+                else:
+                    start = stop
+                    bar.update()
+        return torch.cat(found, 1), SHORT_OF_MEMORY if size < at_most else None
 
     def _on_copies(self, start: int, stop: int) -> Tensor:
         zeroed = torch.stack([self._zeroed(column) for column in range(start, stop)])

@@ -246,9 +246,6 @@ def test_wrong_calls_are_refused() -> None:
         AttnLRP(model).attribute(IDS, target=(-1, 3), attribute_to_layer_input=True)
     with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
         AttnLRP(model).attribute(IDS, target=(-1, 3))
-    steps: Any = {"n_steps": 3}
-    with pytest.raises(RefusedError, match="takes no n_steps"):
-        AttnLRP(model).attribute(IDS, **steps)
 
 
 @pytest.mark.parametrize("name", ["BERT", "Mixtral"])

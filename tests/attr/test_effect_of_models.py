@@ -205,7 +205,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target": lambda out: out.sum()}, r"target gave \(\) for 3 examples"),
     ({"target": lambda out: 1.0}, "target gave float for 3 examples"),
     ({"target": lambda out: out[:, 2, 3] / 0}, "target gave values that are not finite"),
-    ({"target": (2, 3), "attribute_to_layer_input": True}, "attribute_to_layer_input=True has no meaning here"),
+    ({"target": (2, 3), "attribute_to_layer_input": True}, "Leave attribute_to_layer_input False"),
     ({"target": (2, 3), "perturbations_per_eval": 0}, "perturbations_per_eval is 0"),
     ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"feature_mask is \(1, 3\)"),
 ]

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import BartConfig, BartModel
 
 from captum_vz import ALTIPlus, ValueZeroingEffect, find_layers
-from captum_vz.attr._base.several_inputs import by_input
+from captum_vz.attr._call.arguments import by_input
 from captum_vz.errors import ArgumentError
 
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}

@@ -29,7 +29,7 @@ def record(**fields: Any) -> AttentionRecord:
 
 
 def inline(columns: list[slice]) -> AttentionRecord:
-    values = InlineValues(BERT_LIKE, nn.Identity(), None, columns, 0.0)
+    values = InlineValues(BERT_LIKE, nn.Identity(), None, columns, [0.0] * len(columns))
     return replace(record(), values=torch.ones(1, 3, 8), inline=values)
 
 

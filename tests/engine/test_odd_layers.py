@@ -189,7 +189,7 @@ def test_missing_attention_function(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "__module__", "collections")
     block = Block()
     block.attention.__class__ = Alone
-    with pytest.raises(UnsupportedLayerError, match="collections defines none"):
+    with pytest.raises(UnsupportedLayerError, match="no eager_attention_forward shows its weights"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 

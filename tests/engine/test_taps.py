@@ -17,8 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from captum_vz import ValueZeroing
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._engine.taps.functions import NAME, LoadedAlias, _Mode
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, handled_by
+from captum_vz._engine.taps.handler import NAME, AttentionCall, AttentionHandler, LoadedAlias, _Mode, handled_by
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
 from tests.engine.by_name import ByName
 from tests.engine.compare import assert_same
@@ -26,14 +25,14 @@ from tests.engine.test_inline_layers import case as inline_case
 from tests.faults.state import state_of
 from tests.reference import FAMILIES
 
-taps = {type(tap).__name__: tap for tap in TAPS}
+taps = {tap.__name__: tap for tap in TAPS}
 
 
 @dataclass
 class Example:
     """A tap, and a model whose attention it reads."""
 
-    tap: AttentionTap
+    tap: Callable[..., None]
     model: nn.Module
     inputs: Any
 
@@ -42,9 +41,9 @@ class Example:
         """Attach the tap to the model or to `layers`. What is imported by name is handed on by torch's name."""
         with Changes() as changes:
             modules = [module for layer in layers or [self.model] for module in layer.modules()]
-            if self.tap is taps["SdpaByNameTap"]:
-                taps["SdpaTap"].attach(modules, changes)
-            self.tap.attach(modules, changes)
+            if self.tap is taps["tap_sdpa_by_name"]:
+                taps["tap_sdpa"](modules, changes)
+            self.tap(modules, changes)
             yield
 
     @torch.no_grad()
@@ -87,13 +86,13 @@ def torchs_layer() -> tuple[nn.Module, Any]:
     return nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True).double().eval(), sequences(2)
 
 
-# The class of a tap -> a model that it reads. One model for each entry of TAPS at least.
+# The name of a tap -> a model that it reads. One model for each entry of TAPS at least.
 MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "TransformersTap": lambda: family("llama"),
-    "TransformersTap, home-made": lambda: (Block(), sequences(2)),
-    "SdpaTap": torchs_layer,
-    "SdpaByNameTap": lambda: (block_of(ByName()), sequences(2)),
-    "ProjectionTap": lambda: inline_case("XLNet"),
+    "tap_transformers": lambda: family("llama"),
+    "tap_transformers, home-made": lambda: (Block(), sequences(2)),
+    "tap_sdpa": torchs_layer,
+    "tap_sdpa_by_name": lambda: (block_of(ByName()), sequences(2)),
+    "tap_projections": lambda: inline_case("XLNet"),
 }
 
 
@@ -196,7 +195,7 @@ def test_eager_is_looked_up_since_transformers_5() -> None:
 @pytest.mark.parametrize("name", ["home-made", "torch", "bert", "imported"])
 def test_mode_is_on_where_needed(name: str) -> None:
     """A mode is asked at each function of torch, which takes time."""
-    build = {"torch": torchs_layer, "bert": lambda: family("bert"), "imported": MODELS["SdpaByNameTap"]}
+    build = {"torch": torchs_layer, "bert": lambda: family("bert"), "imported": MODELS["tap_sdpa_by_name"]}
     model, inputs = build.get(name, lambda: (Block(), sequences(2)))()
     layer, seen = (model.encoder.layer[0] if name == "bert" else model), list[bool]()
 

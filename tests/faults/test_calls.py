@@ -27,8 +27,8 @@ from tests.faults.state import differences, state_of
 FAST, SLOW = 12, 400  # places of each subject; no subject has more lines
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
 # Functions by which the pickler copies a layer's state. An error there is like one of the state's own code: no copy.
-COPIERS = [vars(changes._Copier)[name] for name in ("__init__", "persistent_id", "_is_copied")]
-COPYING = {(changes.__file__, one.__code__.co_firstlineno) for one in (*COPIERS, changes._Loader.persistent_load)}
+COPIERS: Any = (changes._Copier.persistent_id, changes._Loader.persistent_load)
+COPYING = {(changes.__file__, one.__code__.co_firstlineno) for one in COPIERS}
 
 
 class InterruptionError(Exception):

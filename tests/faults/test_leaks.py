@@ -101,5 +101,5 @@ def holds_tensor(value: Any, depth: int = 3) -> bool:
 
 
 def test_kept_tensors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_vz._engine.taps.functions.held", [torch.zeros(1)], raising=False)
-    assert kept() == {"captum_vz._engine.taps.functions.held"}
+    monkeypatch.setattr("captum_vz._engine.taps.handler.held", [torch.zeros(1)], raising=False)
+    assert kept() == {"captum_vz._engine.taps.handler.held"}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -22,23 +23,22 @@ from captum_vz._engine.numerics.tensors import (
     VersionedTensor,
     first_tensor,
     is_out_of_memory,
-    keep_freed_memory,
     map_each,
     nudged,
     results_of_pass,
     tensors_in,
 )
 from captum_vz._engine.taps import TAPS
-from captum_vz._engine.taps.changes import Changes, ModuleState, current_pass, repeated, undoing
-from captum_vz._engine.taps.handler import (
-    AttentionHandler,
-    current_handler,
+from captum_vz._engine.taps.changes import (
+    Changes,
+    ModuleState,
+    current_pass,
     is_hooked,
-    on_submodule_enter,
-    on_submodule_exit,
     output_hooks,
-    thread_handler,
+    repeated,
+    undoing,
 )
+from captum_vz._engine.taps.handler import AttentionHandler, current_handler, thread_handler
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
@@ -49,6 +49,19 @@ from captum_vz._private import (
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 H = TypeVar("H", bound=AttentionHandler)
+
+
+# Plain functions without state, so that a copy of a layer can carry them.
+def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """The hook that submodules call before they run."""
+    if (handler := current_handler()) is not None:
+        handler.on_enter(module)
+
+
+def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """The hook that submodules call when they return."""
+    handler = current_handler()
+    return None if handler is None else handler.on_exit(module, inputs, output)
 
 
 @contextmanager
@@ -116,7 +129,7 @@ def layer_hooks(
     with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
-            tap.attach(modules, changes)
+            tap(modules, changes)
         changes.hook_each(submodules, on_submodule_enter, on_submodule_exit)
         for index, layer in enumerate(layers):
             before, returned, after = hooks_of(index)
@@ -161,7 +174,9 @@ class LayerPass:
         """What `forward` returns. A pass runs once. UnsupportedLayerError: a layer was not run."""
         for layer in self.layers:
             check_no_dropout(layer)
-        keep_freed_memory()
+        # glibc returns blocks of up to 32 MiB to the system when they are freed, until a larger block was freed. Then
+        # chunk buffers are reused. Nothing is written into this block, so that it takes no memory.
+        torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
         with undoing() as changes:
             attach_to_named(self.layers, self.given, changes)
             changes.set(results_of_pass, ResultsOfPass())
@@ -170,15 +185,11 @@ class LayerPass:
         ran = {index for index, _ in self.results}
         for index, layer in enumerate(self.layers):
             if index not in ran:
-                parts = (
-                    "No model runs a ModuleList. If it holds the parts of a block (vit-pytorch, x-transformers), pass "
-                    "the attention module in it: its map leaves out the rest of the block."
-                )
+                parts = " A ModuleList never runs: pass the attention module in it (vit-pytorch, x-transformers)."
                 raise UnsupportedLayerError(
                     f"forward_func did not run layer {index} of {len(self.layers)}, a {type(layer).__name__}. Pass a "
-                    "layer of the model that forward_func calls in this thread, and not of a copy (torch.jit and "
-                    "torch.export make one). The inputs have to reach the layer, by `layer(...)`: `layer.forward(...)` "
-                    f"calls no hooks. {parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
+                    "layer that forward_func calls in this thread by `layer(...)`, and not a copy of it."
+                    f"{parts if isinstance(layer, nn.ModuleList) else ''}"
                 )
         return output
 
@@ -188,23 +199,11 @@ class LayerPass:
         number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
         if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
-        called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
-        if not called.__module__.startswith(("torch.", "transformers.")):
-            raise UnsupportedLayerError(
-                f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
-                "only what forward does. Move this code to forward. If the class wraps a layer of another library, "
-                "explain the model of that library."
-            )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
         if (shared := results_of_pass.get()) and (state.own_code or is_hooked(layer)):
             shared.forget()
         record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None
-        if "DTensor" in {type(x).__name__ for x in record.parameters}:
-            raise UnsupportedLayerError(
-                f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "
-                "them knows only a part of it: load the model without a plan, or over devices by device_map='auto'."
-            )
         return _SubmoduleRecorder(record)
 
     def end(self, recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
@@ -233,12 +232,6 @@ class LayerPass:
 class _SubmoduleRecorder(Recorder):
     """A recorder in the user's pass. An error in reading a submodule is a refusal, and no error of the model."""
 
-    def on_enter(self, module: nn.Module) -> None:
-        try:
-            super().on_enter(module)
-        except LAYER_ERRORS as error:
-            _raise_refused(self.record, error)
-
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
         try:
             super().on_exit(module, inputs, output)
@@ -258,18 +251,13 @@ def _raise_refused(record: LayerRecord, error: Exception) -> NoReturn:
 
 def _is_of_user(error: BaseException) -> bool:
     """Whether the error was raised in what the user passes to a method, such as a distance or a norm."""
-    # Our innermost module in the traceback, and the packages that it called.
-    ours, below, traceback = "", set[str](), error.__traceback__
-    while traceback is not None:
-        name = str(traceback.tb_frame.f_globals.get("__name__"))
-        if name.startswith("captum_vz."):
-            ours, below = name, set()
-        else:
-            below.add(name.partition(".")[0])
-        traceback = traceback.tb_next
+    # Our innermost module in the traceback, and the packages that it called. Methods call what the user passes. The
+    # engine calls the model.
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    ours = max(place for place, name in enumerate(names) if name.startswith("captum_vz."))
+    below = {name.partition(".")[0] for name in names[ours + 1 :]}
     libraries = {"torch", "transformers", "accelerate", "numpy", *sys.stdlib_module_names}
-    # Methods call what the user passes. The engine calls the model.
-    return bool(below) and (ours.startswith("captum_vz.attr.") or not below <= libraries)
+    return bool(below) and (names[ours].startswith("captum_vz.attr.") or not below <= libraries)
 
 
 def given_states(

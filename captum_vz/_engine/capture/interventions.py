@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,22 +72,8 @@ class SiteHandler(AttentionHandler):
         """Write into the output of a value projection, `(batch, in, features)`."""
 
 
-class ContextHandler(SiteHandler):
-    """Replaces the context of one attention, in each example."""
-
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        context, weights = call.compute(call.values)
-        used = call.weights_used(self.attention.module, context, weights)
-        # In the memory format of the context, because a module may take a view of it.
-        return torch.empty_like(context).copy_(self.new_context(context, used, call.values)), weights
-
-    @abstractmethod
-    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
-        """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
-
-
 @dataclass(eq=False, repr=False)
-class Intervene(ContextHandler):
+class Intervene(SiteHandler):
     """Lets an intervention replace values where `zeroed (copies, head, in)` is True."""
 
     zeroed: Tensor
@@ -98,12 +83,16 @@ class Intervene(ContextHandler):
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         weights, context = self.attention.weights, self.attention.context
-        known = self.on_clean_input and call.explained and self.attention.calls == 1
+        used, known = weights, self.on_clean_input and call.explained and self.attention.calls == 1
         if not known or weights is None or context is None:
-            return super().change_call(call)
-        return torch.empty_like(context).copy_(self.new_context(context, weights, call.values)), weights
+            context, weights = call.compute(call.values)
+            used = call.weights_used(self.attention.module, context, weights)
+        assert used is not None  # narrows the type
+        # In the memory format of the context, because a module may take a view of it.
+        return torch.empty_like(context).copy_(self.new_context(context, used, call.values)), weights
 
     def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
+        """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
         # Summed over the other sources. The context minus the zeroed values would be rounding if little is left.
         values = for_query_heads(values, weights.shape[1])
         change = partial(contexts_after, self.intervention, values=values, zeroed=self.zeroed, real=self.real)
@@ -118,13 +107,14 @@ class Intervene(ContextHandler):
 
 
 @dataclass(eq=False, repr=False)
-class ScaleNoise(ContextHandler):
+class ScaleNoise(SiteHandler):
     """Replaces the context of copy i by noise of strength `strengths[i]`. Strength 0 leaves it unchanged."""
 
     strengths: Tensor
 
-    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
-        return with_noise(context, self.strengths)
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        context, weights = call.compute(call.values)
+        return torch.empty_like(context).copy_(with_noise(context, self.strengths)), weights
 
     def change_values(self, values: Tensor) -> None:
         values.copy_(with_noise(values, self.strengths))

@@ -28,8 +28,8 @@ from captum_vz._engine.numerics.tensors import (
     map_each,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
-from captum_vz._engine.taps.changes import ModuleState, without_autocast
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._engine.taps.changes import ModuleState, left_out_by_replays, without_autocast
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by
 from captum_vz._private import accelerate_hook, own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -74,8 +74,8 @@ def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | N
     axes = [axis for axis in (2, 0) if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
     if len(axes) > 1:
         raise UnsupportedLayerError(
-            f"The layer {record.name} carries {tuple(output.shape)}, as many vectors of each token as there are tokens "
-            "and examples, so the axes cannot be distinguished. Pass another number of examples."
+            f"The layer {record.name} carries {tuple(output.shape)}, whose axes of tokens and streams cannot be "
+            "distinguished. Pass another number of examples."
         )
     return Streams(axes[0], output.shape[axes[0]]) if axes else None
 
@@ -266,13 +266,13 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
         if is_out_of_memory(error):
             raise
         raise RefusedError(
-            f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "
-            f"fails: {error}. {left_out_by_replays(record.layer)}Load the model in float32."
+            f"{record.name} is in half precision, and a copy of it in float32 fails: {error}. "
+            f"{left_out_by_replays(record.layer)}Load the model in float32."
         ) from error
     if half or len(again.attentions) < len(record.attentions):
         raise RefusedError(
-            f"{record.name} computes in half precision whatever its dtype is (torch.autocast in its own forward, a "
-            "cast). Zeroing a value changes less than that rounds. Let its code compute in the dtype of its weights."
+            f"{record.name} computes in half precision whatever its dtype is, which rounds more than zeroing a value "
+            "changes. Let its code compute in the dtype of its weights."
         )
     for number, clean in enumerate(record.attentions):
         while len(again.attentions) > number + 1 and again.attentions[number].calls < clean.calls:
@@ -291,8 +291,7 @@ def _check_runs_again(record: LayerRecord) -> None:
     if clean is not None and (again is None or again.shape != clean.shape or not is_close_in_half(again, clean)):
         raise UnsupportedLayerError(
             f"{record.name} cannot be replayed: run again on its own clean input, it does not return its clean output. "
-            f"{left_out_by_replays(record.layer)}State that a run changes, random numbers, and what is wrapped around "
-            "its forward are no part of it. Make the layer's output depend on its input alone."
+            f"{left_out_by_replays(record.layer)}Make the layer's output depend on its input alone."
         )
 
 

@@ -203,9 +203,8 @@ class LayerRecord:
         if attention.shape != part.shape:
             raise UnsupportedLayerError(
                 f"The layer {self.name} calls attention in parts of different sizes, {tuple(attention.shape)} and "
-                f"{tuple(part.shape)} (batch, heads, out, in), from one forward. Which tokens belong to which part is "
-                "unknown. Say where its values are: ValueZeroing(model, layer, values=layer.attn.to_v). Or compute it "
-                "by one call, with a mask of what each part sees."
+                f"{tuple(part.shape)} (batch, heads, out, in), from one forward. Say where its values are: "
+                "ValueZeroing(model, layer, values=layer.attn.to_v)."
             )
         attention.calls += part.calls
         attention.weights = None  # two softmaxes have no common weights

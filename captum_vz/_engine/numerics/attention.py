@@ -9,8 +9,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from captum_vz._engine.numerics.tensors import budget_of, for_query_heads, once_a_pass
+from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz.functional import widen
 
 
@@ -69,18 +71,15 @@ class RowWeights:
     def of(self, rows: slice | Tensor, examples: slice = slice(None)) -> Tensor:
         """The weights of these rows, `(batch, head, row, in)`, in at least float32."""
         query, key = self.query[examples][:, :, rows], self.key[examples]
-        mask, place = self.mask, self._place
+        mask, (out, sources) = self.mask, self.shape[2:]
         if self.causal:
-            mask = (place[: self.shape[3]] <= place[: self.shape[2]][rows, None])[None, None]
+            place = torch.arange(max(out, sources), device=self.query.device)
+            mask = (place[:sources] <= place[:out][rows, None])[None, None]
         elif mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
             mask = mask[examples] if len(mask) > 1 else mask
             mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
         return _softmax(query, key, None if mask is None else _finite_bias(mask, widen(query).dtype), self.scale)
-
-    @cached_property
-    def _place(self) -> Tensor:
-        return torch.arange(max(self.shape[2:]), device=self.query.device)
 
     def at(self, batch: Tensor, out: Tensor) -> Tensor:
         """The weights at positions `(batch, out)`, `(n, head, in)`."""
@@ -130,6 +129,26 @@ def weighted_values(
     whole = _softmax(query, key, bias, scale)
     context = whole @ for_query_heads(values.to(whole), heads)
     return context.transpose(1, 2).to(values), whole.to(query.dtype)
+
+
+def explains(weights: Tensor, values: Tensor, context: Tensor) -> bool:
+    """Whether a context `(batch, out, head, d_head)` is the product of weights and values."""
+    sums = (weights.to(values.dtype) @ for_query_heads(values, weights.shape[1])).transpose(1, 2)
+    return same_numbers(context.flatten(2), sums.flatten(2), torch.finfo(context.dtype).eps ** 0.6)
+
+
+def weights_by_unit_values(compute: Callable[[Tensor], tuple[Tensor, Weights]], values: Tensor, heads: int) -> Tensor:
+    """Weights `(batch, head, out, in)` by contexts of values that are one at one source.
+
+    One call shows as many sources as a value has entries.
+    """
+    sources, width = values.shape[-2:]
+    columns = []
+    for start in range(0, sources, width):
+        units = torch.eye(sources, dtype=values.dtype, device=values.device)[:, start : start + width]
+        context, _ = compute(functional.pad(units, (0, width - units.shape[1])).expand_as(values))
+        columns.append(context.unflatten(2, (heads, -1)).flatten(3)[..., : units.shape[1]])
+    return torch.cat(columns, dim=-1).transpose(1, 2)
 
 
 def _softmax(query: Tensor, key: Tensor, bias: tuple[Tensor, Tensor | None] | None, scale: float | None) -> Tensor:

@@ -288,10 +288,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory is short. It says nothing of the layer that was run."""
     worded = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     return worded or isinstance(error, (torch.OutOfMemoryError, MemoryError))
-
-
-def keep_freed_memory() -> None:
-    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk."""
-    # glibc returns blocks of up to 32 MiB to the system when they are freed, until a larger block was freed. Nothing is
-    # written into this block, so that it takes no memory.
-    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")

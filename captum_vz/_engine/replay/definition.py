@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
+from captum_vz._engine.capture.interventions import Intervene, ScaleNoise, SiteHandler
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
@@ -161,7 +161,7 @@ def _run(problem: ReplayProblem, runner: LayerRunner, zeroed: Tensor | None = No
     return _run_handled(site, runner, handler)
 
 
-def _run_handled(site: AttentionSite, runner: LayerRunner, handler: ContextHandler) -> Tensor:
+def _run_handled(site: AttentionSite, runner: LayerRunner, handler: SiteHandler) -> Tensor:
     output = runner.run(handler)
     handler.check_called()
     output = site.attention.batch_first(output)

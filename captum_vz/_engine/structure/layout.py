@@ -31,7 +31,7 @@ from captum_vz._engine.numerics.tensors import (
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz._engine.structure.modules import keeps_examples_apart
-from captum_vz._engine.taps.functions import MADE_OF
+from captum_vz._engine.taps.handler import MADE_OF
 from captum_vz._private import tree_leaves, tree_map
 from captum_vz.errors import RefusedError
 

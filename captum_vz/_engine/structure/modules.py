@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import once_a_pass, results_of_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
-from captum_vz._engine.taps.handler import is_hooked
+from captum_vz._engine.taps.changes import is_hooked
 from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, accelerate_hook, modules_of, own_parameters
 
 T = TypeVar("T")

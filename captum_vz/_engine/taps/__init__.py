@@ -1,11 +1,10 @@
 """Places where attention can be read.
 
-A tap turns an attention call into an `AttentionCall` and hands it to the handler of the thread. A new place is one
-class, and one entry in `TAPS`.
+A tap is a function of modules and `Changes`. It lets attention calls of these modules reach the handler of the thread,
+and notes all that it changes. Threads without a handler compute as ever.
 """
 
-from captum_vz._engine.taps.functions import SdpaByNameTap, SdpaTap, TransformersTap
-from captum_vz._engine.taps.handler import AttentionTap
-from captum_vz._engine.taps.projection import ProjectionTap
+from captum_vz._engine.taps.handler import tap_sdpa, tap_sdpa_by_name, tap_transformers
+from captum_vz._engine.taps.projection import tap_projections
 
-TAPS: tuple[AttentionTap, ...] = (TransformersTap(), SdpaTap(), SdpaByNameTap(), ProjectionTap())
+TAPS = (tap_transformers, tap_sdpa, tap_sdpa_by_name, tap_projections)

@@ -13,8 +13,8 @@ import random
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -26,22 +26,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_of_torch
-from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics.tensors import is_out_of_memory, version
 from captum_vz._private import (
     BUFFERS,
+    OUTPUT_CAPTURING,
     OWN_ATTRIBUTES,
+    accelerate_hook,
     eager_stance,
     forward_hooks,
+    forward_hooks_with_kwargs,
     forward_pre_hooks,
-    function_mode_state,
     function_modes,
     modules_of,
     own_buffers,
     pop_function_mode,
     push_function_mode,
-    restore_function_mode_state,
     tree_leaves,
     without_function_modes,
 )
@@ -68,11 +68,6 @@ class Changes(ExitStack):
         self.callback(variable.set, variable.get())
         variable.set(value)
 
-    def enter(self, mode: TorchFunctionMode) -> None:
-        """Enter a function mode of this thread."""
-        self.callback(_restore_modes, function_modes())
-        push_function_mode(mode)
-
     def share(self, key: Hashable, begin: Callable[[], tuple[Action, Action]]) -> None:
         """Make a change unless another pass has made it. `begin` returns what makes it, and what takes it back."""
         self.callback(self._release, key)
@@ -96,65 +91,56 @@ class Changes(ExitStack):
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Let `value` stand in the place of an attribute. See `original`."""
-        self.wrap(owner, name, lambda before: value)
-
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Let what `make` makes of an attribute stand in its place."""
 
         def begin() -> tuple[Action, Action]:
-            before = getattr(owner, name)
-            value = make(before)
-            put = partial(setattr, owner, name, value)
-            return put, partial(_put_back, owner, name, value, name in vars(owner), before)
+            undo = partial(_put_back, owner, name, value, name in vars(owner), getattr(owner, name))
+            return partial(setattr, owner, name, value), undo
 
         self.share((id(owner), name), begin)
 
     def hook(self, *registers: partial[Any]) -> None:
         """Register hooks of one module, or of all modules. Each argument is a register function with its hook."""
-        owner = getattr(registers[0].func, "__self__", module_of_torch)
-        tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
-        self.callback(_remove_hooks, tables, [one.args[0] for one in registers])
-        for register in registers:
-            register()
+        make, undo = _hooking(registers)
+        self.callback(undo)
+        make()
 
     def hook_each(self, modules: Sequence[nn.Module], enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
         """Register a hook before and a hook after the forward of each module, unless another pass has.
 
         If the block fails, hooks go that the model's own code added to modules and left there (PEFT's adapters).
         """
-        before = {id(hook) for table in _hook_tables(modules) for hook in list(table.values())}
+        for one in modules:
+            registers = partial(one.register_forward_pre_hook, enter), partial(one.register_forward_hook, leave)
+            self.share(("hooks", id(one)), partial(_hooking, registers))
+        tables = [table for one in modules for table in (forward_pre_hooks(one), forward_hooks(one))]
+        before = {id(hook) for table in tables for hook in list(table.values())}
 
-        def remove(kind: Any, error: BaseException | None, trace: Any) -> None:
-            with _lock:
-                for one in modules:
-                    users = _shared.get(("hooks", id(one)), ([], None))[0]
-                    if self in users:
-                        users.remove(self)
-                    if not users:
-                        _shared.pop(("hooks", id(one)), None)
-                    for table in _hook_tables([one]):
-                        for number, hook in list(table.items()):
-                            left = error is not None and id(hook) not in before and not _is_ours(hook)
-                            if left or (not users and (hook is enter or hook is leave)):
-                                table.pop(number, None)
+        def remove_left(kind: Any, error: BaseException | None, trace: Any) -> None:
+            for table in tables if error is not None else ():
+                for number, hook in list(table.items()):
+                    if id(hook) not in before and not str(getattr(hook, "__module__", "")).startswith("captum_vz."):
+                        table.pop(number, None)
 
-        self.push(remove)
-        with _lock:
-            for one in modules:
-                users = _shared.setdefault(("hooks", id(one)), ([], None))[0]
-                users.append(self)
-                if len(users) == 1:
-                    one.register_forward_pre_hook(enter)
-                    one.register_forward_hook(leave)
+        self.push(remove_left)
 
 
-def _hook_tables(modules: Sequence[nn.Module]) -> list[dict[int, Any]]:
-    return [table for one in modules for table in (forward_pre_hooks(one), forward_hooks(one)) if table]
+def _hooking(registers: Sequence[partial[Any]]) -> tuple[Action, Action]:
+    """What registers hooks of one module, or of all modules, and what removes them."""
+    owner = getattr(registers[0].func, "__self__", module_of_torch)
+    tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
+    hooks = {id(one.args[0]) for one in registers}
 
+    def make() -> None:
+        for register in registers:
+            register()
 
-def _is_ours(hook: Any) -> bool:
-    """Whether a pass registered a hook: this one or that of another thread."""
-    return str(getattr(hook, "__module__", "")).startswith("captum_vz.")
+    def undo() -> None:
+        filled = [table for table in tables if table]
+        for number in {number for table in filled for number, one in list(table.items()) if id(one) in hooks}:
+            for table in filled:
+                table.pop(number, None)
+
+    return make, undo
 
 
 def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
@@ -177,7 +163,6 @@ def undoing() -> Iterator[Changes]:
     with Changes() as changes:
         changes.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         changes.callback(_restore_modes, function_modes())
-        changes.callback(restore_function_mode_state, function_mode_state())
         changes.set(current_pass, changes)
         # The original modules of a compiled model run. A compiled layer would be compiled again with our hooks.
         if (stance := eager_stance()) is not None:
@@ -194,13 +179,6 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _remove_hooks(tables: tuple[dict[int, Any], ...], hooks: list[Callable[..., Any]]) -> None:
-    ours, tables = set(map(id, hooks)), tuple(filter(None, tables))
-    for number in {number for table in tables for number, one in list(table.items()) if id(one) in ours}:
-        for table in tables:
-            table.pop(number, None)
-
-
 def _restore_modes(before: list[Any]) -> None:
     if function_modes() != before:
         while function_modes():
@@ -209,16 +187,55 @@ def _restore_modes(before: list[Any]) -> None:
             push_function_mode(mode)
 
 
+def left_out_by_replays(layer: nn.Module) -> str:
+    """What the user has put around a layer's own forward, and what to do. Empty: nothing."""
+    forward, text = vars(layer).get("forward"), ""
+    if forward is not None and accelerate_hook(layer) is None:
+        name = f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward"
+        text = f"The layer carries {name}, which replays leave out. Make it part of the layer's class. "
+    hooks = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook, _ in output_hooks(layer)]
+    same = "which must return the same in each run. "
+    return text + (f"The layer's output goes through {' and '.join(hooks)}, {same}" if hooks else "")
+
+
+def user_hooks(hooks: Mapping[int, Callable[..., Any]], but: str = "captum_vz.") -> list[Callable[..., Any]]:
+    """The hooks of the user's among the `hooks` of a module, without those of the package `but`."""
+    # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
+    ours = ("captum_vz.", but, OUTPUT_CAPTURING, "torch.utils.module_tracker")
+
+    functions = [(hook, hook.func if isinstance(hook, partial) else hook) for hook in list(hooks.values())]
+    return [hook for hook, one in functions if not str(getattr(one, "__module__", None) or "").startswith(ours)]
+
+
+def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
+    """The user's hooks after a module's forward, in their order, each with whether it takes keyword arguments."""
+    with_kwargs = forward_hooks_with_kwargs(module)
+    return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
+
+
+def is_hooked(module: nn.Module, but: str = "captum_vz.") -> bool:
+    """Whether a module calls hooks of the user's. They may change what it does, so they have to be called.
+
+    Hooks of the package `but` do not count.
+    """
+    return any(user_hooks(hooks, but) for hooks in (forward_pre_hooks(module), forward_hooks(module)))
+
+
+def is_hooked_by_captum(module: nn.Module) -> bool:
+    """Whether a layer method of Captum keeps or replaces what a module takes or returns."""
+    tables = forward_pre_hooks(module), forward_hooks(module)
+    return any(len(user_hooks(hooks)) > len(user_hooks(hooks, but="captum.")) for hooks in tables)
+
+
 # Attributes that are no state: all of nn.Module's own (parameters and hooks do not change in a run), and an instance's
 # `forward`, which other passes set and remove. Buffers are read by themselves, because most modules have none.
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _NOT_READ = _NOT_STATE | {BUFFERS}
-_PLAIN = {bool, type(None), str, bytes, int, float, complex}  # the types of most attributes, which cannot change
-_CONTAINERS = {list, tuple, dict, set, frozenset, deque, bytearray, OrderedDict}
-# What copies share with originals.
+# Types that pickle copies by itself, and what copies share with originals.
+_PLAIN = {bool, type(None), str, bytes, int, float, complex}
+_CONTAINERS = _PLAIN | {list, tuple, dict, set, frozenset, deque, bytearray, OrderedDict}
 _SHARED = (Tensor, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, Enum, BaseException)
 _LIBRARIES = ("torch.", "transformers.", "accelerate.")
-_LARGEST = 10_000  # objects that are copied at most: an attribute may lead to a whole application
 
 
 class ModuleState:
@@ -233,10 +250,10 @@ class ModuleState:
         packages = {type(one).__module__.partition(".")[0] for one in self.modules}
         self.own_code = not packages <= {"torch", "transformers"}  # whether a module comes from elsewhere
         given = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)] if self.own_code else []
+        self.given = [(x, x.clone()) for x in given]
         held = self._tensors()
         self.held = set(map(id, held))
         self.versions = {id(x): version(x) for x in (*given, *held)}
-        self.given = [(x, x.clone()) for x in given]
 
     def written_arguments(self) -> dict[int, Tensor]:
         """The tensors among the arguments that the layer wrote into, as they were before, by id."""
@@ -248,20 +265,16 @@ class ModuleState:
 
     def copied(self, arguments: T, changes: Changes) -> T:
         """Let the modules hold copies of their state until `changes` are taken back. Return a copy of the arguments."""
-        given, held, shared = arguments, [], list[Any]()
-        if self.own_code:
-            held = [{name: x for name, x in _attributes(one).items() if _may_change(x)} for one in self.modules]
-            given, held, shared = _copied(arguments, held, type(self.modules[0]).__name__)
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        tensors = self._tensors()
-        known = trained | {id(x) for x in tensors if self._is_written(x)}
-        if self.own_code:  # tensors inside of lists and objects
-            inside = [x for x in shared if issubclass(type(x), Tensor) and id(x) not in self.versions]
-            tensors, known = [*tensors, *inside], known | set(map(id, inside))
-        each = {id(x): x for x in tensors if id(x) in known and not x.is_meta}.values()
-        written = [(x, x.clone()) for x in each]
+        written = [x for x in self._tensors() if id(x) in trained or self._is_written(x)]
+        given, held = arguments, list[dict[str, Any]]()
+        if self.own_code:
+            held = [{name: x for name, x in _attributes(one).items() if type(x) not in _PLAIN} for one in self.modules]
+            given, held, shared = _copied(arguments, held, type(self.modules[0]).__name__)
+            written += [x for x in shared if issubclass(type(x), Tensor) and id(x) not in self.versions]  # inside lists
+        clean = [(x, x.clone()) for x in {id(x): x for x in written if not x.is_meta}.values()]
         holders = [*map(vars, self.modules), *filter(None, map(own_buffers, self.modules))]
         before = [holder.copy() for holder in holders]
 
@@ -277,9 +290,9 @@ class ModuleState:
                         del holder[name]
                     holder.update({name: values[name] for name in values.keys() - _NOT_STATE})
             with without_function_modes():
-                for x, clean in written:
-                    if not torch.equal(x, clean):  # torch counts writes, for gradients
-                        x.detach().copy_(clean)
+                for x, numbers in clean:
+                    if not torch.equal(x, numbers):  # torch counts writes, for gradients
+                        x.detach().copy_(numbers)
 
         changes.share(("state", id(self.modules[0])), lambda: (give, restore))
         return given
@@ -303,22 +316,13 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: own[name] for name in own.keys() - _NOT_READ}
 
 
-def _may_change(value: Any) -> bool:
-    kind = type(value)  # configs make isinstance slow
-    return not (kind in _PLAIN or issubclass(kind, _SHARED) or _is_of_libraries(kind))
-
-
-def _is_of_libraries(kind: type) -> bool:
-    # torch's packed weights are of a class of "torch" itself. A class with a slot of this name holds no text there.
-    return any(f"{one.__module__}.".startswith(_LIBRARIES) for one in kind.__mro__)
-
-
 def _copied(arguments: Any, held: list[Any], name: str) -> tuple[Any, list[Any], list[Any]]:
     """Copies of a layer's arguments and of what its modules hold, and what they share with the originals.
 
     If they cannot be copied, both are returned as they are, with a warning that holds the layer's `name`.
     """
-    copier = _Copier(file := io.BytesIO())
+    copier = _Copier(file := io.BytesIO(), protocol=4)
+    copier.shared = []
     try:
         copier.dump((arguments, held))
         loader = _Loader(io.BytesIO(file.getvalue()))
@@ -336,31 +340,21 @@ def _copied(arguments: Any, held: list[Any], name: str) -> tuple[Any, list[Any],
 class _Copier(pickle.Pickler):
     """Pickles containers and objects, and shares all else."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=4)
-        self.shared: list[Any] = []
-        self._count = 0
+    shared: list[Any]
 
     def persistent_id(self, value: Any) -> int | None:
         """The place of a value among those that are shared. None: it is copied."""
         kind = type(value)
-        if kind in _PLAIN or kind in _CONTAINERS or self._is_copied(value):
+        if kind in _CONTAINERS:
             return None
+        # torch's packed weights are of a class of "torch" itself. A class with a slot of this name holds no text there.
+        of_library = any(f"{one.__module__}.".startswith(_LIBRARIES) for one in kind.__mro__)
+        if not (of_library or issubclass(kind, _SHARED) or hasattr(kind, "__next__")):
+            with suppress(Exception):  # files, locks, and whatever the code of an object's own raises
+                value.__reduce_ex__(4)
+                return None
         self.shared.append(value)
         return len(self.shared) - 1
-
-    def _is_copied(self, value: Any) -> bool:
-        kind = type(value)
-        if issubclass(kind, _SHARED) or hasattr(kind, "__next__") or _is_of_libraries(kind):
-            return False
-        self._count += 1
-        if self._count > _LARGEST:
-            return False
-        try:
-            value.__reduce_ex__(4)
-        except Exception:  # files, locks, and whatever the code of an object's own raises
-            return False
-        return True
 
 
 class _Loader(pickle.Unpickler):

@@ -1,44 +1,54 @@
-"""Attention calls, and the handler of this thread that answers them.
+"""Attention calls, the functions of torch and transformers that make them, and the handler that answers them.
 
 A tap sees an attention call and hands it to the handler of the thread that makes the call. The handler is kept in a
 context variable. A thread without a handler computes attention as ever.
+
+While a pass runs, our function takes the place of `torch.nn.functional.scaled_dot_product_attention`. The call inside
+`multi_head_attention_forward` cannot be seen in another way. torch's fused fast path for nn.TransformerEncoder is
+switched off. A caller that imported the function by name is seen by a function mode.
+
+The configs of the explained layers name another function of ours, which transformers' AttentionInterface looks up. For
+models loaded with sdpa it computes what torch's function computes. For all others it computes the numbers by the
+model's own `eager_attention_forward`, with its soft caps, sinks and position biases. A function that the user
+registered is called itself, unless it computes what torch's function computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from itertools import chain
+from types import FunctionType
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import for_query_heads, setting
-from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
-from captum_vz._engine.taps.changes import Changes
-from captum_vz._private import (
-    BUILTIN_ATTENTION,
-    OUTPUT_CAPTURING,
-    accelerate_hook,
-    forward_hooks,
-    forward_hooks_with_kwargs,
-    forward_pre_hooks,
+from captum_vz._engine.numerics.attention import (
+    Weights,
+    all_weights,
+    causal_mask,
+    explains,
+    weighted_values,
+    weights_by_unit_values,
 )
+from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass, setting
+from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
+from captum_vz._engine.taps.changes import Changes, original
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, is_transformed, sdpa_of_transformers
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
-
-class AttentionTap(Protocol):
-    """A place where the attention of a layer can be seen, and answered when the layer is run again."""
-
-    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
-        """Let attention calls of layers and their submodules reach the handler of the thread.
-
-        All that is changed is noted in `changes`, which take it back. Threads without a handler compute as ever.
-        """
+# The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
+ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
+NAME = "captum_vz"  # of our function in transformers
+EAGER = "eager_attention_forward"
+MADE_OF = "captum_vz_made_of"  # the attribute of a mask that holds the mask of tokens which it was made of
 
 
 @dataclass(frozen=True)
@@ -64,32 +74,16 @@ class AttentionCall:
         """
         if self.explained or not isinstance(weights, Tensor):
             return weights
-        if _explain(weights, self.values, context) or not context.isfinite().all():
+        if explains(weights, self.values, context) or not context.isfinite().all():
             return weights
-        weights = self._weights_by_unit_values(weights.shape[1])
-        if not _explain(weights, self.values, context):
+        weights = weights_by_unit_values(self.compute, self.values, weights.shape[1])
+        if not explains(weights, self.values, context):
             raise UnsupportedLayerError(
                 f"The attention function of {type(module).__name__} returns no sums of its values, so the contribution "
-                "of one value is undefined. Let it return the plain context, and do the rest after it. Or say where "
-                "the values are: ValueZeroing(model, layer, values=layer.attn.to_v)."
+                "of one value is undefined. Say where the values are: ValueZeroing(model, layer, "
+                "values=layer.attn.to_v)."
             )
         return weights
-
-    def _weights_by_unit_values(self, heads: int) -> Tensor:
-        """Contexts of values that are one at one source. One call shows as many sources as a value has entries."""
-        sources, width = self.values.shape[-2:]
-        columns = []
-        for start in range(0, sources, width):
-            units = torch.eye(sources, dtype=self.values.dtype, device=self.values.device)[:, start : start + width]
-            padded = functional.pad(units, (0, width - units.shape[1]))
-            context, _ = self.compute(padded.expand_as(self.values))
-            columns.append(context.unflatten(2, (heads, -1)).flatten(3)[..., : units.shape[1]])
-        return torch.cat(columns, dim=-1).transpose(1, 2)
-
-
-def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
-    sums = (weights.to(values.dtype) @ for_query_heads(values, weights.shape[1])).transpose(1, 2)
-    return same_numbers(context.flatten(2), sums.flatten(2), torch.finfo(context.dtype).eps ** 0.6)
 
 
 class AttentionHandler:
@@ -112,78 +106,291 @@ class AttentionHandler:
 
 thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
 current_handler = thread_handler.get
-
-
 # Makes a handler the handler of this thread inside a `with` block.
 handled_by = partial(setting, thread_handler)
 
 
-# Plain functions without state, so that a copy of a layer can carry them.
-def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """The hook that submodules call before they run."""
-    if (handler := current_handler()) is not None:
-        handler.on_enter(module)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as torch's function computes it, with its calls handed to the handler of this thread."""
+    handler, torchs = current_handler(), original(F, ATTENTION)
+    if handler is None or query.dim() not in (3, 4) or is_transformed():
+        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if query.dim() == 3:  # one head
+        mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
+    if torchs is not BUILTIN_ATTENTION:  # such as SageAttention's, which is quantised
+        given: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        with handled_by(None):
+            found = torchs(query, key, value, attn_mask, 0.0, is_causal, **given)
+        if not is_same_attention(found, BUILTIN_ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **given)):
+            raise RefusedError(
+                "Another function replaces torch.nn.functional.scaled_dot_product_attention and computes something "
+                "else, so its weights cannot be read. Restore torch's function, or pass a model that calls it."
+            )
+    visible = None if attn_mask is None else once_a_pass(_visible, attn_mask)
+    compute = partial(weighted_values, query, key, attn_mask, scale, is_causal)
+    causal = is_causal and query.shape[2] == key.shape[2]
+    call = AttentionCall(None, value, compute, visible, dropout_p, explained=True, causal=causal)
+    context, weights = handler.on_attention(call)
+    handler.last_weights = weights
+    return context.transpose(1, 2)
 
 
-def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """The hook that submodules call when they return."""
-    handler = current_handler()
-    return None if handler is None else handler.on_exit(module, inputs, output)
+def _visible(mask: Tensor) -> Tensor:
+    return mask_as_bool(mask)[(None,) * (4 - mask.dim())]
 
 
-def left_out_by_replays(layer: nn.Module) -> str:
-    """What the user has put around a layer's own forward, and what to do. Empty: nothing."""
-    forward, text = vars(layer).get("forward"), ""
-    if forward is not None and accelerate_hook(layer) is None:
-        name = f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward"
-        text = f"The layer carries {name}, which replays leave out. Make it part of the layer's class. "
-    hooks = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook, _ in output_hooks(layer)]
-    same = "which must return the same in each run. "
-    return text + (f"The layer's output goes through {' and '.join(hooks)}, {same}" if hooks else "")
+def _multi_head(*args: Any, **kwargs: Any) -> Any:
+    """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
+    # Without weights to return, nor when torch comes back here from under a function mode, which it leaves for itself.
+    handler, torchs = current_handler(), original(F, MULTI_HEAD)
+    if handler is None or not kwargs.get("need_weights", True):
+        return torchs(*args, **kwargs)
+    output, _ = torchs(*args, **{**kwargs, "need_weights": False})
+    weights, handler.last_weights = handler.last_weights, None
+    if weights is None:
+        return output, None
+    weights = all_weights(weights)
+    # torch's own softmax gives NaN for a token that sees nothing.
+    blind = weights.sum(-1, keepdim=True) == 0  # (batch, head, out, 1)
+    weights = weights.masked_fill(blind, torch.nan)
+    rows = blind.any(1).transpose(0, 1)  # the output has tokens first, and one sentence alone has no examples
+    output = output.masked_fill(rows.reshape(*output.shape[:-1], 1), torch.nan)
+    return output, weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
 
 
-def user_hooks(hooks: Mapping[int, Callable[..., Any]], but: str = "captum_vz.") -> list[Callable[..., Any]]:
-    """The hooks of the user's among the `hooks` of a module, without those of the package `but`."""
-    # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
-    ours = ("captum_vz.", but, OUTPUT_CAPTURING, "torch.utils.module_tracker")
-
-    def module_of(hook: Any) -> str:
-        return getattr(hook.func if isinstance(hook, partial) else hook, "__module__", None) or ""
-
-    return [hook for hook in list(hooks.values()) if not module_of(hook).startswith(ours)]
+def tap_sdpa(modules: Sequence[nn.Module], changes: Changes) -> None:
+    """See attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
+    switch, before = torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled
+    changes.share("fast path", lambda: (partial(switch, False), partial(switch, before())))
+    changes.replace(F, ATTENTION, attention)
+    changes.replace(F, MULTI_HEAD, _multi_head)
 
 
-def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
-    """The user's hooks after a module's forward, in their order, each with whether it takes keyword arguments."""
-    with_kwargs = forward_hooks_with_kwargs(module)
-    return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is BUILTIN_ATTENTION and current_handler() is not None:
+            return F.scaled_dot_product_attention(*args, **(kwargs or {}))  # ours, while a pass runs
+        return func(*args, **(kwargs or {}))
 
 
-def is_hooked(module: nn.Module, but: str = "captum_vz.") -> bool:
-    """Whether a module calls hooks of the user's. They may change what it does, so they have to be called.
+def tap_sdpa_by_name(modules: Sequence[nn.Module], changes: Changes) -> None:
+    """See attention whose caller imported torch's function by name.
 
-    Hooks of the package `but` do not count.
+    A function mode is asked at every function of torch, which takes time. So the mode is on only if torch's function is
+    an attribute of a module or of its class, or a global name of a method's file.
     """
-    return any(user_hooks(hooks, but) for hooks in (forward_pre_hooks(module), forward_hooks(module)))
+    classes = {cls for kind in set(map(type, modules)) for cls in kind.__mro__ if cls not in nn.Module.__mro__}
+    methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
+    files = {id(one.__globals__): one.__globals__ for one in methods}.values()
+    static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
+    held = chain(static, *(list(scope.values()) for scope in (*map(vars, modules), *map(vars, classes), *files)))
+    if id(BUILTIN_ATTENTION) in map(id, held):  # a thousand names, so without a loop in Python
+        changes.enter_context(_Mode())
 
 
-def is_hooked_by_captum(module: nn.Module) -> bool:
-    """Whether a layer method of Captum keeps or replaces what a module takes or returns."""
-    tables = forward_pre_hooks(module), forward_hooks(module)
-    return any(len(user_hooks(hooks)) > len(user_hooks(hooks, but="captum.")) for hooks in tables)
+class LoadedAlias(str):
+    """Our name, which also equals the name of the implementation whose numbers we compute.
 
-
-def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
-    """Check that `function`, such as SageAttention's, computes torch's attention of these arguments.
-
-    Small differences, such as those of a quantised attention, are accepted. No attention handler may be active.
-    RefusedError: the function computes something else.
+    Some models ask for the name of their attention before they prepare its mask or its biases (DeepSeek's sparse
+    attention, Falcon's ALiBi). Before transformers 5, layers look up no function if their implementation is eager, so
+    there our name is not equal to that one.
     """
-    if function is BUILTIN_ATTENTION:
-        return
-    if not is_same_attention(function(*args, **kwargs), BUILTIN_ATTENTION(*args, **kwargs)):
-        raise RefusedError(
-            "Another function replaces torch.nn.functional.scaled_dot_product_attention and computes something else. "
-            "Expected torch's own attention, because the weights cannot be read otherwise. Restore torch's function, "
-            "or pass a model that calls it."
-        )
+
+    loaded = "eager"
+    looked_up = True
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or (other == self.loaded and (self.looked_up or other != "eager"))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function that is registered with transformers under our name."""
+    handler, config = current_handler(), getattr(module, "config", None)
+    loaded = (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
+    of_user = _function_of_user(loaded)
+    by_torch = loaded == "sdpa" or of_user is not None
+    given = attention_mask if of_user is None or getattr(attention_mask, "ndim", 0) == 4 else None
+    biases, out, sources = kwargs.get("position_bias"), query.shape[2], key.shape[2]
+    if given is not None and given.shape[-1] > sources:  # attention functions may cut it
+        given = given[..., :sources]
+    # Whether a function other than eager attention, which is given no mask, hides what follows a token.
+    by_name = kwargs.get("is_causal")
+    hides_later = given is None and (by_torch or loaded != "eager") and out > 1
+    hides_later = hides_later and bool(getattr(module, "is_causal", True) if by_name is None else by_name)
+    causal = hides_later and by_torch and biases is None and out == sources
+    if hides_later and not causal:
+        given = once_a_pass(causal_mask, out, sources, query.device)
+    mask = given if by_torch else _mask_to_add(loaded, given, query)
+    function = of_user or (sdpa_of_transformers() if by_torch else _eager_function(module))
+
+    def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
+        return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
+
+    def compute(values: Tensor) -> tuple[Tensor, Weights]:
+        if not by_torch:
+            return run(mask, values, dropout)
+        biased = _with_biases(mask, biases)
+        context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), causal, values)
+        return context.contiguous(), weights  # some modules view it
+
+    def compute_as_user(values: Tensor) -> tuple[Tensor, Tensor]:
+        with handled_by(None):
+            context = run(attention_mask, values, dropout)[0]
+        return context, query.new_full((*query.shape[:3], key.shape[2]), torch.nan)  # found by `weights_used`
+
+    if handler is None:
+        return run(attention_mask if by_torch else mask, value, dropout)
+    if of_user is not None and not same_numbers(
+        compute(value)[0], compute_as_user(value)[0], torch.finfo(value.dtype).eps ** 0.6
+    ):
+        visible = None if given is None else mask_as_bool(given)
+        call = AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False)
+    else:
+        if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
+            dropout = 0.0
+        visible = None if mask is None else once_a_pass(mask_as_bool, mask)
+        call = AttentionCall(module, value, compute, visible, dropout, by_torch, causal=causal)
+    context, weights = handler.on_attention(call)
+    # In a plain run, torch's function alone returns no weights.
+    return context, None if loaded == "sdpa" or weights is None else all_weights(weights)
+
+
+def _eager_function(module: nn.Module) -> Callable[..., Any]:
+    """The function that computes a module's attention if no other implementation is selected.
+
+    This is the function that the module's forward names, because a file may hold one for each kind of attention (Llama
+    4). If the forward names none, it is the function that is defined in the module of its class. UnsupportedLayerError:
+    there is none, or the forward names several.
+    """
+    classes, name = type(module).__mro__, type(module).__name__
+    for cls in classes:
+        forward = inspect.unwrap(vars(cls).get("forward", None))
+        if not inspect.isfunction(forward):
+            continue
+        names = forward.__code__.co_names
+        named = [one for one in names if one.endswith(EAGER) and one in forward.__globals__]
+        if len(named) > 1:
+            raise UnsupportedLayerError(
+                f"The forward of the attention module {name} names {' and '.join(named)}, so it is unknown which "
+                "computes its attention. Let it name one function."
+            )
+        if named:
+            return forward.__globals__[named[0]]
+        if "super" not in names:
+            break
+    for cls in classes:
+        eager = getattr(sys.modules.get(cls.__module__), EAGER, None)
+        if eager is not None:
+            return eager
+    raise UnsupportedLayerError(
+        f"The attention module {name} asks transformers' AttentionInterface for its attention, but no {EAGER} shows "
+        "its weights. Define that function in the same file as the class."
+    )
+
+
+def _mask_to_add(loaded: str | None, mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """The mask as eager attention adds it to the scores."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool and loaded != "eager":  # it was made for another implementation
+        zero = torch.zeros((), dtype=query.dtype, device=mask.device)
+        mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
+    # Many models compute the softmax in float32. There float64's smallest number is -inf, and a row of -inf gives NaN.
+    return mask.clamp_min(torch.finfo(torch.float32).min) if mask.dtype == torch.float64 else mask
+
+
+def _with_biases(mask: Tensor | None, biases: Tensor | None) -> Tensor | None:
+    """A mask for torch's function that adds biases of positions, as transformers makes it."""
+    if mask is None or biases is None:
+        return mask if biases is None else biases
+    return biases.masked_fill(~mask, torch.finfo(biases.dtype).min) if mask.dtype == torch.bool else mask + biases
+
+
+def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """The mask that the loaded implementation is given. None: transformers knows no mask for it."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(getattr(attention_name(config), "loaded", "eager"))
+    mask = None if function is None else function(*args, config=config, **kwargs)
+    if mask is not None and kwargs.get("attention_mask") is not None:
+        setattr(mask, MADE_OF, kwargs["attention_mask"])
+    return mask
+
+
+@cache
+def _register() -> None:
+    """Make our name known to transformers. Imported here, because the import takes longer than all others."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask_function)
+
+
+def _looks_up_eager() -> bool:
+    """Whether layers ask transformers for their function whichever implementation is named."""
+    from transformers import AttentionInterface
+
+    return hasattr(AttentionInterface, "get_interface")
+
+
+def _function_of_user(name: Any) -> Callable[..., Any] | None:
+    """The attention function of this name, if the user registered it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    # Those of transformers compute what eager attention computes. So do its hub's kernels, whose names have a slash.
+    known = not isinstance(name, str) or name in (NAME, "eager") or "/" in name
+    function = None if known else ALL_ATTENTION_FUNCTIONS.get(name)
+    code = getattr(function, "func", function)
+    return None if str(getattr(code, "__module__", "transformers.")).startswith("transformers.") else function
+
+
+def _reads_our_name(module: nn.Module) -> bool:
+    """Whether a module may look up our function. Before transformers 5, ModernBERT's file has a table of its own."""
+    file = type(module).__module__
+    of_users = not file.startswith("transformers.")
+    return of_users or _looks_up_eager() or hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS")
+
+
+def _config_of(module: nn.Module) -> Any:
+    # A missing attribute takes a module long. Most modules are torch's, whose classes have no config.
+    if type(module).__module__.startswith("torch.nn.modules."):
+        return vars(module).get("config")
+    return getattr(module, "config", None)
+
+
+def tap_transformers(modules: Sequence[nn.Module], changes: Changes) -> None:
+    """See attention that layers call through transformers' AttentionInterface."""
+    configs: dict[int, Any] = {}
+    for module in modules:
+        config = _config_of(module)
+        if hasattr(config, ATTENTION_NAME) and _reads_our_name(module):
+            configs[id(config)] = config
+    for config in configs.values():
+        _register()
+        name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
+        name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
+        name.looked_up = _looks_up_eager()
+        changes.replace(config, ATTENTION_NAME, name)

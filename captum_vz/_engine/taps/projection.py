@@ -114,7 +114,8 @@ class ValueProjection:
             return self._in_parts(holder, dict(projected))
         other = None if self.second_projection is None else getattr(module, self.second_projection)
         projection, first = attrgetter(self.projection)(holder), projected[0][1]
-        return InlineValues(self, projection, other, self._columns(module, first), self._zero(module)), self.rows(first)
+        columns = self._columns(module, first)
+        return InlineValues(self, projection, other, columns, self._zero(module, len(columns))), self.rows(first)
 
     def _in_parts(self, layer: nn.Module, projected: dict[Any, Tensor]) -> tuple[InlineValues, Tensor]:
         rows, columns, places, start = [], list[slice](), {}, 0
@@ -123,7 +124,8 @@ class ValueProjection:
             rows.append(part.rows(projected[module]))
             columns += [slice(start + own.start, start + own.stop) for own in part._columns(layer, projected[module])]
             places[module] = part, slice(start, start := start + rows[-1].shape[-1])
-        return InlineValues(self, next(iter(places)), None, columns, 0.0, places), torch.cat(rows, dim=-1)
+        zero: list[Tensor | float] = [0.0] * len(columns)
+        return InlineValues(self, next(iter(places)), None, columns, zero, places), torch.cat(rows, dim=-1)
 
     def _columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
         """Return the features of `rows` that hold the values of each head."""
@@ -136,11 +138,11 @@ class ValueProjection:
         size = heads // groups + 2
         return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
 
-    def _zero(self, module: nn.Module) -> list[Tensor] | float:
-        """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
+    def _zero(self, module: nn.Module, heads: int) -> list[Tensor | float]:
+        """Return the projection's output for a value of zero, for each head."""
         if self.bias is None:
-            return 0.0
-        bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
+            return [0.0] * heads
+        bias = getattr(module, self.bias).detach()
         return [-bias[_slice(head, heads, len(bias))] for head in range(heads)]
 
 
@@ -152,7 +154,7 @@ class InlineValues:
     projection: nn.Module | nn.Parameter  # what projects them
     other_projection: nn.Module | None  # what projects values of the same tokens for some other rows, if it exists
     columns: list[slice]  # the features of each head's values
-    zero: list[Tensor] | float  # what is projected for a value that is zero: for each head, or one number for all
+    zero: list[Tensor | float]  # what is projected for a value of each head that is zero
     places: dict[Any, tuple[ValueProjection, slice]] = field(default_factory=dict)  # of each of several projections
 
     def by_head(self, rows: Tensor) -> Tensor:
@@ -165,14 +167,13 @@ class InlineValues:
         `new` is given the values `(n, head, in, d_head)`. CannotReplayError: heads that share their values are not
         changed alike.
         """
-        zero: list[Any] = [self.zero] * len(self.columns) if isinstance(self.zero, float) else self.zero
-        parts = zip(self.columns, zero, strict=True)
+        parts = zip(self.columns, self.zero, strict=True)
         values = new(torch.stack([rows[..., columns] - one for columns, one in parts], dim=1))
         for head, columns in enumerate(self.columns):
             shared = (other for other in range(head) if self.columns[other] == columns)
             if any(not torch.equal(changed[:, head], changed[:, other]) for other in shared):
                 raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
-            own = values[:, head] + zero[head]
+            own = values[:, head] + self.zero[head]
             rows[..., columns] = torch.where(changed[:, head, :, None], own, rows[..., columns])
 
 
@@ -340,18 +341,16 @@ class ParameterProjectionMode(TorchFunctionMode):
 
 def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection], changes: Changes) -> None:
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
-    for layer, row in zip(layers, rows, strict=bool(rows)):
-        if any(isinstance(attrgetter(part.projection)(layer), nn.Parameter) for part in row.parts):
-            return changes.enter(ParameterProjectionMode(named=True))
+    parts = [attrgetter(part.projection)(layer) for layer, row in zip(layers, rows, strict=False) for part in row.parts]
+    if any(isinstance(part, nn.Parameter) for part in parts):
+        changes.enter_context(ParameterProjectionMode(named=True))
 
 
-class ProjectionTap:
-    """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
-
-    def attach(self, modules: Sequence[nn.Module], changes: Changes) -> None:
-        for module in modules:
-            if (row := family_of(module)) and isinstance(getattr(module, row.projection, None), nn.Parameter):
-                return changes.enter(ParameterProjectionMode())
+def tap_projections(modules: Sequence[nn.Module], changes: Changes) -> None:
+    """See values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
+    rows = [(module, family_of(module)) for module in modules]
+    if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
+        changes.enter_context(ParameterProjectionMode())
 
 
 def visible_by_argument(

@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
-from captum_vz._engine.taps.changes import Changes
+from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._private import tree_leaves, tree_map
 
 # If a larger share of rows has changed, selecting these rows costs more than it saves.
@@ -73,7 +73,8 @@ class CleanCache:
             reused = [(module, of_example(x), tree_map(of_example, y)) for module, x, y in reused]
         changes.set(_answering, CacheReader(copies, batch if alone is None else 1, reused))
         for module in dict.fromkeys(module for module, _, _ in reused):
-            changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
+            forward = partial(_forward_or_cached, module, original(module, "forward"))
+            changes.replace(module, "forward", forward)
 
     def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Record that a module begins, in this thread."""

@@ -15,28 +15,41 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
 from captum_vz._private import modules_of, own_modules
-from captum_vz.attr._call.layers import as_layers, check_forward_func, default_layers, values_of_layers
+from captum_vz.attr._call.layers import as_layers, as_list, check_forward_func, default_layers
 from captum_vz.errors import ArgumentError
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
+# Keywords of Captum's other methods, and what to do where a method here has no such argument.
+CAPTUM_KEYWORDS = {
+    **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
+    **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
+    **dict.fromkeys(("attribute_to_layer_input", "perturbations_per_eval", "show_progress"), "Leave it out"),
+    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),
+    "nt_samples": "Pass it to NoiseTunnel(method).attribute",
+    "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
+}
 
 
 def logged(attribute: _Attribute) -> _Attribute:
-    """Captum's decorator of `attribute`, with types. Arguments that only other methods of Captum take are refused."""
+    """Captum's decorator of `attribute`, with types. It looks at who calls, and at keywords of Captum's other methods."""
+    takes = inspect.signature(attribute).parameters
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
 
     @wraps(attribute)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        caller = _caller()
+        for keyword in () if open_ended else CAPTUM_KEYWORDS.keys() & (kwargs.keys() - takes.keys()):
+            raise ArgumentError(f"{self.get_name()} takes no {keyword}. {CAPTUM_KEYWORDS[keyword]}.")
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
+            frame = frame.f_back
+        caller = str(frame.f_globals.get("__name__", ""))
         if caller.startswith("captum.concept"):
             # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
             raise ArgumentError(
                 f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
-                "activations of a layer. Leave layer_attr_method None, or pass a concept's vector to ValueZeroing: "
-                "distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+                "activations of a layer. Leave layer_attr_method None."
             )
-        check_call(attribute, self.get_name(), args, kwargs)
         found = attribute(self, *args, **kwargs)
         if caller.startswith("captum.metrics") and not isinstance(found, tuple):
             # sensitivity_max takes the answer for a tuple, and would compare single examples.
@@ -44,45 +57,6 @@ def logged(attribute: _Attribute) -> _Attribute:
         return found
 
     return log_usage(part_of_slo=True)(checked)
-
-
-def _caller() -> str:
-    """The name of the module that called `attribute`, without Captum's own decorator."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", ""))
-
-
-# Keywords of Captum's other methods, and what to do. The others have no meaning here.
-CAPTUM_KEYWORDS = {
-    **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
-    **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
-    **dict.fromkeys(("attribute_to_layer_input", "perturbations_per_eval", "show_progress"), "Leave it out"),
-    "nt_samples": "Pass it to NoiseTunnel(method).attribute",
-    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),
-    "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
-}
-# What some of these are called here. Not every method has them.
-OTHER_NAMES = {"internal_batch_size": "perturbations_per_eval", "layer_mask": "feature_mask"}
-
-
-def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`, in a call of `attribute`."""
-    takes = inspect.signature(attribute).parameters
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
-    for keyword in () if open_ended else kwargs.keys() - takes.keys():
-        if keyword in CAPTUM_KEYWORDS:
-            other = OTHER_NAMES.get(keyword)
-            remedy = f"Pass {other}" if other in takes else CAPTUM_KEYWORDS[keyword]
-            raise ArgumentError(f"{name} takes no {keyword}. {remedy}.")
-    second = args[1] if len(args) > 1 else None
-    second = second[0] if isinstance(second, tuple) and second else second
-    if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
-        raise ArgumentError(
-            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
-            "an attention mask as additional_forward_args=(mask,)."
-        )
 
 
 def check_one_of(name: str, value: Any, *allowed: Any) -> None:
@@ -108,21 +82,6 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str | None:
-    """Call `run(start, stop)` for all of `count` items, `at_most` at a time. Return a warning if memory was short."""
-    start, size = 0, at_most
-    while start < count:
-        stop = min(start + size, count)
-        try:
-            run(start, stop)
-            start = stop
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or stop - start == 1:
-                raise
-            size = (stop - start) // 2
-    return SHORT_OF_MEMORY if size < at_most else None
-
-
 class Described:
     """A method whose `repr` names its model, its layers, and the options that differ from their defaults."""
 
@@ -142,7 +101,7 @@ class Described:
 def _layers_shown(layer: Any, model: Any) -> str:
     """The names of layers in their model. Their classes, if a function runs them."""
     names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
-    each = list(layer) if isinstance(layer, (list, tuple, nn.ModuleList)) else [layer]
+    each = as_list(layer)
     shown = [names.get(one, _shown(one)) if isinstance(one, nn.Module) else _shown(one) for one in each]
     if each == [layer]:
         return shown[0]
@@ -156,9 +115,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, (str, int, float, list, tuple, type(None), Described)):
         return repr(value)
     if isinstance(value, partial):
-        return (
-            f"partial({_shown(value.func)}{''.join(f', {key}={_shown(one)}' for key, one in value.keywords.items())})"
-        )
+        return f"partial({', '.join([_shown(value.func), *(f'{key}={one!r}' for key, one in value.keywords.items())])})"
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -182,9 +139,9 @@ class ForwardPassAttribution(Described, PerturbationAttribution):
         check_forward_func(self.forward_func, layers)
         return layers
 
-    def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
-        """The places that the user named with `values`, one for each layer. Empty: none."""
-        return values_of_layers(self.values, layers)
+    def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
+        if attribute_to_layer_input:
+            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
 
     @classmethod
     def get_name(cls) -> str:

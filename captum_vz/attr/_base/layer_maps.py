@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from captum_vz.attr._call.arguments import (
     end_of_inputs,
 )
 from captum_vz.attr._call.further_calls import LayerTokens, check_target
-from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers
+from captum_vz.attr._call.layers import Attention, attentions_of_layers, default_layers, values_of_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
 from captum_vz.errors import ArgumentError
@@ -158,10 +158,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             return WantedTokens.parse(token, target)
         return replace(WantedTokens.parse(token, None), question=Question.parse(target, foil))
 
-    def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
-        if attribute_to_layer_input:
-            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
-
     def _selected(self, wanted: WantedTokens, found: MapRun, arguments: Arguments) -> Tensor | list[Tensor]:
         """The wanted rows of each layer's last run."""
         if wanted.target is not None:
@@ -228,7 +224,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 this.compute,
                 replays=self.replays_layers,
                 steps=self.needs_steps,
-                given=self._given(layers),
+                given=values_of_layers(self.values, layers),
                 chosen=this.runs.chosen,
             )
             output = run.run(bind_forward(this.forward_func, *arguments[:2]))
@@ -245,14 +241,12 @@ class MapRun:
         tokens: The output tokens of each layer that ran. Empty if the model was not run.
         output: The output of `forward_func`.
         mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
-        there: Whether each output token of the first layer is not padding, `(batch, out)`. None: not known.
     """
 
     maps: list[tuple[int, Tensor]]
     tokens: dict[int, LayerTokens]
     output: Any = None
     mixing: OtherMixing | None = None
-    there: Tensor | None = None
 
 
 class MapPass:
@@ -275,8 +269,10 @@ class MapPass:
         check_numbers(arguments.perturbations_per_eval, arguments.run)
         self.forward_func = method.forward_func
         if method.needs_graph:
-            name = method.get_name()
-            self.forward_func = with_graph(self.forward_func, layers, method.embeddings, arguments.run, name)
+            if arguments.run:
+                raise ArgumentError(f"run is {arguments.run}, but gradients start at the first input. Pass run=0.")
+            check_gradients(method.get_name())
+            self.forward_func = EmbeddingLeaf(self.forward_func, layers, method.embeddings)
         self.groups = FeatureGroups(arguments.feature_mask)
         self.positions = functools.cache(wanted.positions)  # one tensor for all layers
         self.mixing = OtherMixing(method.forward_func, layers) if find_other_mixing else None
@@ -284,7 +280,6 @@ class MapPass:
         self.readings = Readings()
         self.warnings: list[list[str]] = []  # of each run of a layer
         self.tokens: dict[int, LayerTokens] = {}
-        self.there: list[Tensor] = []
         self.later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
         self.count = itertools.count()
         self.title = f"{method.get_name()} attribution"
@@ -298,9 +293,8 @@ class MapPass:
         record.inputs = self.arguments[:2]
         site = attention_site(record, self.attentions[record.index], method.accepts_streams)
         self.runs.note_padding(site)
-        asked, real = self.begin(site)
+        asked = self.begin(site)
         scores = method.layer_scores(site, asked)
-        self.there.append(real)
         self.bar.update()
         place = next(self.count)
         if isinstance(scores, Tensor):
@@ -309,8 +303,8 @@ class MapPass:
         self.later[place] = asked, scores
         return torch.empty(0)  # to be replaced after the model has returned
 
-    def begin(self, site: AttentionSite) -> tuple[Wanted, Tensor]:
-        """What is wanted of a run of a layer, and which of its output tokens are no padding."""
+    def begin(self, site: AttentionSite) -> Wanted:
+        """What is wanted of a run of a layer."""
         record, out = site.layer, site.shape.out
         end = end_of_inputs(site, self.arguments.inputs, self.wanted.token)
         real = site.target_mask if end is None else site.target_mask[:, :end]
@@ -321,7 +315,7 @@ class MapPass:
         steps = partial(progress, None, f"{self.title}, layer {record.index}", leave=False)
         shown = steps if self.arguments.show_progress else None
         most, group = self.arguments.perturbations_per_eval, self.groups.of(site, end)
-        return Wanted(site, rows, group, most, end, leaf, self.wanted.question, shown), real
+        return Wanted(site, rows, group, most, end, leaf, self.wanted.question, shown)
 
     def end(self, output: Any, maps: LayerResults) -> MapRun:
         """The maps, after the model has returned, and the warnings."""
@@ -334,21 +328,7 @@ class MapPass:
         notes.extend(itertools.chain.from_iterable(self.warnings))
         if notes:
             warn(f"{method.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return MapRun(maps, self.tokens, output, self.mixing, self.there[0] if self.there else None)
-
-
-def with_graph(
-    forward_func: Callable[..., Any],
-    layers: Sequence[nn.Module],
-    embeddings: nn.Module | None,
-    run: int | None,
-    name: str,
-) -> EmbeddingLeaf:
-    """`forward_func`, with the output of `embeddings`, or the input vectors of the stack, as the leaf of a graph."""
-    if run:
-        raise ArgumentError(f"run is {run}, but the graph of {name} starts at the first input. Pass run=0.")
-    check_gradients(name)
-    return EmbeddingLeaf(forward_func, layers, embeddings)
+        return MapRun(maps, self.tokens, output, self.mixing)
 
 
 def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:

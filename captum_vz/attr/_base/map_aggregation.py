@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from captum.attr import PerturbationAttribution
+from captum.attr import Attribution, PerturbationAttribution
 from torch import Tensor
 
 from captum_vz._private import TargetType, forward_pre_hooks
 from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
-from captum_vz.attr._base.layer_maps import LayerMaps, MapRun, mark_unreached
-from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.several_inputs import by_input
-from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._base.layer_maps import MapRun, mark_unreached
+from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.further_calls import check_target
 from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
@@ -102,7 +101,7 @@ class MapAggregation(ForwardPassAttribution):
 
     def __init__(
         self,
-        maps: LayerMaps | ModelFreeAttribution,
+        maps: Attribution,
         *,
         residual: Residual = None,
         per_receptive_field: bool = False,
@@ -110,7 +109,7 @@ class MapAggregation(ForwardPassAttribution):
     ) -> None:
         """See the class for the arguments."""
         check_one_of("other_mixing", other_mixing, "refuse", "ignore")
-        self.maps = maps
+        self.maps: Any = maps  # LayerMaps, or a method without a model that gives maps in the same form
         PerturbationAttribution.__init__(self, maps.forward_func)
         self.residual: Residual = residual
         self.per_receptive_field = per_receptive_field
@@ -166,12 +165,11 @@ class MapAggregation(ForwardPassAttribution):
                 layers that do not follow each other, or that mix tokens outside their attention. The model is
                 unchanged after an error.
         """
-        if attribute_to_layer_input:
-            raise ArgumentError(f"{self.get_name()} attributes to tokens. Leave attribute_to_layer_input False.")
+        self._check_layer_input(attribute_to_layer_input)
         wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
-        found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
+        found = self.maps._run(replace(wanted, rows=None), arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
         if found.tokens:
             last = found.tokens[found.maps[-1][0]]
@@ -237,8 +235,9 @@ class MapAggregation(ForwardPassAttribution):
         self._check_order(run)
         maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
         self._check(maps)
-        if self.residual == "add" and run.there is not None:
-            maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
+        if self.residual == "add" and run.tokens:
+            there = run.tokens[run.maps[0][0]].real.to(maps[0].device)
+            maps = [mark_unreached(one, there) for one in maps]
         if self.other_mixing == "refuse":
             refuse_other_mixing(self.get_name(), self.layer, run)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)

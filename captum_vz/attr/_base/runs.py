@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from captum_vz._engine import (
 )
 from captum_vz._private import modules_of
 from captum_vz.attr._base import warn
-from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, check_no_cache, end_of_inputs
+from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, caches_of, end_of_inputs
 from captum_vz.attr._call.further_calls import model_of, stack_of
 from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import FeatureGroups
@@ -105,8 +105,7 @@ class Runs:
         if self._padded and (table := table_of_positions(self._model())):
             self.warnings.append(
                 f"{self._padded} example(s) begin with padding, which the model counts as positions if {table} counts "
-                "them from the first token. Pass position_ids=(attention_mask.cumsum(1) - 1).clamp(0), or pad on the "
-                "right; captum_vz.verify compares the two"
+                "them from the first token: pad on the right; captum_vz.verify compares the two"
             )
         if whole_blocks and self._attention_module is not None:
             refuse_attention_module(self._model(), self._attention_module)
@@ -202,22 +201,6 @@ def table_of_positions(model: nn.Module) -> str | None:
 HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
 
 
-class CleanPass(NamedTuple):
-    """What a clean pass shows.
-
-    Attributes:
-        output: What `forward_func` returned.
-        members: The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers.
-        end: Where padding begins that the model itself added. None: it added none.
-        dtypes: The dtypes that numbers of the model are rounded to.
-    """
-
-    output: Any
-    members: Tensor
-    end: int | None
-    dtypes: list[torch.dtype]
-
-
 def run_clean(
     name: str,
     model: ModelReplay,
@@ -229,9 +212,18 @@ def run_clean(
     attention: Attention,
     heads: Heads | Sequence[Heads],
     run: int | None,
-) -> CleanPass:
-    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings."""
-    check_no_cache(inputs, further)
+) -> tuple[Any, Tensor, int | None, list[torch.dtype]]:
+    """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings.
+
+    Returns:
+        What `forward_func` returned. The group of each source, `(batch, in)`, -1 for tokens that are padding in all
+        layers. Where padding begins that the model itself added, or None. The dtypes that its numbers are rounded to.
+    """
+    if caches := caches_of(inputs, further):
+        raise ArgumentError(
+            f"The inputs hold a key-value cache ({type(caches[0]).__name__}), whose examples cannot be repeated for "
+            "copies of the inputs. Pass the whole sequence, without a cache."
+        )
     layers = model.layers
     attentions = attentions_of_layers(attention, layers)
     notes: list[str] = []
@@ -265,11 +257,8 @@ def run_clean(
     notes.extend(runs.warnings)
     if notes:
         warn(f"{name}: {'; '.join(dict.fromkeys(notes))}.")
-    return CleanPass(output, _members([one for _, one in groups]), ends[0], dtypes)
-
-
-def _members(groups: list[Tensor]) -> Tensor:
-    shapes = {tuple(one.shape) for one in groups}
+    shapes = {tuple(one.shape) for _, one in groups}
     if len(shapes) != 1:
         raise ArgumentError(f"The layers' attentions have different sources: {sorted(shapes)}. Pass one stack.")
-    return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)
+    members = torch.stack([one.to(groups[0][1].device) for _, one in groups]).amax(0)
+    return output, members, ends[0], dtypes

@@ -1,13 +1,13 @@
-"""The inputs of `attribute`: how the model is called with them, and how they relate to the tokens of a layer."""
+"""The inputs of `attribute`: how the model is called with them, and which of them the tokens of a layer come from."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import partial
-from types import FrameType
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -54,58 +54,49 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
     if isinstance(forward_func, nn.DataParallel) and len(forward_func.device_ids) > 1:
         warnings.warn("DataParallel on several devices: its module is explained, on one device.", stacklevel=3)
         forward_func = forward_func.module
+    check_inputs(inputs)
+    tokens = token_input(inputs)
     if isinstance(inputs, Mapping):
         if additional_forward_args is not None:
             raise ArgumentError("inputs is a mapping, so put additional_forward_args into it, by their names.")
-        tensors = {str(name): value for name, value in inputs.items()}
-        check_inputs(inputs)
-        _refuse_empty(tensors.values())
-        return _explained(partial(forward_func, **tensors), inputs)
-    if inputs is None:
-        raise ArgumentError("inputs is None: pass what forward_func takes.")
-    check_inputs(inputs)
-    formatted = format_tensor_into_tuples(inputs)
-    _refuse_empty(formatted)
-    return _explained(partial(run_forward, forward_func, formatted, None, additional_forward_args), inputs)
-
-
-def check_inputs(inputs: Any) -> None:
-    """Refuse inputs other than a tensor, a tuple of tensors or a mapping."""
-    advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
-    if isinstance(inputs, Mapping):
-        for name in ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids"):
-            if inputs.get(name) is not None and not isinstance(inputs[name], (Tensor, Mapping)):
-                raise ArgumentError(f"inputs[{name!r}] is of type {type(inputs[name]).__name__}: {advice}.")
-        return
-    values = inputs if isinstance(inputs, tuple) else (inputs,)
-    wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
-    if wrong is not None or not values:
-        held = "a tuple with an entry " if isinstance(inputs, tuple) and values else ""
-        raise ArgumentError(f"inputs is {held}{'empty' if wrong is None else f'of type {wrong}'}: {advice}.")
-
-
-def _refuse_empty(inputs: Any) -> None:
-    for value in inputs:
-        if isinstance(value, Tensor) and 0 in value.shape[:2]:
-            raise ArgumentError(
-                f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
-            )
-
-
-def _explained(forward: partial[Any], inputs: Inputs) -> Callable[[], Any]:
-    """`forward`, with errors that wrong inputs explain."""
-    tokens = token_input(inputs)
-    if tokens is None and isinstance(inputs, Mapping):
-        tokens = inputs.get("decoder_input_ids")
+        tokens = inputs.get("decoder_input_ids") if tokens is None else tokens
+        forward = partial(forward_func, **{str(name): value for name, value in inputs.items()})
+    else:
+        formatted = format_tensor_into_tuples(inputs)
+        forward = partial(run_forward, forward_func, formatted, None, additional_forward_args)
 
     def call() -> Any:
         return forward.func(*with_own_caches(forward.args), **with_own_caches(forward.keywords))
 
-    return ExplainedErrors(tokens)(call if caches_in((forward.args, forward.keywords)) else forward)
+    return ExplainedErrors(tokens)(call if caches_of(inputs, additional_forward_args) else forward)
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuse inputs other than a tensor, a tuple of tensors or a mapping, and those without a token."""
+    advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
+    if isinstance(inputs, Mapping):
+        values = tuple(inputs.values())
+        for name in ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids"):
+            if inputs.get(name) is not None and not isinstance(inputs[name], (Tensor, Mapping)):
+                raise ArgumentError(f"inputs[{name!r}] is of type {type(inputs[name]).__name__}: {advice}.")
+    else:
+        values = inputs if isinstance(inputs, tuple) else (inputs,)
+        wrong = [f"of type {type(value).__name__}" for value in values if not isinstance(value, Tensor)]
+        if wrong or not values:
+            held = "a tuple with an entry " if isinstance(inputs, tuple) and values else ""
+            found = "None" if inputs is None else held + (wrong[0] if wrong else "empty")
+            raise ArgumentError(f"inputs is {found}: {advice}.")
+    if empty := [tuple(x.shape) for x in values if isinstance(x, Tensor) and 0 in x.shape[:2]]:
+        raise ArgumentError(
+            f"inputs holds an empty tensor {empty[0]}: there is no token to explain. Pass at least one."
+        )
 
 
 class ExplainedErrors(ContextDecorator):
-    """Name the mistake in the inputs, if the model fails in the `with` block because of it. See `explain_error`."""
+    """Name the mistake in the inputs by an ArgumentError, if the model fails in the `with` block because of it.
+
+    `tokens` is the input that holds token ids or embeddings. The shape of other inputs is not known.
+    """
 
     def __init__(self, tokens: Any) -> None:
         self.tokens = tokens
@@ -114,33 +105,16 @@ class ExplainedErrors(ContextDecorator):
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            explain_error(error, self.tokens)
-
-
-def explain_error(error: Exception, tokens: Any) -> None:
-    """Raise ArgumentError, which names the mistake in the inputs, if the model raised `error` because of it.
-
-    `tokens` is the input that holds token ids or embeddings. The shape of other inputs is not known.
-    """
-    if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
-        return
-    if reason := _too_long(error, tokens) or _wrong_ids(error) or _wrong_axes(error, tokens):
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames in which an error was raised, the outermost first."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
+        if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
+            return
+        if reason := _too_long(error, self.tokens) or _wrong_ids(error) or _wrong_axes(error, self.tokens):
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
 
 def _wrong_ids(error: BaseException) -> str | None:
     """The mistake in the ids that torch's embedding was given when the error was raised. None: no mistake."""
-    for frame in _frames(error):
+    for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code is embedding.__code__:
             ids, size = frame.f_locals["input"], len(frame.f_locals["weight"])
             if ids.is_floating_point():
@@ -189,25 +163,13 @@ def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
 
 def _modules(error: BaseException) -> list[nn.Module]:
     """The modules in which an error was raised, the outermost first."""
-    modules = (frame.f_locals.get("self") for frame in _frames(error))
+    modules = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
     return [one for one in modules if isinstance(one, nn.Module)]
 
 
-def check_no_cache(inputs: Any, further: Any) -> None:
-    """Refuse a key-value cache of transformers: it holds examples, which are not repeated for copies of the inputs."""
-    if (kind := has_cache(inputs, further)) is not None:
-        raise ArgumentError(
-            f"The inputs hold a key-value cache ({kind}), which cannot be repeated for copies of the inputs. Pass the "
-            "whole sequence, without a cache."
-        )
-
-
-def has_cache(inputs: Any, further: Any) -> str | None:
-    """The class of a key-value cache of transformers in the arguments of a call. None: there is none."""
-    named = inputs.values() if isinstance(inputs, Mapping) else ()
-    values = (*named, *(further if isinstance(further, tuple) else (further,)))
-    caches = (x for x in values if any(one.__module__ == "transformers.cache_utils" for one in type(x).__mro__))
-    return next((type(one).__name__ for one in caches), None)
+def caches_of(inputs: Any, further: Any) -> list[Any]:
+    """The key-value caches of transformers in the arguments of a call."""
+    return caches_in((dict(inputs) if isinstance(inputs, Mapping) else inputs, further))
 
 
 def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[int], batch: int) -> tuple[Any, Any]:
@@ -298,7 +260,7 @@ def begins_with_padding(site: AttentionSite) -> int:
     # After an encoder or a cache, the inputs hold other tokens as well.
     others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
     count = 0 if record.index or others else int((~mask[:, 0] & mask.any(1)).sum())
-    if not count or has_cache(inputs, further):
+    if not count or caches_of(inputs, further):
         return 0
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     known = (x for x in tree_leaves((inputs, further)) if isinstance(x, Tensor) and x.shape == mask.shape)
@@ -335,3 +297,53 @@ def unmasked_padding(ids: Tensor, config: Any, known: Tensor | None = None) -> l
         f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
         "attention_mask"
     ]
+
+
+def by_input(scores: Sequence[Tensor], inputs: Inputs, run: int | None = None, stacks: Sequence[int] = ()) -> list[Any]:
+    """Scores `(batch, ..., in)` as they are. If `inputs` is a tuple, as tuples with one tensor for each input.
+
+    The input that is as long as the scores has all of them, with `run` the text of this number. The scores of other
+    inputs are 0. Masks, and inputs with one number for each example, own no scores. `stacks` are the numbers of sources
+    of several stacks, if these follow each other.
+
+    ArgumentError: the shapes of the inputs do not show which of them the tokens come from.
+    """
+    if not isinstance(inputs, tuple):
+        return list(scores)
+    if len(inputs) == 1:
+        return [(one,) for one in scores]
+    counts = list(stacks) or [scores[0].shape[-1]]
+    texts = [k for k, x in enumerate(inputs) if not _has_no_tokens(x, counts)]
+    owners = texts * len(counts) if len(texts) == 1 else [_owner(inputs, texts, count, run) for count in counts]
+
+    def share(one: Tensor, k: int) -> Tensor:
+        own = [part for part, owner in zip(one.split(counts, -1), owners, strict=True) if owner == k]
+        return torch.cat(own, -1) if own else one.new_zeros(*one.shape[:-1], _tokens(inputs[k]) or 0)
+
+    return [tuple(share(one, k) for k in range(len(inputs))) for one in scores]
+
+
+def _owner(inputs: tuple[Tensor, ...], texts: list[int], count: int, run: int | None) -> int:
+    """The number of the input that `count` tokens come from."""
+    lengths = {k: _tokens(inputs[k]) for k in texts}
+    known = [] if None in lengths.values() else [k for k in texts if lengths[k] == count]
+    chosen = known if run is None else [k for k in known if k in (texts[run : run + 1] or texts[run:])]
+    if len(chosen) != 1:
+        raise ArgumentError(
+            f"inputs holds {len(inputs)} tensors, and their shapes do not show which of them the {count} tokens come "
+            "from. Pass the inputs as a mapping, which returns one tensor for all tokens."
+        )
+    return chosen[0]
+
+
+def _tokens(x: Tensor) -> int | None:
+    """The number of tokens of ids or vectors. None: it is not known, as for an image."""
+    return x.shape[1] if x.dim() == (3 if x.is_floating_point() else 2) else None
+
+
+def _has_no_tokens(x: Tensor, counts: Sequence[int]) -> bool:
+    """Whether an input is a mask, or one number for each example. A mask `(batch, 1, out, in)` is added to scores."""
+    if x.dim() == 4 and x.is_floating_point():
+        return x.shape[1] == 1 and x.shape[-1] in counts
+    may_be_mask = x.dim() == 2 or not x.is_floating_point()
+    return x.dim() < 2 or (may_be_mask and bool(((x == 0) | (x == 1)).all()))

@@ -27,7 +27,7 @@ from captum_vz.attr._call.arguments import (
     MODEL_ERRORS,
     Arguments,
     bind_forward,
-    has_cache,
+    caches_of,
     token_input,
 )
 from captum_vz.attr._call.output import tensor_of
@@ -45,21 +45,13 @@ STRENGTH = 8.0
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The output tokens of a layer in its last run.
-
-    Attributes:
-        layer: The layer.
-        number: How often the layer ran before in the pass.
-        count: The number of tokens, without padding that the model appended.
-        real: Which of them are no padding, `(batch, count)`.
-        tokens_first: Whether the layer's tensors are `(tokens, batch, d)`.
-    """
+    """The output tokens of a layer in its last run."""
 
     layer: nn.Module
-    number: int
-    count: int
-    real: Tensor
-    tokens_first: bool
+    number: int  # how often the layer ran before in the pass
+    count: int  # of tokens, without padding that the model appended
+    real: Tensor  # which of them are no padding, `(batch, count)`
+    tokens_first: bool  # whether the layer's tensors are `(tokens, batch, d)`
 
 
 def check_target(
@@ -84,7 +76,7 @@ def check_target(
         first = rest[0]
         forward = bind_forward(forward_func, *arguments[:2])
         stack = stack_of(first.layer, model_of(forward_func, forward, first.layer))
-        own_cache = has_cache(*arguments[:2]) is not None
+        own_cache = bool(caches_of(*arguments[:2]))
         noise_after = partial(_is_shown, stack, first, forward, clean, wanted, own_cache)
         alone = not noise_after(len(stack) - 1)
         # The output may not depend on the layers above this one.
@@ -92,7 +84,7 @@ def check_target(
             raise ArgumentError(
                 f"target is {wanted.target!r}, but it is not shown that axis 1 of the output {tuple(clean.shape)} has "
                 f"the tokens of the layer {type(first.layer).__name__}: noise in this token does not change this entry "
-                "alone. Pass token= for a row of this layer; an encoder may have as many tokens as its decoder."
+                "alone. Pass token= for a row of this layer."
             )
         # All layers of a stack have the same tokens.
         members = [first.layer] if alone else stack

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from captum_vz._engine import ValueProjection, find_layers
-from captum_vz._private import modules_of, uncompiled
+from captum_vz._private import modules_of, own_parameters, uncompiled
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 Part: TypeAlias = nn.Module | nn.Parameter
@@ -19,6 +19,12 @@ Select: TypeAlias = Callable[[Tensor], Tensor]
 Where: TypeAlias = Part | tuple[Part, Select]
 Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
 Attention: TypeAlias = str | nn.Module | Sequence[nn.Module]
+# Classes of modules and of parameters that cannot be explained.
+UNREADABLE = {
+    "ScriptModule": "was compiled by torch.jit, so its attention cannot be read. Pass the model before that",
+    "FSDPModule": "is sharded by FSDP, so it has no parameters when it runs again. Load the model without sharding",
+    "DTensor": "is spread over processes (DTensor, tensor parallelism). Load the model by device_map='auto'",
+}
 # A selection of query heads, for all layers or for one layer.
 Heads = int | Sequence[int] | None
 FORMS = (
@@ -75,34 +81,28 @@ def as_layers(layer: Any) -> list[nn.Module]:
     if wrong or not layers:
         shown = [repr(one) if isinstance(one, (str, int)) else f"of type {type(one).__name__}" for one in wrong]
         raise ArgumentError(
-            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
-            "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
+            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules, such as "
+            "captum_vz.find_layers(model)."
         )
     walks = [modules_of(entry) for entry in layers]
-    check_readable(walks)
+    for layer, *parts in walks:
+        parameters = [x for one in (layer, *parts) for x in own_parameters(one).values()]
+        names = {cls.__name__ for kind in set(map(type, (layer, *parts, *parameters))) for cls in kind.__mro__}
+        if found := names & UNREADABLE.keys():
+            raise UnsupportedLayerError(f"The layer {type(layer).__name__} {UNREADABLE[max(found)]}.")
+        if not type(layer).__call__.__module__.startswith(("torch.", "transformers.")):
+            raise UnsupportedLayerError(
+                f"The layer {type(layer).__name__} has a __call__ of its own, and hooks see only what forward does. "
+                "Move this code to forward."
+            )
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError("layer lists a module more than once. List each once, also if it runs several times.")
-    parts = {id(module) for walk in walks for module in walk[1:]}
-    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
+    inner = {id(module) for walk in walks for module in walk[1:]}
+    inside = [type(entry).__name__ for entry in layers if id(entry) in inner]
     if inside:
         raise ArgumentError(f"layer lists parts of others in it: {', '.join(inside)}. Pass them in separate calls.")
     # A compiled layer wraps the module that runs.
     return [uncompiled(entry) for entry in layers]
-
-
-# Classes of layers that cannot be explained.
-_UNREADABLE = {
-    "ScriptModule": "was compiled by torch.jit, so its attention cannot be read. Pass the model before that",
-    "FSDPModule": "is sharded by FSDP, so it has no parameters when it runs again. Load the model without sharding",
-}
-
-
-def check_readable(walks: Sequence[list[nn.Module]]) -> None:
-    """Refuse layers whose code is no longer Python's, or whose parameters are elsewhere. Each comes with its parts."""
-    for layer, *parts in walks:
-        names = {cls.__name__ for kind in {type(layer), *map(type, parts)} for cls in kind.__mro__}
-        for reason in [text for name, text in _UNREADABLE.items() if name in names]:
-            raise UnsupportedLayerError(f"The layer {type(layer).__name__} {reason}.")
 
 
 def attentions_of_layers(attention: Any, layers: Sequence[nn.Module]) -> list[str]:
@@ -171,19 +171,17 @@ def _checked(select: Select, name: str) -> Select:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if isinstance(found, Tensor) and found.dim() == 4 not in axes:
             raise UnsupportedLayerError(
-                f"{name} returned {shape}, and it is unknown whether tokens or heads come second. For (batch, tokens, "
-                "heads, d_head), pass values=(part, lambda v: v). For (batch, heads, tokens, d_head), pass "
-                "(part, lambda v: v.transpose(1, 2))."
+                f"{name} returned {shape}, and it is unknown whether tokens or heads come second. Pass "
+                "values=(part, lambda v: v) if tokens do, or (part, lambda v: v.transpose(1, 2))."
             )
         if not isinstance(found, Tensor) or found.dim() not in axes:
             raise UnsupportedLayerError(
-                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}. Pass (part, function): "
-                "the function returns the values as a view (batch, tokens, d) or (batch, tokens, heads, d_head)."
+                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}. Pass (part, function), "
+                "which returns a view (batch, tokens, d) or (batch, tokens, heads, d_head)."
             )
         if found.untyped_storage().data_ptr() != projected.untyped_storage().data_ptr():
             raise UnsupportedLayerError(
-                f"values selects a copy from what {name} returned, into which no zeros can be written. Select a view, "
-                "by indexing, chunk, unflatten and transpose."
+                f"values selects a copy from what {name} returned. Select a view, by indexing, chunk or unflatten."
             )
         return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,7 @@ from captum_vz.attr._call.output import (
     Indices,
     Question,
     as_int,
-    as_part,
     check_indices,
-    holds_integers,
     parse_indices,
     tensor_of,
 )
@@ -35,22 +34,14 @@ TOKEN_FORMS = (
 
 @dataclass(frozen=True)
 class WantedTokens:
-    """The rows of a map `(batch, out, in)` that `token` or `target` names.
+    """The rows of a map `(batch, out, in)` that `token` or `target` names."""
 
-    Attributes:
-        rows: None: all rows. An int or a slice: the same rows of every example. A list: one row, or one list of rows,
-            for each example.
-        target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
-        name: The argument that names the rows.
-        token: The argument `token` itself, which :attr:`all_rows` keeps.
-        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
-    """
-
+    # None: all rows. An int or a slice: the same rows of every example. A list: one row, or one list, for each example.
     rows: int | slice | list[int] | list[list[int]] | None = None
-    target: Indices = None
-    name: str = "token"
-    token: Any = None
-    question: Question | None = None
+    target: Indices = None  # the index of the output from which `rows` were read. None: `rows` were passed as `token`
+    name: str = "token"  # the argument that names the rows
+    token: Any = None  # the argument `token` itself
+    question: Question | None = None  # the explained numbers. None: the method explains tokens
 
     @classmethod
     def parse(cls, token: Any, target: Any) -> WantedTokens:
@@ -70,11 +61,6 @@ class WantedTokens:
             )
         return cls(first if isinstance(indices, list) else first[0], indices, "target")
 
-    @property
-    def all_rows(self) -> WantedTokens:
-        """The same, with all rows wanted."""
-        return replace(self, rows=None)
-
     def positions(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
         """The positions of the wanted rows, `(batch, row)`. None: all rows.
 
@@ -87,20 +73,18 @@ class WantedTokens:
             if not len(chosen):
                 raise ArgumentError(f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens.")
             return chosen.expand(batch, -1)
-        rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
+        rows = torch.tensor(self.rows if isinstance(self.rows, list) else [self.rows] * batch)
         if len(rows) != batch:
             raise ArgumentError(
                 f"{self.name} has {len(rows)} entries, but the batch has {batch} examples. Pass one for each."
             )
-        flat = [row for entry in rows for row in (entry if isinstance(entry, list) else [entry])]
-        outside = [row for row in flat if not -tokens <= row < tokens]
-        if outside and self.target is None:
+        outside = (rows < -tokens) | (rows >= tokens)
+        if outside.any() and self.target is None:
             raise ArgumentError(
-                f"{self.name} {outside[0]} is out of range. Pass a position of the {tokens} output tokens, from "
-                f"{-tokens} to {tokens - 1}."
+                f"{self.name} {int(rows[outside][0])} is out of range. Pass a position of the {tokens} output tokens, "
+                f"from {-tokens} to {tokens - 1}."
             )
-        flat = [0 if row in outside else row for row in flat]
-        return torch.tensor(flat, device=device).reshape(batch, -1) % tokens
+        return rows.masked_fill(outside, 0).reshape(batch, -1).to(device) % tokens
 
     def rows_of(self, maps: Tensor) -> Tensor:
         """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
@@ -127,8 +111,7 @@ class WantedTokens:
         if found.ndim < 2 or found.shape[1] != tokens or (found.ndim == 2 and tokens == 1):
             raise ArgumentError(
                 f"forward_func returned shape {tuple(found.shape)}, which has no axis of the layer's {tokens} output "
-                f"tokens, and {name} explains tokens. Pass token=0 for the [CLS] of a BERT classifier, token=-1 for "
-                "the last token of a decoder, or take ValueZeroingEffect for the class."
+                f"tokens, and {name} explains tokens. Pass token=, or take ValueZeroingEffect for the class."
             )
         check_indices(tuple(found.shape), self.target, "target")
 
@@ -157,21 +140,12 @@ def gather_rows(maps: Tensor, positions: Tensor | None) -> Tensor:
 def _parse_token(token: Any) -> Any:
     if token is None or isinstance(token, slice):
         return token
-    if isinstance(token, (Tensor, np.ndarray)):
-        each = torch.as_tensor(token)
-        if not holds_integers(each) or each.dim() > 2 or not each.numel():
-            raise ArgumentError(f"token is a tensor {tuple(each.shape)} of {each.dtype}: pass {TOKEN_FORMS}.")
-        return each.tolist()
-    one = as_int(token)
-    if one is not None:
-        return one
-    if isinstance(token, list) and token:
-        rows = [as_part(entry) for entry in token]
-        lists = [row for row in rows if isinstance(row, list)]
-        if all(isinstance(row, int) for row in rows) or (
-            len(lists) == len(rows) and len({len(row) for row in lists}) == 1
-        ):
-            return rows
+    each = token.tolist() if isinstance(token, (Tensor, np.ndarray)) else token
+    if as_int(each) is not None or isinstance(each, list):
+        with suppress(ValueError, TypeError):  # lists of several lengths, or of anything else
+            rows = np.array(each)
+            if rows.dtype.kind in "iu" and rows.ndim <= 2 and rows.size:
+                return rows.tolist()
     raise ArgumentError(f"token is {token!r}, which names no output tokens: pass {TOKEN_FORMS}.")
 
 
@@ -266,8 +240,7 @@ def _warn_of_padding(warnings: list[str], count: float) -> None:
 
 def _warn_of_zeros(warnings: list[str], index: int, name: str, dtype: torch.dtype, count: float) -> None:
     if count:
-        lost = f" in {str(dtype).removeprefix('torch.')}. If their values are tiny, run the model in float64 "
-        advice = "" if dtype == torch.float64 else f"{lost}(model.double())"
+        advice = "" if dtype == torch.float64 else ". If their values are tiny, run the model in float64"
         warnings.append(f"{int(count)} rows of layer {index} ({name}) are zero: no source changes these tokens{advice}")
 
 
@@ -280,17 +253,24 @@ class FeatureGroups:
         if feature_mask is None:
             return
         feature_mask = numbered(feature_mask)
-        if (
-            not isinstance(feature_mask, Tensor)
-            or feature_mask.dim() != 2
-            or feature_mask.is_floating_point()
-            or feature_mask.is_complex()
-        ):
+        shown, is_tensor = f"of type {type(feature_mask).__name__}", isinstance(feature_mask, Tensor)
+        if is_tensor:
+            shown = f"{feature_mask.dtype} {tuple(feature_mask.shape)}"
+        if not is_tensor or feature_mask.dim() != 2 or feature_mask.is_floating_point() or feature_mask.is_complex():
             raise ArgumentError(
-                f"feature_mask is {_describe(feature_mask)}: pass integers (1 or batch, source tokens), the same "
-                "number for tokens that belong together."
+                f"feature_mask is {shown}: pass integers (1 or batch, source tokens), the same number for tokens that "
+                "belong together."
             )
         self.mask = feature_mask.unique(return_inverse=True)[1]
+
+    def check(self, batch: int, sources: int) -> None:
+        """Refuse a mask of another shape than `(1 or batch, sources)`."""
+        shapes = dict.fromkeys(((1, sources), (batch, sources)))
+        if self.mask is not None and self.mask.shape not in shapes:
+            raise ArgumentError(
+                f"feature_mask is {tuple(self.mask.shape)}, but there are {batch} example(s) of {sources} source "
+                f"tokens: pass integers of shape {' or '.join(map(str, shapes))}."
+            )
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
         """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
@@ -301,19 +281,10 @@ class FeatureGroups:
         sources = dropped + (every if end is None else end)
         device = site.source_mask.device
         mask = self.mask.to(device)
-        shapes = dict.fromkeys(((1, sources), (batch, sources)))
-        if mask.shape not in shapes:
-            raise ArgumentError(
-                f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
-                f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
-            )
+        self.check(batch, sources)
         key = batch, every, dropped, end, device
         if key not in self._known:
             mask = mask[:, dropped:]
             filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
             self._known[key] = filled.expand(batch, every)
         return self._known[key]
-
-
-def _describe(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"

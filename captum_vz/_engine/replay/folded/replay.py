@@ -53,7 +53,7 @@ from captum_vz._engine.replay.folded.plan import (
 )
 from captum_vz._engine.replay.packed import ChunkRunner, PackedPairs, exact_chunks, packed_pairs
 from captum_vz._engine.structure.modules import NoNorm, Norm, matrix
-from captum_vz._engine.taps.handler import is_hooked
+from captum_vz._engine.taps.changes import is_hooked
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
