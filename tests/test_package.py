@@ -61,7 +61,7 @@ HOOK_FILES |= {"study.examples.patching"}
 # Every folder but `attr`, which holds one method a file, has at most nine files.
 ROOMY = {"attr"}
 # The most Python files of the package, and of its engine.
-MOST_FILES = {"": 173, "_engine": 39}
+MOST_FILES = {"": 172, "_engine": 38}
 Graph = dict[str, set[str]]
 
 

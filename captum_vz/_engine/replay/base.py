@@ -13,10 +13,10 @@ from torch import Tensor
 from captum_vz._engine.numerics.attention import weights_at
 from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
 from captum_vz._engine.numerics.tolerance import Readings
+from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code
 from captum_vz.functional.interventions import Intervention, ZeroValue
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.modules import LayerTrust
     from captum_vz._engine.structure.site import AttentionSite
 
 
@@ -31,7 +31,6 @@ class PackedChunk(NamedTuple):
 
     target: Tensor  # the target of each pair, `(n,)`
     group: Tensor  # the group that is zeroed for it, `(n,)`
-    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
     # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
     sources: list[tuple[Tensor, Tensor | None]]
     alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
@@ -128,7 +127,6 @@ class Targets:
         return PackedChunk(
             target,
             group,
-            (batch, self.out[target]),
             sources,
             alone if alone.any() else None,
             clean_row,
@@ -175,26 +173,28 @@ class ReplayProblem:
     """All that a replay is given: what is asked, and the layer."""
 
     site: AttentionSite
-    trust: LayerTrust  # what need not be checked of the layer
     asked: Request
     intervention: Intervention  # in this run of the layer
     targets: Targets
     heads: Tensor  # which query heads are zeroed, bool `(head,)`
     output: Tensor  # the layer's clean output, `(batch, out, d)`
     chunk_rows: int  # how many positions fit in one chunk
+    library: bool  # whether all code of the layer is torch's and transformers', so that it need not be checked
+    independent: bool  # whether, moreover, no module of the layer lets positions compete
     # What the checks of a replay wait for. The driver reads it before it uses the map.
     readings: Readings = field(default_factory=Readings)
 
     @classmethod
-    def of(cls, site: AttentionSite, trust: LayerTrust, asked: Request) -> ReplayProblem:
+    def of(cls, site: AttentionSite, asked: Request) -> ReplayProblem:
         """The problem of one map."""
         attention, output = site.attention, site.output
         intervention = asked.intervention.in_run(site.layer.index, site.layer.number)
         seen = (attention.visible, attention.causal) if intervention.needs_weight else (None, False)
         targets = once_a_pass(_targets, site.target_mask, asked.rows, site.source_mask, asked.groups, *seen)
         zeroed = once_a_pass(zeroed_heads, site.shape.heads, asked.heads, site.attention.values.device)
-        chunk_rows = site.layer.rows_in_chunk(output)
-        return cls(site, trust, asked, intervention, targets, zeroed, output, chunk_rows)
+        chunk_rows, library = site.layer.rows_in_chunk(output), is_library_code(site.layer)
+        independent = library and each_module_runs_once(site.layer)
+        return cls(site, asked, intervention, targets, zeroed, output, chunk_rows, library, independent)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -203,7 +203,7 @@ class ReplayProblem:
 
     @cached_property
     def clean_weights(self) -> Tensor:
-        """The model's weights at the targets, `(target, head, in)`. Asked for where the record holds no tensor."""
+        """The model's weights at the targets, `(target, head, in)`."""
         weights = self.site.attention.weights
         assert weights is not None  # narrows the type: who asks for it has seen that they can be read
         return weights_at(weights, self.targets.batch, self.targets.out)
@@ -283,8 +283,8 @@ class Replay(Protocol):
 
     A replay runs the layer's own code. It shows that the clean output is reproduced, on each target: what it adds to
     `problem.readings` is checked before the map is used. It shows that what runs side by side is independent, unless
-    `problem.trust` says so. Its numbers are the same for any `max_groups` and any `chunk_rows`. No tensor of the layer
-    outlives it.
+    `problem.independent` says so. Its numbers are the same for any `max_groups` and any `chunk_rows`. No tensor of the
+    layer outlives it.
     """
 
     name: str

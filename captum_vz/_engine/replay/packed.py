@@ -75,7 +75,7 @@ class PackedReplay:
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         asked, rows, count = problem.targets, problem.chunk_rows, problem.targets.count
-        if not problem.trust.independent:
+        if not problem.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
@@ -85,7 +85,7 @@ class PackedReplay:
         if shared:
             chunks = iter([asked.only_chunk] if count else [])
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
-        likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
+        likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
         if (len(asked) > 1 and likely_to_fail) or not count:
             few = torch.arange(len(asked), device=asked.possible.device)[-FIRST_TARGETS:]
             run(asked.chunk(few[:0], few[:0], few))
@@ -276,12 +276,12 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library and not site.follows_token_order():
+    if not problem.library and not site.follows_token_order():
         raise CannotReplayError("its values stand in another order than its tokens")
-    if not problem.trust.library:
+    if not problem.library:
         run = len(problem.targets), problem.targets.count, problem.chunk_rows, first_tensor_only
         once_a_kind(site.layer, run, _check_independent, pairs, problem)
-    elif not problem.trust.independent:  # by their numbers, experts of a library may make tokens compete
+    elif not problem.independent:  # by their numbers, experts of a library may make tokens compete
         _check_independent(pairs, problem)
     return pairs
 
@@ -295,7 +295,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         count = len(strengths)
         answer = pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
         # Code from elsewhere may treat some places of a long run in its own way.
-        alike = answer[(strengths == strengths[count // 2]) & (not problem.trust.library)]
+        alike = answer[(strengths == strengths[count // 2]) & (not problem.library)]
         if not is_reproduced(alike, alike[:1].expand_as(alike)):
             raise CannotReplayError("a position depends on its place in the run")
         return answer
@@ -312,14 +312,10 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
-    assert known is not None  # narrows the type: without weights there is no context, or there are several calls
-    shared_by, terms = known.shape[1] // values.shape[1], []
+    known, values = problem.clean_weights, problem.site.attention.values
+    batch, shared_by, terms = chunk.batch[1 : 1 + len(chunk.target)], known.shape[1] // values.shape[1], []
     for source, there in chunk.sources:
-        if isinstance(known, Tensor):
-            weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
-        else:
-            weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
+        weight = known[chunk.target, :, source].to(values.dtype)  # (n, head)
         weight = weight if problem.asked.heads is None else weight * problem.heads
         weight = weight if there is None else weight * there
         value = values[batch, :, source]  # (n, key-value head, d_head)
@@ -335,20 +331,14 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    known, values = problem.site.attention.weights, problem.site.attention.values
-    heads, groups = problem.site.shape.heads, problem.targets.members.shape[1]
-    assert known is not None  # as above
-    batch, out = problem.targets.batch[target], problem.targets.out[target]
+    heads, groups, values = problem.site.shape.heads, problem.targets.members.shape[1], problem.site.attention.values
     contexts = values.new_empty(len(target), heads, values.shape[-1])
-    number = batch * groups + group
+    number = problem.targets.batch[target] * groups + group
     for one in number.unique().tolist():
         pairs, (example, own_group) = number == one, divmod(one, groups)
         zeroed = (problem.group_of[example] == own_group) & problem.heads[:, None]
         own = slice(example, example + 1)
-        if isinstance(known, Tensor):
-            weights = known[own, :, out[pairs]]
-        else:
-            weights = problem.clean_weights[target[pairs]].transpose(0, 1)[None]
+        weights = problem.clean_weights[target[pairs]].transpose(0, 1).contiguous()[None]
         given = weights.to(values.dtype), for_query_heads(values[own], heads), zeroed[None]
         changed = contexts_after(problem.intervention, *given, problem.site.source_mask[own])
         contexts[pairs] = changed[0].transpose(0, 1)

@@ -141,8 +141,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
-        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
-        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -162,17 +160,12 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is SET_GRADIENTS:
             return None
-        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
-
-    def _in_graph(self, value: Any) -> Any:
-        inference = isinstance(value, Tensor) and value.is_inference()
-        return self.clones.setdefault(id(value), (value, value.clone()))[1] if inference else value
 
     def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
         """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""

@@ -39,7 +39,7 @@ from captum_vz._engine.numerics.tensors import (
     tensors_in,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._engine.structure.modules import LayerTrust, is_library_code, matrix, once_a_kind
+from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code, matrix, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import modules_of, tree_leaves, tree_map
 
@@ -128,28 +128,6 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
             if in_order is not None:
                 return in_order
     return True
-
-
-def values_follow_examples(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether the values of each example depend at least on this example of the batch. True if no run shows it."""
-    count, device = attention.shape.batch, attention.values.device
-    digits = (torch.arange(count, device=device) >> torch.arange(count.bit_length(), device=device)[:, None]) % 2 == 1
-    for states in runner.states if count > 1 else ():
-        if len(attention.batch_first(states)) == count:
-            # The last digit is that of no example, so the last of these sets holds all examples.
-            reached = [_examples_reached(runner, attention, states, one) for half in (digits, ~digits) for one in half]
-            if (moving := reached[-1]) is not None and moving.any():
-                halves = zip((*digits, *~digits), reached, strict=True)
-                return not any(own is not None and (moving & chosen & ~own).any() for chosen, own in halves)
-    return True
-
-
-def _examples_reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
-    """The examples some of whose values depend on chosen examples of `states`, bool `(batch,)`."""
-    marked = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
-    attention.batch_first(marked)[chosen] = True
-    reached = _reached(runner, attention, states, marked)
-    return None if reached is None or len(reached) != len(chosen) else reached.any(1)
 
 
 def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> bool:
@@ -269,12 +247,12 @@ class OtherMixing:
         if output is None:
             return
         # Experts of a library may make tokens compete by their numbers, so layers with experts are tested each.
-        trust = LayerTrust.of(record) if record.attentions else None
-        alike = trust is not None and (trust.independent or not trust.library)
+        library = is_library_code(record)
+        alike = record.attentions and (not library or each_module_runs_once(record))
         mixes = once_a_kind(record, (), _mixes, record, output) if alike else _mixes(record, output)
         if mixes and record.index not in self.mixers:
             self.mixers.append(record.index)
-        if mixes is None and record.index not in self.untested and not is_library_code(record):
+        if mixes is None and record.index not in self.untested and not library:
             self.untested.append(record.index)
         before, self._before = self._before, (record.index, ReturnedTensor(output))
         if before is not None and not record.is_given(before[1]) and not self._is_given_alone(record, before[1]):
@@ -323,7 +301,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     if streams is not None:
         output = streams.tokens(output)
     hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    library, tokens_first = is_library_code(record), any(one.tokens_first for one in attentions[:1])
+    library, tokens_first = (is_library_code(record), any(one.tokens_first for one in attentions[:1]))
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:

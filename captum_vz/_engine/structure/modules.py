@@ -37,20 +37,6 @@ NOT_SETTINGS = OWN_ATTRIBUTES | {BUFFERS}
 COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class LayerTrust:
-    """What need not be checked of a layer."""
-
-    library: bool  # all code of the layer is torch's and transformers'
-    independent: bool  # Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
-
-    @classmethod
-    def of(cls, layer: LayerRecord) -> LayerTrust:
-        """The trust in a recorded layer."""
-        library = is_library_code(layer)
-        return cls(library, library and each_module_runs_once(layer))
-
-
 def once_a_kind(layer: LayerRecord, also: tuple[Any, ...], compute: Callable[..., T], *given: Any) -> T:
     """Return `compute(*given)`, or what it returned for a layer of the same kind and `also` in this pass.
 

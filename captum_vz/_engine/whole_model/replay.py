@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.tensors import (
-    budget_of,
-    first_numbers,
-    first_tensor,
-    is_out_of_memory,
-    once_a_pass,
-)
+from captum_vz._engine.numerics.tensors import budget_of, first_numbers, first_tensor, is_out_of_memory, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -58,11 +52,11 @@ class RecordedRun:
 class ModelReplay:
     """A model's clean pass, and its runs on copies of the inputs, with values zeroed in some of its layers."""
 
+    # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it need not be the same.
+    seen: Tensor | None = None
+
     def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        given: Sequence[ValueProjection] = (),
-        intervention: Intervention = ZERO,
+        self, layers: Sequence[nn.Module], given: Sequence[ValueProjection] = (), intervention: Intervention = ZERO
     ) -> None:
         self.layers = layers
         self.intervention = intervention
@@ -157,28 +151,23 @@ class ModelReplay:
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None, rows: Tensor | None) -> Any:
         copies, batch = zeroed.shape[:2]
-        examples = batch if alone is None else max(len(one.real) for runs in self._runs.values() for one in runs)
+        examples = batch if alone is None else max(len(one.real) for one in self.recorded)
 
-        def handler(run: RecordedRun, changed: Tensor, intervention: Intervention) -> RunHandler:
-            real = run.real if alone is None else run.real[alone : alone + 1]
-            own = changed if changed.dim() == 2 else changed[:, run.index]
-            is_idle = changed.dim() == 3 and not own.any()
-            return RunHandler(run, own[:, None] & run.heads[:, None], intervention, real, rows, is_idle)
-
-        def check(handler: RunHandler, found: Tensor | None) -> None:
-            if alone is not None and (found is None or len(found) != 1):
-                raise CannotReplayError(f"layer {handler.of_run.index} returned more than one example")
-            # What ran before the layers may have as many rows as there are examples, and not be theirs.
-            if alone is not None and self._answers_whole and not zeroed.any():
-                check_last_copy(handler.of_run.output[alone : alone + 1], found, 1)
+        def check(run: RecordedRun, found: Tensor | None) -> None:
             if alone is None:
-                check_last_copy(handler.of_run.output, found, copies)
+                check_last_copy(run.output, found, copies)
+            elif found is None or len(found) != 1:
+                raise CannotReplayError(f"layer {run.index} returned more than one example")
+            # What ran before the layers may have as many rows as there are examples, and not be theirs.
+            elif self._answers_whole and not zeroed.any():
+                check_last_copy(run.output[alone : alone + 1], found, 1)
 
         def answer(changes: Changes) -> None:
             torch.set_grad_enabled(False)  # until the end of the pass, which puts it back
             self._cache.answer(changes, copies, examples, self._answers_whole, alone)
 
-        output = self.run_handled(forward, zeroed.flatten(0, 1), handler, check, answer, alone is not None)
+        own = slice(None) if alone is None else slice(alone, alone + 1)
+        output = self.run_handled(forward, zeroed.flatten(0, 1), check, own, rows, answer, alone is not None)
         if alone is None:
             check_last_copy(self._output, first_numbers(output), copies)
         return output
@@ -187,15 +176,15 @@ class ModelReplay:
         self,
         forward: Callable[[], Any],
         changed: Tensor,
-        handler: Callable[[RecordedRun, Tensor, Intervention], RunHandler],
-        check: Callable[[RunHandler, Tensor | None], None],
+        check: Callable[[RecordedRun, Tensor | None], None],
+        examples: slice | Tensor = slice(None),
+        rows: Tensor | None = None,
         answer: Callable[[Changes], None] = lambda changes: None,
         alone: bool = False,
     ) -> Any:
-        """What `forward` returns while a `handler` changes values in each recorded run of a layer.
+        """What `forward` returns with values changed in each recorded run of a layer. See `RunHandler`.
 
-        `handler` makes the handler of a run, and is given `changed (n, in)` on its device. When the layer returns,
-        `check` is given the handler, and the output with examples first. `answer` is called before `forward`. With
+        When the layer returns, `check` is given its output, examples first. `answer` is called before `forward`. With
         `alone`, one example runs, for which layers may run more often or less often. CannotReplayError: else they do.
         """
         begun: Counter[int] = Counter()
@@ -210,14 +199,15 @@ class ModelReplay:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
             if of_run is None:
                 return AttentionHandler()
-            return handler(of_run, changed.to(of_run.real.device), self.intervention.in_run(index, number))
+            seen = self.seen if (index, number) == (0, 0) else None
+            return RunHandler(of_run, changed, self.intervention.in_run(index, number), examples, rows, seen)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, RunHandler):
                 return
             handler.check_called()
             found = first_tensor(output)
-            check(handler, None if found is None else handler.attention.batch_first(found))
+            check(handler.of_run, None if found is None else handler.attention.batch_first(found))
             finished[handler.of_run.index] += 1
 
         with undoing() as changes:
@@ -232,24 +222,35 @@ class ModelReplay:
 
 
 class RunHandler(Intervene):
-    """Changes values in one run of a layer, in examples that are the recorded ones, once or several times in a row."""
+    """Changes values in one run of a layer, in some `examples` of the clean pass, or in copies of them one by one.
+
+    `changed (n, in)`, or `(n, layer, in)`, says which values are zeroed, or holds their gates. With `rows (batch,)`,
+    only this output token of each example is given other values. `seen` are the sources that any token must see.
+    """
 
     def __init__(
         self,
         run: RecordedRun,
         changed: Tensor,
         intervention: Intervention,
-        real: Tensor,
-        rows: Tensor | None = None,
-        is_idle: bool = False,
+        examples: slice | Tensor,
+        rows: Tensor | None,
+        seen: Tensor | None,
     ) -> None:
-        real = real.repeat(len(changed) // len(real), 1)
-        super().__init__(run.attention, changed, intervention, real)
+        changed, heads = changed.to(run.real.device), run.heads[:, None]
+        own = (changed if changed.dim() == 2 else changed[:, run.index])[:, None]
+        by_head = own & heads if own.dtype == torch.bool else torch.where(heads, own, 1)
+        real, self.seen = (_of(run.real, examples), None if seen is None else _of(seen, examples))
+        super().__init__(run.attention, by_head, intervention, real.repeat(len(changed) // len(real), 1))
         self.of_run = run
         self.rows = None if rows is None else rows.to(changed.device).repeat(len(changed) // len(rows))
-        self.is_idle = is_idle
+        self.is_idle = changed.dim() == 3 and not own.any()
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
+        if self.seen is not None and call.obeys_mask:
+            seen = torch.ones_like(self.seen) if call.visible is None else call.visible.any(1).any(1)
+            if not torch.equal(seen.expand_as(self.seen), self.seen):
+                raise CannotReplayError("its mask hides other tokens than in the clean pass")
         if self.is_idle:
             return call.compute(call.values)
         plain = type(self.intervention) is ZeroValue and self.zeroed.dtype == torch.bool and self.rows is None
@@ -266,6 +267,17 @@ class RunHandler(Intervene):
         at_row = torch.arange(clean.shape[1], device=clean.device) == self.rows[:, None]
         return torch.where(at_row[..., None], by_token, clean).reshape(context.shape)
 
+    def change_values(self, values: Tensor) -> None:
+        if self.attention.inline is not None:
+            gates = self.zeroed
+            changed = self.of_run.heads[:, None] & ((gates != 1) | gates.requires_grad)
+            new = partial(values_after, self.intervention, zeroed=gates, real=self.real)
+            self.attention.inline.change(values, gates if gates.dtype == torch.bool else changed, new)
+
+
+def _of(x: Tensor, examples: slice | Tensor) -> Tensor:
+    return x[examples] if isinstance(examples, slice) else x[examples.to(x.device)]
+
 
 def check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:
     """Raise CannotReplayError unless the last of the copies in `found` holds the numbers of the clean pass."""
@@ -281,9 +293,6 @@ def check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> 
 
 class ModelGates(ModelReplay):
     """A model whose clean pass is known, and its runs with gated values. A gate of 1 leaves a value, 0 zeroes it."""
-
-    # Which sources any token sees, `(batch, in)`, in the first run of the first layer. None: it is unknown.
-    seen: Tensor | None = None
 
     @property
     def outermost(self) -> Sequence[nn.Module]:
@@ -335,35 +344,8 @@ class ModelGates(ModelReplay):
             ) from error
 
     def _run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None, checked: bool = False) -> Any:
-        def handler(run: RecordedRun, changed: Tensor, intervention: Intervention) -> RunHandler:
-            return _Gated(run, changed, intervention, rows, self.seen if (run.index, run.number) == (0, 0) else None)
-
-        def check(handler: RunHandler, found: Tensor | None) -> None:
+        def check(run: RecordedRun, found: Tensor | None) -> None:
             if checked:
-                check_last_copy(handler.of_run.output, found, 1)
+                check_last_copy(run.output, found, 1)
 
-        return self.run_handled(forward, gates, handler, check)
-
-
-class _Gated(RunHandler):
-    """Scales the values of one run of a layer by `gates (n, in)`, in the heads that are selected."""
-
-    def __init__(
-        self, run: RecordedRun, gates: Tensor, intervention: Intervention, rows: Tensor | None, seen: Tensor | None
-    ) -> None:
-        by_head = torch.where(run.heads[:, None], gates[:, None], 1)
-        super().__init__(run, by_head, intervention, run.real if rows is None else run.real[rows.to(run.real.device)])
-        self.seen = seen if rows is None or seen is None else seen[rows.to(seen.device)]
-        self.changed = run.heads[:, None] & ((by_head != 1) | by_head.requires_grad)
-
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        if self.seen is not None and call.obeys_mask:
-            seen = torch.ones_like(self.seen) if call.visible is None else call.visible.any(1).any(1)
-            if not torch.equal(seen.expand_as(self.seen), self.seen):
-                raise CannotReplayError("its mask hides other tokens than in the clean pass")
-        return super().change_call(call)
-
-    def change_values(self, values: Tensor) -> None:
-        if self.attention.inline is not None:
-            new = partial(values_after, self.intervention, zeroed=self.zeroed, real=self.real)
-            self.attention.inline.change(values, self.changed, new)
+        return self.run_handled(forward, gates, check, slice(None) if rows is None else rows)

@@ -84,7 +84,7 @@ class FoldedLayer:
         self.scale: Tensor | None = None
         # The factor of each vector in a chunk's last row. Library code may norm an output that consists of these
         # vectors, so nothing is taken from it.
-        self.share = 1 if problem.trust.library else -1
+        self.share = 1 if problem.library else -1
         # Answers for the norm and the linear modules, and what runs the layer with these answers. None: no module
         # depends on the attention's output, and the layer adds it to the rest.
         self.modules: FoldedModules | None = None
@@ -110,7 +110,7 @@ class FoldedLayer:
             firsts = [self._first(structure.norm, scale, inner, module, composed) for module in structure.firsts]
             self.modules = FoldedModules(structure.norm, scale, inner, firsts)
             self.runner = self._runner(structure, self.modules)
-        elif not problem.trust.library:
+        elif not problem.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
 
     def run(self, chunk: PairChunk, vectors: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class FoldedLayer:
 
     def _norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
         """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
-        if self._problem.trust.library:
+        if self._problem.library:
             return None
         # Other code may clamp what no clean position reaches.
         scale = 1 if self.scale is None else self.scale
