@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.attention import weights_at
 from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
-from captum_vz._engine.numerics.tolerance import Readings
+from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings
 from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code
 from captum_vz.functional.interventions import Intervention, ZeroValue
 
@@ -205,7 +206,7 @@ class ReplayProblem:
     def clean_weights(self) -> Tensor:
         """The model's weights at the targets, `(target, head, in)`."""
         weights = self.site.attention.weights
-        assert weights is not None  # narrows the type: who asks for it has seen that they can be read
+        assert weights is not None  # narrows the type, as below
         return weights_at(weights, self.targets.batch, self.targets.out)
 
     @cached_property
@@ -222,29 +223,24 @@ class ReplayProblem:
 
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
         """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
-        site = self.site
-        if site.attention.weights is None or not self.intervention.needs_weight:  # any source may
-            return site.source_mask[batch]
-        if isinstance(self.intervention, ZeroValue):
-            own = batch is self.targets.batch and out is self.targets.out
-            return (self.weights if own else self._zeroed_weights(batch, out)).ne(0).any(-1)
-        weights = weights_at(site.attention.weights, batch, out) * self.heads[:, None]
-        return weights.ne(0).any(1) & site.source_mask[batch]
+        if self.site.attention.weights is None or not self.intervention.needs_weight:  # any source may
+            return self.site.source_mask[batch]
+        return (self.weights if out is self.targets.out else self._zeroed_weights(batch, out)).ne(0).any(-1)
 
     def _zeroed_weights(self, batch: Tensor, out: Tensor) -> Tensor:
         """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
 
-        They are 0 for other heads, for padding, and for values that are zero already. Inline, bool `(n, in, 1)`: which
-        sources are no padding.
+        They are 0 for other heads, for padding, and for values that are zero already.
         """
-        attention, real = self.site.attention, self.site.source_mask
-        if attention.weights is None:  # inline: any source may have weight
-            return real[batch, :, None]
-        weights = weights_at(attention.weights, batch, out) * real[batch, None] * self.heads[:, None]
-        # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
-        # them in a quarter of the time that any() takes.
-        moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
-        return (weights * moves[batch]).transpose(1, 2).contiguous()
+        attention = self.site.attention
+        assert attention.weights is not None  # narrows the type: who asks for them has seen that they can be read
+        weights = weights_at(attention.weights, batch, out) * self.site.source_mask[batch, None] * self.heads[:, None]
+        if isinstance(self.intervention, ZeroValue):
+            # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry
+            # shows them in a quarter of the time that any() takes.
+            moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
+            weights = weights * moves[batch]
+        return weights.transpose(1, 2).contiguous()
 
     @cached_property
     def clean(self) -> Tensor:
@@ -300,6 +296,16 @@ class Replay(Protocol):
         attention, where they count too. A chunk is used before the next one is asked for. CannotReplayError: this
         replay does not hold for the layer. All its chunks are forgotten.
         """
+
+
+def run_with_noise(run: Callable[[], Tensor], strength: float) -> Tensor | None:
+    """The output of a run with noise of this strength. None: the layer refuses NaN, so the run shows nothing."""
+    try:
+        return run()
+    except CannotReplayError:
+        if math.isnan(strength):
+            return None
+        raise
 
 
 def _places(targets: Targets, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:

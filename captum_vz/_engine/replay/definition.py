@@ -18,11 +18,9 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.unknown_code import run_with_noise
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
-from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
@@ -102,7 +100,7 @@ def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], T
     together = problem.independent or _examples_are_independent(problem)
     if not together:
         cause = f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name})"
-        if _is_quantised(site):
+        if any(".quantized.dynamic." in f"{type(one).__module__}." for one in site.layer.modules):
             cause = f"{site.layer.name} is quantised, and activations of a batch share one scale"
         site.layer.warnings.append(f"{cause}: pass one sentence at a time. The map is that of this batch")
     examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
@@ -118,10 +116,6 @@ def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], T
         (clean, torch.stack([run(zeroed) for zeroed, _ in few]), torch.cat([number for _, number in few]))
         for few in some
     )
-
-
-def _is_quantised(site: AttentionSite) -> bool:
-    return any(".quantized.dynamic." in f"{type(one).__module__}." for one in modules_of(site.layer.layer))
 
 
 def _run(problem: ReplayProblem, runner: LayerRunner, zeroed: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from captum_vz._engine.capture.layer_runner import AnswerContext, ModuleAnswer
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
+    SMALL_STRENGTHS,
     first_tensor,
     for_query_heads,
     gather_rows,
@@ -37,8 +38,8 @@ from captum_vz._engine.replay.base import (
     PackedChunk,
     ReplayChunk,
     ReplayProblem,
+    run_with_noise,
 )
-from captum_vz._engine.replay.unknown_code import is_independent
 from captum_vz._engine.structure.modules import once_a_kind
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
@@ -209,15 +210,12 @@ class PackedPairs:
             parts = batch.unique_consecutive(return_counts=True)[1].tolist()
             if len(parts) > 1:
                 each = zip(batch.split(parts), out.split(parts), context.split(parts), strict=True)
-                return torch.cat([self._run_filled(*part) for part in each])
+                outputs = []
+                for part, count in zip(each, parts, strict=True):  # unused rows follow those of an example, see `BLOCK`
+                    rows = torch.arange(count + BLOCK - count % BLOCK, device=batch.device).clamp_max(count - 1)
+                    outputs.append(self._run(*(x[rows] for x in part))[:count])
+                return torch.cat(outputs)
         return self._run(batch, out, context, shared)
-
-    def _run_filled(self, *part: Tensor) -> Tensor:
-        """The output of one example's positions, which unused rows follow, see `BLOCK`."""
-        count = len(part[0])
-        rows = torch.arange(count + BLOCK - count % BLOCK, device=part[0].device).clamp_max(count - 1)
-        batch, out, context = (x[rows] for x in part)
-        return self._run(batch, out, context)[:count]
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor, shared: bool = False) -> Tensor:
         arguments = tree_map(self._packing(batch, out, shared), self.runner.arguments)
@@ -287,27 +285,32 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
 
 
 def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
-    """Raise CannotReplayError if the last target depends on other positions of the same run."""
+    """Raise CannotReplayError if the last target depends on other positions of the same run.
+
+    Experts of limited capacity make positions compete. To detect this, the target runs together with many identical
+    positions of large norm, the crowd. It holds its clean context or small noise, because noise may choose an expert
+    that no clean context chooses. It comes before and after the crowd, because capacity may be given in either order.
+    """
     batch, out = problem.targets.batch[-1:], problem.targets.out[-1:]
-    context = gather_rows(pairs.contexts, batch, out).flatten(1)
-
-    def run(strengths: Tensor) -> Tensor:
-        count = len(strengths)
-        answer = pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
-        # Code from elsewhere may treat some places of a long run in its own way.
-        alike = answer[(strengths == strengths[count // 2]) & (not problem.library)]
-        if not is_reproduced(alike, alike[:1].expand_as(alike)):
-            raise CannotReplayError("a position depends on its place in the run")
-        return answer
-
-    clean = gather_rows(problem.output, batch, out)[0]
+    context, clean = (gather_rows(x, batch, out).flatten(1) for x in (pairs.contexts, problem.output))
     counts = problem.targets.count, len(problem.targets)
     largest = sum(min(problem.chunk_rows, count) for count in counts) + 2 * BLOCK + 2  # positions of a run
-    independent = is_independent(run, clean, CROWD_SIZE)
-    if independent and largest > CROWD_SIZE:
-        independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])
-    if not independent:
-        raise CannotReplayError("a position depends on other positions of the same run")
+    crowds = [(CROWD_SIZE, strength) for strength in PROBE_STRENGTHS]
+    crowds += [(largest, PROBE_STRENGTHS[0])] if largest > CROWD_SIZE else []
+    tested, first = len(SMALL_STRENGTHS), None
+    for size, strength in crowds:
+        each = [*SMALL_STRENGTHS, *[strength] * size, *reversed(SMALL_STRENGTHS)]
+        given = with_noise(context.expand(len(each), -1), torch.tensor(each, device=clean.device))
+        answer = run_with_noise(partial(pairs.run, batch.expand(len(each)), out.expand(len(each)), given), strength)
+        if answer is None:
+            continue
+        before, crowd, after = answer.split([tested, size, tested])
+        # Code from elsewhere may treat some places of a long run in its own way.
+        if not problem.library and not is_reproduced(crowd, crowd[:1].expand_as(crowd)):
+            raise CannotReplayError("a position depends on its place in the run")
+        first = torch.cat([clean, before[1:]]) if first is None else first
+        if not (is_reproduced(before, first) and is_reproduced(after.flip(0), first)):
+            raise CannotReplayError("a position depends on other positions of the same run")
 
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:

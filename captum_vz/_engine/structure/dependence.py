@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import SiteHandler, StopAtValues, StopRunError
+from captum_vz._engine.capture.interventions import StopAtValues, StopRunError
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, LayerRunner, find_streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import Weights
@@ -41,7 +41,7 @@ from captum_vz._engine.numerics.tensors import (
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code, matrix, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import modules_of, tree_leaves, tree_map
+from captum_vz._private import modules_of, tree_map
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -57,7 +57,7 @@ def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
 
 
 def reads_own_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether the values depend on the layer's own states, as those of a cross-attention do not."""
+    """Whether the values depend on the layer's own states."""
     return any(_reads(runner, attention, x) for x in runner.states[:1])
 
 
@@ -108,8 +108,7 @@ def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHand
 
 def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool | None:
     """Whether each value depends on its own position of the layer's input, and on no other. None: no run shows it."""
-    tensors = tensors_in(runner.arguments)
-    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
+    hidden = next((x for x in tensors_in(runner.arguments) if x.is_floating_point() and x.dim() > 1), None)
     batch, _, out, _ = attention.shape
     if hidden is None or attention.batch_first(hidden).shape[:2] != (batch, out):
         return None
@@ -212,15 +211,12 @@ def _follow_positions(
 
 def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, new: Tensor) -> Tensor | None:
     """The values of `attention` with `new` in the place of the input `old`, or None. Nothing after them is run."""
-    return _result_of(runner, StopAtValues(attention), runner.arguments_with(old, new))
-
-
-def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, Any]) -> Tensor | None:
-    """The result with which a handler stops the run, or None."""
     try:
-        runner.run(handler, arguments)
-    except (StopRunError, CannotReplayError) as end:
-        return end.args[0] if isinstance(end, StopRunError) else None
+        runner.run(StopAtValues(attention), runner.arguments_with(old, new))
+    except StopRunError as end:
+        return end.args[0]
+    except CannotReplayError:
+        return None
     return None
 
 
@@ -233,7 +229,10 @@ class OtherMixing:
     def __init__(self, model: Any = None, layers: Sequence[nn.Module] = ()) -> None:
         inside = {part for layer in layers for part in modules_of(layer)}
         modules = set(modules_of(model)) - inside if isinstance(model, nn.Module) else set()
-        self._each_token = [one for one in modules if matrix(one) is not None or _is_norm(one)]
+        norms = [
+            one for one in modules if isinstance(one, (nn.LayerNorm, nn.RMSNorm)) and len(one.normalized_shape) == 1
+        ]
+        self._each_token = [*norms, *(one for one in modules if matrix(one) is not None)]
         # Indices of layers that ran one after the other, the second on something else than what the first returned.
         # Each pair once, in the order in which they ran.
         self.pairs: list[tuple[int, int]] = []
@@ -280,10 +279,6 @@ def _made_by(module: nn.Module, x: Tensor) -> Tensor | None:
     return None
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1
-
-
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     """Whether tokens reach others by anything but the weights of attention. None: no run shows it.
 
@@ -294,13 +289,10 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     it is not seen.
     """
     attentions = record.attentions
-    streams = find_streams(record, attentions[0]) if len(attentions) == 1 else None
-    runner = LayerRunner(record, streams)
-    if streams is not None and not values_depend_on_own_position(runner, attentions[0]):
-        streams, runner = None, LayerRunner(record)
-    if streams is not None:
-        output = streams.tokens(output)
-    hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
+    streams, runner = find_streams(record, attentions[0]) if len(attentions) == 1 else None, LayerRunner(record)
+    if streams is not None and values_depend_on_own_position(LayerRunner(record, streams), attentions[0]):
+        runner, output = LayerRunner(record, streams), streams.tokens(output)
+    hidden = next((x for x in tensors_in(runner.arguments) if x.is_floating_point()), None)
     library, tokens_first = (is_library_code(record), any(one.tokens_first for one in attentions[:1]))
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
@@ -318,21 +310,17 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 
 
 class CleanContexts(AttentionHandler):
-    """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
+    """Answers each attention call with its context in an earlier run. A call without one is computed, and kept."""
 
     def __init__(self, contexts: list[tuple[Tensor, Weights | None]]) -> None:
-        self._contexts = contexts
-        self._answers = iter([*contexts]) if contexts else None
+        self.contexts, self._calls = contexts, 0
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        if self._answers is None:
-            context, weights = call.compute(call.values)
-            self._contexts.append((context.clone(), weights))
-            return context, weights
-        answer, weights_then = next(self._answers, (None, None))
-        if answer is None:
-            raise CannotReplayError("it calls attention more often than in the clean pass")
-        return answer.clone(), weights_then
+        self._calls += 1
+        if self._calls > len(self.contexts):
+            self.contexts.append(call.compute(call.values))
+        context, weights = self.contexts[self._calls - 1]
+        return context.clone(), weights
 
 
 def _clean_output_of(attention: AttentionRecord) -> Callable[..., Any]:

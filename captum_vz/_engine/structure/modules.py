@@ -62,16 +62,13 @@ def _kind(layer: LayerRecord) -> tuple[Any, ...] | None:
     settings = [_settings(module, library) for module in layer.modules]
     if any(one is None for one in settings) or any(map(is_hooked, layer.modules)):
         return None
-    parameters = [(x.shape, library or _begins_with_zeros(x)) for x in layer.parameters]
+    # A parameter of other code that begins with zeros may be a gate that is switched off.
+    plain = [library or x.is_meta or bool(x.detach().flatten()[:64].any()) for x in layer.parameters]
+    parameters = [*plain, *(x.shape for x in layer.parameters)]
     given = [name for name, x in layer.kwargs.items() if x is not None]
     given += [] if layer.given is None else [layer.given.projection]
     attentions = [(one.shape, one.inline is None) for one in layer.attentions]
     return (*map(type, layer.modules), *settings, *parameters, *given, len(layer.args), *attentions)
-
-
-def _begins_with_zeros(x: Tensor) -> bool:
-    """Whether a parameter begins with zeros, as that of a gate that is switched off."""
-    return not x.is_meta and not x.detach().flatten()[:64].any()
 
 
 def _settings(module: nn.Module, library: bool) -> tuple[Any, ...] | None:
@@ -115,7 +112,7 @@ def is_library_code(layer: LayerRecord) -> bool:
 
 def _are_of_libraries(modules: list[nn.Module]) -> bool:
     """Whether all code of a module and its parts is."""
-    known = once_a_pass(_are_library_classes, frozenset(map(type, modules)))
+    known = all(once_a_pass(_is_library_class, kind) for kind in set(map(type, modules)))
     return known and all(map(_holds_library_code, modules))
 
 
@@ -135,10 +132,6 @@ def keeps_examples_apart(model: Any) -> bool:
         module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
         for module in modules
     )
-
-
-def _are_library_classes(kinds: frozenset[type[nn.Module]]) -> bool:
-    return all(map(_is_library_class, kinds))
 
 
 def _is_library_class(kind: type[nn.Module]) -> bool:

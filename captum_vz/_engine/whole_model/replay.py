@@ -151,23 +151,17 @@ class ModelReplay:
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None, rows: Tensor | None) -> Any:
         copies, batch = zeroed.shape[:2]
+        own = slice(None) if alone is None else slice(alone, alone + 1)
         examples = batch if alone is None else max(len(one.real) for one in self.recorded)
-
-        def check(run: RecordedRun, found: Tensor | None) -> None:
-            if alone is None:
-                check_last_copy(run.output, found, copies)
-            elif found is None or len(found) != 1:
-                raise CannotReplayError(f"layer {run.index} returned more than one example")
-            # What ran before the layers may have as many rows as there are examples, and not be theirs.
-            elif self._answers_whole and not zeroed.any():
-                check_last_copy(run.output[alone : alone + 1], found, 1)
 
         def answer(changes: Changes) -> None:
             torch.set_grad_enabled(False)  # until the end of the pass, which puts it back
             self._cache.answer(changes, copies, examples, self._answers_whole, alone)
 
-        own = slice(None) if alone is None else slice(alone, alone + 1)
-        output = self.run_handled(forward, zeroed.flatten(0, 1), check, own, rows, answer, alone is not None)
+        # What ran before the layers may have as many rows as there are examples, and not be theirs.
+        checked = alone is None or (self._answers_whole and not zeroed.any())
+        changed = zeroed.flatten(0, 1)
+        output = self.run_handled(forward, changed, copies * checked, own, rows, answer, alone is not None)
         if alone is None:
             check_last_copy(self._output, first_numbers(output), copies)
         return output
@@ -176,7 +170,7 @@ class ModelReplay:
         self,
         forward: Callable[[], Any],
         changed: Tensor,
-        check: Callable[[RecordedRun, Tensor | None], None],
+        copies: int,
         examples: slice | Tensor = slice(None),
         rows: Tensor | None = None,
         answer: Callable[[Changes], None] = lambda changes: None,
@@ -184,8 +178,9 @@ class ModelReplay:
     ) -> Any:
         """What `forward` returns with values changed in each recorded run of a layer. See `RunHandler`.
 
-        When the layer returns, `check` is given its output, examples first. `answer` is called before `forward`. With
-        `alone`, one example runs, for which layers may run more often or less often. CannotReplayError: else they do.
+        The last of `copies` of each layer's output must be that of the clean pass. 0: it need not. `answer` is called
+        before `forward`. With `alone`, one example runs, for which layers may run more often or less often.
+        CannotReplayError: else they do.
         """
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
@@ -206,9 +201,13 @@ class ModelReplay:
             if not isinstance(handler, RunHandler):
                 return
             handler.check_called()
-            found = first_tensor(output)
-            check(handler.of_run, None if found is None else handler.attention.batch_first(found))
-            finished[handler.of_run.index] += 1
+            run, found = handler.of_run, first_tensor(output)
+            found = None if found is None else handler.attention.batch_first(found)
+            if alone and (found is None or len(found) != 1):
+                raise CannotReplayError(f"layer {run.index} returned more than one example")
+            if copies:
+                check_last_copy(_of(run.output, examples), found, copies)
+            finished[run.index] += 1
 
         with undoing() as changes:
             attach_to_named(self.layers, self.given, changes)
@@ -313,7 +312,7 @@ class ModelGates(ModelReplay):
         """
         try:
             with torch.no_grad():
-                output = self._run_gated(forward, torch.ones(tokens.shape, device=tokens.device), None, checked=True)
+                output = self.run_handled(forward, torch.ones(tokens.shape, device=tokens.device), copies=1)
             check_last_copy(self._output, first_numbers(output), 1)
         except CannotReplayError as error:
             raise RefusedError(
@@ -336,16 +335,9 @@ class ModelGates(ModelReplay):
         for module in self._cache.outermost:
             check_no_dropout(module)
         try:
-            return self._run_gated(forward, gates, rows)
+            return self.run_handled(forward, gates, 0, slice(None) if rows is None else rows)
         except CannotReplayError as error:
             raise RefusedError(
                 f"The model cannot run with gated values: {error}. Pass a forward_func that runs the same layers for "
                 "any values of their attention."
             ) from error
-
-    def _run_gated(self, forward: Callable[[], Any], gates: Tensor, rows: Tensor | None, checked: bool = False) -> Any:
-        def check(run: RecordedRun, found: Tensor | None) -> None:
-            if checked:
-                check_last_copy(run.output, found, 1)
-
-        return self.run_handled(forward, gates, check, slice(None) if rows is None else rows)

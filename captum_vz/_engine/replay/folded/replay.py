@@ -128,16 +128,11 @@ class FoldedLayer:
                 raise CannotReplayError(TOO_LITTLE_LEFT)
             return changed
         self.modules.chunk, self.modules.shares = chunk, shares
-        self.modules.expected = self._norm_input(changed, chunk.target)
+        if not problem.library:  # other code may clamp what no clean position reaches
+            scale = 1 if self.scale is None else self.scale
+            rest = (self._clean_input - self.base * scale).index_select(0, chunk.target)
+            self.modules.expected = changed * scale + rest
         return self.runner.run(batch, out, changed)
-
-    def _norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
-        """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
-        if self._problem.library:
-            return None
-        # Other code may clamp what no clean position reaches.
-        scale = 1 if self.scale is None else self.scale
-        return changed * scale + (self._clean_input - self.base * scale).index_select(0, target)
 
     def _lost(self, block: SourceBlock, chunk: PairChunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""
