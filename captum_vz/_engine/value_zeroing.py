@@ -16,9 +16,9 @@ from torch import Tensor
 from captum_vz._engine.numerics.attention import by_rows
 from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
-from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem, Request
+from captum_vz._engine.replay import Replay, ReplayChunk, ReplayProblem, Request
 from captum_vz._engine.replay.definition import DefinitionReplay
-from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay.folded import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import without_autocast
@@ -27,7 +27,7 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import ZeroValue, contexts_after, values_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
 REPLAYS: tuple[Replay, ...] = (FoldedReplay(), PackedReplay(), PackedReplay(first_tensor_only=True), DefinitionReplay())

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.replay import base
+from captum_vz._engine import replay
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -73,7 +73,7 @@ MIXTURES: list[Callable[[], nn.Module]] = [
 def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every layer count as library code."""
     for name in ("is_library_code", "each_module_runs_once"):
-        monkeypatch.setattr(base, name, lambda layer: True)
+        monkeypatch.setattr(replay, name, lambda layer: True)
 
 
 @pytest.mark.parametrize("tokens", sampled([3, 4, 20], 4))

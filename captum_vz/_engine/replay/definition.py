@@ -18,14 +18,14 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, run_with_noise
+from captum_vz._engine.replay import ReplayChunk, ReplayProblem, run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.layer_runner import LayerRunner
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64

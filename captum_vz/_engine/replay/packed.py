@@ -33,7 +33,7 @@ from captum_vz._engine.numerics.tolerance import (
     refuse_large_error,
     scale_of,
 )
-from captum_vz._engine.replay.base import (
+from captum_vz._engine.replay import (
     BLOCK,
     PackedChunk,
     ReplayChunk,
@@ -46,7 +46,7 @@ from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8

@@ -38,7 +38,7 @@ from captum_vz._private import (
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 
 # Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.

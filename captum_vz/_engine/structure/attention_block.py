@@ -23,7 +23,7 @@ from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # How many positions are compared. The structure is the same at all positions.
 SAMPLE = 16

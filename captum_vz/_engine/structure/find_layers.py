@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,8 +43,9 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     >>> len(find_layers(model)) == model.config.num_hidden_layers
     True
     """
-    if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        found = f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
         raise ArgumentError(f"model is {found}: pass a model, which is a torch.nn.Module.")
     modules = dict(model.named_modules())
     whole = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
