@@ -250,19 +250,21 @@ class ReplayProblem:
         """The clean output of each target, `(target, d)`."""
         return self.targets.of(self.output)
 
+    @property
+    def rows(self) -> int:
+        """How many rows of each example the map has."""
+        return self.site.shape.out if self.asked.rows is None else self.asked.rows.shape[1]
+
     def place(self, chunk: ReplayChunk) -> Tensor:
         """Where the pairs of a chunk stand in the map, counted through it, `(n,)`."""
-        count = self.site.shape.out if self.asked.rows is None else self.asked.rows.shape[1]
-        given = self.targets, count, self.targets.members.shape[1], chunk.target, chunk.group
+        given = self.targets, self.rows, self.targets.members.shape[1], chunk.target, chunk.group
         return once_a_pass(_places, *given) if chunk.shared else _places(*given)
 
     def empty_map(self) -> Tensor:
         """A map of zeros, `(batch, row, group)`, in at least float32."""
-        shape, rows = self.site.shape, self.asked.rows
-        values = self.site.attention.values
+        values, (batch, groups, _) = self.site.attention.values, self.targets.members.shape
         dtype = torch.promote_types(values.dtype, torch.float32)
-        count = shape.out if rows is None else rows.shape[1]
-        return torch.zeros(shape.batch, count, self.targets.members.shape[1], dtype=dtype, device=values.device)
+        return torch.zeros(batch, self.rows, groups, dtype=dtype, device=values.device)
 
 
 class ReplayChunk(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Step
+from captum_vz._engine.capture.records import AttentionRecord, Step
 from captum_vz._engine.numerics.attention import all_weights
 from captum_vz._engine.numerics.tensors import budget_of, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
@@ -42,9 +42,10 @@ class AttentionBlock:
     def __init__(self, site: AttentionSite) -> None:
         self.name = site.layer.name
         self.rows, self.sources = site.target_mask, site.source_mask
-        layer, self.attention = _recorded(site)
+        site = _readable(site).in_float32()
+        layer, self.attention = site.layer, site.attention
         weights, context = self.attention.weights, self.attention.context
-        assert weights is not None and context is not None  # narrows the types: `_recorded` refuses such layers
+        assert weights is not None and context is not None  # narrows the types: `_readable` refuses such layers
         self.weights, self._context = all_weights(weights), context
         self.output = self.attention.batch_first(layer.first_output)
         assert layer.steps is not None  # narrows the type: the method says `needs_steps`
@@ -254,8 +255,8 @@ def _is_plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and not is_hooked(module)
 
 
-def _recorded(site: AttentionSite) -> tuple[LayerRecord, AttentionRecord]:
-    """The layer and its attention in float32. UnsupportedLayerError: its vectors cannot be known."""
+def _readable(site: AttentionSite) -> AttentionSite:
+    """The site. UnsupportedLayerError: its vectors cannot be known."""
     site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
     if attention.calls != 1 or attention.context is None:
@@ -267,8 +268,7 @@ def _recorded(site: AttentionSite) -> tuple[LayerRecord, AttentionRecord]:
         hooks = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in site.layer.hooks)
         advice = "Use ValueZeroing, or make it a forward_pre_hook of the next layer."
         raise UnsupportedLayerError(f"A hook on the layer {name} changes its output ({hooks}). {advice}")
-    site = site.in_float32()
-    return site.layer, site.attention
+    return site
 
 
 def _of_shape(steps: Iterable[Step], shape: torch.Size, attention: AttentionRecord) -> list[Step]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -265,18 +266,13 @@ class OtherMixing:
         fitting = [one for one in self._each_token if (weight := matrix(one)) is None or weight.shape[1:] in widths]
         made = [before.copy]
         for _ in range(2):
-            made = [found for x in made for module in fitting if (found := _made_by(module, x)) is not None]
+            given, made = made, []
+            for x, module in product(given, fitting):
+                with suppress(*LAYER_ERRORS):  # it is for other vectors
+                    made.append(module.forward(x))
             if any(record.is_given(ReturnedTensor(found)) for found in made):
                 return True
         return False
-
-
-def _made_by(module: nn.Module, x: Tensor) -> Tensor | None:
-    """What a module makes of vectors, without its hooks. None: it is for other vectors."""
-    with suppress(*LAYER_ERRORS):
-        found: Tensor = module.forward(x)
-        return found
-    return None
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:

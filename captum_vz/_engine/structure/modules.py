@@ -225,13 +225,9 @@ class NoNorm(Norm):
         return torch.ones_like(x[..., :1])
 
 
-# Weights of other classes, which torchao quantises, hold no plain numbers.
-PLAIN = (Tensor, nn.Parameter)
-
-
 def _holds_numbers(weight: Any) -> TypeGuard[Tensor]:
-    """Return whether a weight is a plain tensor that is not offloaded."""
-    return type(weight) in PLAIN and not weight.is_meta
+    """Whether a weight is a plain tensor: not offloaded, and of no other class, which torchao quantises."""
+    return type(weight) in (Tensor, nn.Parameter) and not weight.is_meta
 
 
 def matrix(module: nn.Module) -> Tensor | None:
@@ -263,13 +259,11 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     The result is checked on `x (n, d)` and the module's output `normed (n, d)`. CannotReplayError: the module is no
     LayerNorm or RMSNorm.
     """
-    eps = [
-        value for name, value in vars(module).copy().items() if "eps" in name and isinstance(value, (float, type(None)))
-    ]
+    named = vars(module).copy().items()
+    eps = [value for name, value in named if "eps" in name and isinstance(value, (float, type(None)))]
     if len(eps) != 1:
-        raise CannotReplayError(
-            f"{type(module).__name__} cannot be read as a norm: expected one epsilon, found {len(eps)}"
-        )
+        kind = type(module).__name__
+        raise CannotReplayError(f"{kind} cannot be read as a norm: expected one epsilon, found {len(eps)}")
     epsilon = torch.finfo(x.dtype).eps if eps[0] is None else eps[0]
     signs = x.new_ones(x.shape[-1])  # not rows of x, which has none if all tokens are padding
     signs[1::2] = -1

@@ -210,12 +210,6 @@ class FirstLinear:
     constant: Tensor  # `W beta`, plus W's own bias, `(1, features)`
     result: Tensor  # a buffer that each chunk fills
 
-    def fold(self, directions: Tensor, values: Tensor) -> Tensor:
-        """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
-        if self.composed is not None:
-            return (values.transpose(0, 1) @ self.composed).transpose(0, 1).flatten(0, 1)
-        return functional.linear(directions, self.weight)
-
 
 class FoldedModules:
     """What the norm and the linear modules return for the chunk that runs now."""
@@ -239,7 +233,12 @@ class FoldedModules:
         """Apply the first linear modules to the vectors `(member * head, d)` of values `(member, head, d_head)`."""
         if self.firsts[0].composed is None:
             vectors = self.norm.direction(vectors if self.inner is None else self.inner[0].direction(vectors))
-        self.folded = [first.fold(vectors, values) for first in self.firsts]
+        self.folded = [
+            functional.linear(vectors, one.weight)
+            if one.composed is None
+            else (values.transpose(0, 1) @ one.composed).transpose(0, 1).flatten(0, 1)
+            for one in self.firsts
+        ]
 
     def inner_normed(self, x: Tensor) -> Tensor:
         """The output of the norm of the attention's output `x (..., d)`. Its scale is kept."""
