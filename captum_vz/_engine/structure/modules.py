@@ -112,7 +112,7 @@ def is_library_code(layer: LayerRecord) -> bool:
 
 def _are_of_libraries(modules: list[nn.Module]) -> bool:
     """Whether all code of a module and its parts is."""
-    known = all(once_a_pass(_is_library_class, kind) for kind in set(map(type, modules)))
+    known = all(map(partial(once_a_pass, _is_library_class), set(map(type, modules))))
     return known and all(map(_holds_library_code, modules))
 
 
