@@ -27,13 +27,13 @@ from captum_vz._engine.numerics.tensors import (
     once_a_pass,
 )
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
-from captum_vz._engine.replay.base import Request
+from captum_vz._engine.replay import Request
 from captum_vz._engine.replay.unknown_code import check_unknown_code
+from captum_vz._engine.structure import AttentionSite, attention_site, not_finite
 from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.dependence import OtherMixing
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.modules import Norm, keeps_examples_apart, matrix, read_norm
-from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.changes import is_hooked_by_captum, random_states, repeated
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
@@ -45,10 +45,10 @@ from captum_vz._engine.value_zeroing import (
     traced_replays,
     value_zeroing_scores,
 )
+from captum_vz._engine.whole_model import ModelGates, ModelReplay
 from captum_vz._engine.whole_model.gradients import (
     EmbeddingLeaf,
     ExplainedTensors,
     first_module_holding,
     relevance_gradients,
 )
-from captum_vz._engine.whole_model.replay import ModelGates, ModelReplay

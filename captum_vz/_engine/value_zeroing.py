@@ -16,26 +16,20 @@ from torch import Tensor
 from captum_vz._engine.numerics.attention import by_rows
 from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
-from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem, Request
-from captum_vz._engine.replay.definition import DefinitionReplay, sampled_outputs
-from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay import Replay, ReplayChunk, ReplayProblem, Request
+from captum_vz._engine.replay.definition import DefinitionReplay
+from captum_vz._engine.replay.folded import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.unknown_code import check_unknown_code
-from captum_vz._engine.structure.modules import LayerTrust
 from captum_vz._engine.taps.changes import left_out_by_replays, without_autocast
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import ZeroValue, contexts_after, values_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
-REPLAYS: tuple[Replay, ...] = (
-    FoldedReplay(),
-    PackedReplay(),
-    PackedReplay(first_tensor_only=True),
-    DefinitionReplay(),
-)
+REPLAYS: tuple[Replay, ...] = (FoldedReplay(), PackedReplay(), PackedReplay(first_tensor_only=True), DefinitionReplay())
 # In layers of unknown code, the definition is the fastest replay of so few groups of sources.
 FEW_GROUPS = 8
 
@@ -109,8 +103,8 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
     """
     site = site.in_float32()
     with without_autocast(site.layer.first_output.device):
-        problem = ReplayProblem.of(site, LayerTrust.of(site.layer), asked)
-        if not problem.trust.library:
+        problem = ReplayProblem.of(site, asked)
+        if not problem.library:
             check_unknown_code(site)
         if not len(problem.targets):
             return problem.empty_map()
@@ -144,7 +138,7 @@ def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
     known = REPLAYS
     if problem.site.layer.hooks:  # a hook may count positions
         known = REPLAYS[-1:]
-    elif not problem.trust.library and problem.targets.members.shape[1] <= FEW_GROUPS:
+    elif not problem.library and problem.targets.members.shape[1] <= FEW_GROUPS:
         known = (*REPLAYS[-1:], *REPLAYS[:-1])
     return (replay for replay in known if _traces.only in (None, replay.name) and replay.fits(problem))
 
@@ -162,14 +156,11 @@ def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance,
         try:
             for chunk in replay(problem) if steps is None else _counted(replay(problem), problem, steps):
                 if chunk.clean is not clean:
-                    clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
+                    clean, prepared = (chunk.clean, distance.prepare(chunk.clean, readings))
                 output = distance.prepare(chunk.output, readings)
                 moved = distance.between(output, prepared.index_select(0, chunk.clean_row)).to(scores)
                 moved = moved if chunk.unchanged is None else moved.masked_fill(chunk.unchanged, 0)
                 scores.view(-1)[problem.place(chunk)] = moved
-            if not problem.trust.library and not isinstance(replay, DefinitionReplay):
-                readings.read()
-                _check_sample(problem, distance, scores)
             _check_scores(problem, distance, scores, rounding)
             readings.read()
             return scores
@@ -234,22 +225,9 @@ def _check_scores(problem: ReplayProblem, distance: OutputDistance, scores: Tens
     problem.readings.add(smallest, warn)
 
 
-def _check_sample(problem: ReplayProblem, distance: OutputDistance, scores: Tensor) -> None:
-    """Raise CannotReplayError if some scores of a layer of unknown code are not those of the definition."""
-    targets, readings, rounding = problem.targets, problem.readings, _rounding(problem.clean, distance)
-    for target, group, output in sampled_outputs(problem, scores):
-        clean = distance.prepare(problem.clean[target], readings)
-        expected = distance.between(distance.prepare(output, readings), clean).to(scores)
-        found = scores[targets.batch[target], targets.row[target], group]
-        bound = 0.01 * torch.maximum(expected.abs(), found.abs()) + 8 * rounding[target].abs().to(scores)
-        readings.read()
-        if ((found - expected).abs() > bound).any():
-            raise CannotReplayError("some of its scores are not those of the definition")
-
-
 def _check_intervention(problem: ReplayProblem) -> None:
     """Refuse an intervention that does something where no source is zeroed, or returns another shape."""
-    attention, intervention, real = problem.site.attention, problem.intervention, problem.site.source_mask
+    attention, intervention, real = (problem.site.attention, problem.intervention, problem.site.source_mask)
     if isinstance(intervention, ZeroValue) or problem.site.windows is not None:
         return
     nothing = torch.zeros(real.shape, dtype=torch.bool, device=real.device)[:, None].expand(-1, len(problem.heads), -1)

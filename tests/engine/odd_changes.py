@@ -207,8 +207,8 @@ CHANGED: Table = {
         twin=lambda *given: by_hook(*given).flip(-1),  # columns are the layer's tokens
     ),
     "before: one scale drawn": scale_before,
-    **rows("not again", not_again, NOT_AGAIN, ("after", "context")),
-    "not again: before": partial(not_again, "noise of torch", "before"),
+    **rows("not again", not_again, NOT_AGAIN, ("after",)),
+    **rows("not again", not_again, [name for name in NOT_AGAIN if "calls" not in name], ("context",)),
     **rows("returns", lambda name: Odd(Ends(ENDS[name]), sequences(2, LONG), twin=of_twin), ENDS),
     **rows("returns", no_end, NO_ENDS),
     **rows("hook", hooked, HOOKS),

@@ -154,19 +154,6 @@ def after_registers(x: Tensor) -> Tensor:
     return merged(attend(heads_of(x), heads_of(sources), heads_of(sources), earlier))
 
 
-def loudest_first(x: Tensor) -> Tensor:
-    """Sorts the examples by their norms for its attention, and puts them back."""
-    order = x.flatten(1).norm(dim=1).argsort(descending=True)
-    ordered = heads_of(x[order])
-    return merged(attend(ordered, ordered, ordered))[order.argsort()]
-
-
-def examples_in_order(batch: int) -> Odd:
-    x = drawn(batch=batch) * torch.arange(1, batch + 1)[:, None, None]  # so that sorting turns them round
-    refused = "values stand in another order than the examples" if batch > 1 else ""
-    return Odd(OneForward(loudest_first), x, refused, twin=by_call)
-
-
 def one_forward(attention: Callable[[Tensor], Tensor], **fields: Any) -> Odd:
     return Odd(OneForward(attention), drawn(), twin=by_call, **fields)
 
@@ -303,7 +290,6 @@ LAYERS: Table = {
         OneForward(after_registers), drawn(), twin=partial(by_call, sources=TOKENS + 2)
     ),
     "one attention twice": lambda: Odd(Twice(), drawn(), "attends several times"),
-    **rows("sorts its examples", examples_in_order, (1, 2)),
     **rows("one forward in bfloat16", in_bfloat16, (difference, without_heads)),
     "weights of parts": lambda: one_forward(difference, refused="computed in 2 parts", by="attention"),
     "replaced function": partial(replaced, 1),

@@ -14,7 +14,7 @@ from captum_vz import ValueZeroing
 from captum_vz._engine.capture.interventions import FillSlots, Intervene
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
-from captum_vz._engine.replay.base import ZERO
+from captum_vz._engine.replay import ZERO
 from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.taps.projection import BERT_LIKE, InlineValues

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.structure.modules import LayerTrust
+from captum_vz._engine import replay
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -69,7 +69,8 @@ MIXTURES: list[Callable[[], nn.Module]] = [
 
 def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every layer count as library code."""
-    monkeypatch.setattr(LayerTrust, "of", lambda layer: LayerTrust(library=True, independent=True))
+    for name in ("is_library_code", "each_module_runs_once"):
+        monkeypatch.setattr(replay, name, lambda layer: True)
 
 
 @pytest.mark.parametrize("tokens", sampled([3, 4, 20], 4))

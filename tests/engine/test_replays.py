@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel
 from captum_vz import ValueZeroing
 from captum_vz._engine import traced_replays, value_zeroing
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
+from captum_vz._engine.replay import Replay, ReplayChunk, ReplayProblem
 from tests.budget import set_budget
 from tests.engine.blocks import (
     Block,

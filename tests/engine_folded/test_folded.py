@@ -14,8 +14,7 @@ from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz._engine import traced_replays
-from captum_vz._engine.replay.folded import plan
-from captum_vz._engine.replay.folded.replay import FoldedLayer
+from captum_vz._engine.replay.folded import FoldedLayer, plan
 from captum_vz._engine.replay.packed import exact_chunks
 from tests.budget import set_budget
 from tests.captum.footprint import footprint
@@ -189,7 +188,7 @@ def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[plan.SourceBlock]]
         found.append(plan.plan_chunks(*args))
         return found[-1]
 
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.plan_chunks", spy)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.plan_chunks", spy)
     return found
 
 
@@ -202,7 +201,7 @@ def spied_composed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             found.append(args[2])
             super().__init__(*args)
 
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedLayer", Spied)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.FoldedLayer", Spied)
     return found
 
 
@@ -249,7 +248,7 @@ def test_pairs_that_cancel_before_a_norm(name: str, replays: Replays) -> None:
         ran.append(len(target))
         return exact_chunks(problem, pairs, target, group)
 
-    replays.monkeypatch.setattr("captum_vz._engine.replay.folded.replay.exact_chunks", spy)
+    replays.monkeypatch.setattr("captum_vz._engine.replay.folded.exact_chunks", spy)
     inputs, projection = {"input_ids": torch.arange(1, 13)[None]}, case.layers[0].self_attn.v_proj
     given: list[Tensor] = []
     with projection.register_forward_pre_hook(lambda module, args: given.append(args[0][0])), torch.no_grad():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import captum_vz
 from captum_vz._engine import value_zeroing
-from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay.folded import FoldedReplay
 
 ENGINE = Path(captum_vz.__file__).parent / "_engine"
 ROOM = ENGINE / "replay" / "folded"

@@ -18,21 +18,17 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import Intervene, ScaleNoise, SiteHandler
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.unknown_code import run_with_noise
+from captum_vz._engine.replay import ReplayChunk, ReplayProblem, run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources
-from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.layer_runner import LayerRunner
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64
-# In layers of unknown code, this many groups of the largest scores are checked.
-SAMPLE = 3
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
 
@@ -66,11 +62,6 @@ class DefinitionReplay:
             raise CannotReplayError(
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
             )
-        known = problem.trust.library or site.windows is not None
-        if not known and not site.follows_examples():
-            cause = "its values stand in another order than the examples"
-            cause = "its quantised activations share one scale" if _is_quantised(site) else cause
-            raise CannotReplayError(f"{cause}: pass one sentence at a time")
         windows, batch, out = site.windows, problem.targets.batch, problem.targets.out
         run = partial(_run, problem, site.runner())
         plain = run if windows is None else windows.again
@@ -90,13 +81,13 @@ class DefinitionReplay:
             copy, target = (group[:, batch, out] != NO_POSITION).nonzero(as_tuple=True)
             rows = copy, batch[target], out[target]
             yield ReplayChunk(target, group[rows], outputs[rows], clean, target)
-        if not problem.trust.library:  # no state that the runs have changed
+        if not problem.library:  # no state that the runs have changed
             check_reproduced(plain()[batch, out], problem.clean)
 
 
 def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], Tensor]) -> Runs:
     """One run for each group. Examples that depend on each other lose their values in runs of their own."""
-    site, groups = problem.site, torch.arange(problem.targets.members.shape[1], device=problem.targets.members.device)
+    site, groups = (problem.site, torch.arange(problem.targets.members.shape[1], device=problem.targets.members.device))
     (batch, _, out, _), device = site.shape, groups.device
     in_group = (problem.group_of[:, None] == groups[:, None]) & site.source_mask[:, None]  # (batch, group, in)
     active = torch.zeros(in_group.shape[:2], dtype=torch.bool, device=device)
@@ -106,10 +97,10 @@ def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], T
     for example in problem.targets.batch.unique().tolist():
         reached = problem.reached(torch.full_like(rows, example), rows).any(0)
         active[example] = (in_group[example] & reached).any(-1)
-    together = problem.trust.independent or _examples_are_independent(problem)
+    together = problem.independent or _examples_are_independent(problem)
     if not together:
         cause = f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name})"
-        if _is_quantised(site):
+        if any(".quantized.dynamic." in f"{type(one).__module__}." for one in site.layer.modules):
             cause = f"{site.layer.name} is quantised, and activations of a batch share one scale"
         site.layer.warnings.append(f"{cause}: pass one sentence at a time. The map is that of this batch")
     examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
@@ -125,31 +116,6 @@ def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], T
         (clean, torch.stack([run(zeroed) for zeroed, _ in few]), torch.cat([number for _, number in few]))
         for few in some
     )
-
-
-def _is_quantised(site: AttentionSite) -> bool:
-    return any(".quantized.dynamic." in f"{type(one).__module__}." for one in modules_of(site.layer.layer))
-
-
-def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """The outputs `(n, d)` of some targets `(n,)` by the definition, each with the group that is zeroed in one example.
-
-    A layer of unknown code may do something for all its positions as long as one of them needs it. Packed pairs show
-    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`.
-    """
-    site, groups, runner = problem.site, problem.targets.members.shape[1], problem.site.runner()
-    totals = scores.sum(1).flatten()
-    order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
-    for number in dict.fromkeys([*order[:SAMPLE], *order[-1:]]):
-        example, group = divmod(number, groups)
-        zeroed = torch.zeros_like(site.source_mask)
-        zeroed[example] = (problem.group_of[example] == group) & site.source_mask[example]
-        target = ((problem.targets.batch == example) & problem.active[:, group]).nonzero().flatten()
-        try:
-            output = _run(problem, runner, zeroed)
-        except CannotReplayError:  # it needs a cache, for example: no run shows anything
-            return
-        yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
 
 
 def _run(problem: ReplayProblem, runner: LayerRunner, zeroed: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from captum_vz._engine.capture.layer_runner import AnswerContext, ModuleAnswer
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
+    SMALL_STRENGTHS,
     first_tensor,
     for_query_heads,
     gather_rows,
@@ -32,20 +33,20 @@ from captum_vz._engine.numerics.tolerance import (
     refuse_large_error,
     scale_of,
 )
-from captum_vz._engine.replay.base import (
+from captum_vz._engine.replay import (
     BLOCK,
     PackedChunk,
     ReplayChunk,
     ReplayProblem,
+    run_with_noise,
 )
-from captum_vz._engine.replay.unknown_code import is_independent
 from captum_vz._engine.structure.modules import once_a_kind
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
@@ -75,7 +76,7 @@ class PackedReplay:
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         asked, rows, count = problem.targets, problem.chunk_rows, problem.targets.count
-        if not problem.trust.independent:
+        if not problem.independent:
             rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
@@ -85,7 +86,7 @@ class PackedReplay:
         if shared:
             chunks = iter([asked.only_chunk] if count else [])
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
-        likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
+        likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
         if (len(asked) > 1 and likely_to_fail) or not count:
             few = torch.arange(len(asked), device=asked.possible.device)[-FIRST_TARGETS:]
             run(asked.chunk(few[:0], few[:0], few))
@@ -209,15 +210,12 @@ class PackedPairs:
             parts = batch.unique_consecutive(return_counts=True)[1].tolist()
             if len(parts) > 1:
                 each = zip(batch.split(parts), out.split(parts), context.split(parts), strict=True)
-                return torch.cat([self._run_filled(*part) for part in each])
+                outputs = []
+                for part, count in zip(each, parts, strict=True):  # unused rows follow those of an example, see `BLOCK`
+                    rows = torch.arange(count + BLOCK - count % BLOCK, device=batch.device).clamp_max(count - 1)
+                    outputs.append(self._run(*(x[rows] for x in part))[:count])
+                return torch.cat(outputs)
         return self._run(batch, out, context, shared)
-
-    def _run_filled(self, *part: Tensor) -> Tensor:
-        """The output of one example's positions, which unused rows follow, see `BLOCK`."""
-        count = len(part[0])
-        rows = torch.arange(count + BLOCK - count % BLOCK, device=part[0].device).clamp_max(count - 1)
-        batch, out, context = (x[rows] for x in part)
-        return self._run(batch, out, context)[:count]
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor, shared: bool = False) -> Tensor:
         arguments = tree_map(self._packing(batch, out, shared), self.runner.arguments)
@@ -276,50 +274,51 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.trust.library and not site.follows_token_order():
+    if not problem.library and not site.follows_token_order():
         raise CannotReplayError("its values stand in another order than its tokens")
-    if not problem.trust.library:
+    if not problem.library:
         run = len(problem.targets), problem.targets.count, problem.chunk_rows, first_tensor_only
         once_a_kind(site.layer, run, _check_independent, pairs, problem)
-    elif not problem.trust.independent:  # by their numbers, experts of a library may make tokens compete
+    elif not problem.independent:  # by their numbers, experts of a library may make tokens compete
         _check_independent(pairs, problem)
     return pairs
 
 
 def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
-    """Raise CannotReplayError if the last target depends on other positions of the same run."""
+    """Raise CannotReplayError if the last target depends on other positions of the same run.
+
+    Experts of limited capacity make positions compete. To detect this, the target runs together with many identical
+    positions of large norm, the crowd. It holds its clean context or small noise, because noise may choose an expert
+    that no clean context chooses. It comes before and after the crowd, because capacity may be given in either order.
+    """
     batch, out = problem.targets.batch[-1:], problem.targets.out[-1:]
-    context = gather_rows(pairs.contexts, batch, out).flatten(1)
-
-    def run(strengths: Tensor) -> Tensor:
-        count = len(strengths)
-        answer = pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
-        # Code from elsewhere may treat some places of a long run in its own way.
-        alike = answer[(strengths == strengths[count // 2]) & (not problem.trust.library)]
-        if not is_reproduced(alike, alike[:1].expand_as(alike)):
-            raise CannotReplayError("a position depends on its place in the run")
-        return answer
-
-    clean = gather_rows(problem.output, batch, out)[0]
+    context, clean = (gather_rows(x, batch, out).flatten(1) for x in (pairs.contexts, problem.output))
     counts = problem.targets.count, len(problem.targets)
     largest = sum(min(problem.chunk_rows, count) for count in counts) + 2 * BLOCK + 2  # positions of a run
-    independent = is_independent(run, clean, CROWD_SIZE)
-    if independent and largest > CROWD_SIZE:
-        independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])
-    if not independent:
-        raise CannotReplayError("a position depends on other positions of the same run")
+    crowds = [(CROWD_SIZE, strength) for strength in PROBE_STRENGTHS]
+    crowds += [(largest, PROBE_STRENGTHS[0])] if largest > CROWD_SIZE else []
+    tested, first = len(SMALL_STRENGTHS), None
+    for size, strength in crowds:
+        each = [*SMALL_STRENGTHS, *[strength] * size, *reversed(SMALL_STRENGTHS)]
+        given = with_noise(context.expand(len(each), -1), torch.tensor(each, device=clean.device))
+        answer = run_with_noise(partial(pairs.run, batch.expand(len(each)), out.expand(len(each)), given), strength)
+        if answer is None:
+            continue
+        before, crowd, after = answer.split([tested, size, tested])
+        # Code from elsewhere may treat some places of a long run in its own way.
+        if not problem.library and not is_reproduced(crowd, crowd[:1].expand_as(crowd)):
+            raise CannotReplayError("a position depends on its place in the run")
+        first = torch.cat([clean, before[1:]]) if first is None else first
+        if not (is_reproduced(before, first) and is_reproduced(after.flip(0), first)):
+            raise CannotReplayError("a position depends on other positions of the same run")
 
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
-    assert known is not None  # narrows the type: without weights there is no context, or there are several calls
-    shared_by, terms = known.shape[1] // values.shape[1], []
+    known, values = problem.clean_weights, problem.site.attention.values
+    batch, shared_by, terms = chunk.batch[1 : 1 + len(chunk.target)], known.shape[1] // values.shape[1], []
     for source, there in chunk.sources:
-        if isinstance(known, Tensor):
-            weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
-        else:
-            weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
+        weight = known[chunk.target, :, source].to(values.dtype)  # (n, head)
         weight = weight if problem.asked.heads is None else weight * problem.heads
         weight = weight if there is None else weight * there
         value = values[batch, :, source]  # (n, key-value head, d_head)
@@ -335,20 +334,14 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
 
     Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    known, values = problem.site.attention.weights, problem.site.attention.values
-    heads, groups = problem.site.shape.heads, problem.targets.members.shape[1]
-    assert known is not None  # as above
-    batch, out = problem.targets.batch[target], problem.targets.out[target]
+    heads, groups, values = problem.site.shape.heads, problem.targets.members.shape[1], problem.site.attention.values
     contexts = values.new_empty(len(target), heads, values.shape[-1])
-    number = batch * groups + group
+    number = problem.targets.batch[target] * groups + group
     for one in number.unique().tolist():
         pairs, (example, own_group) = number == one, divmod(one, groups)
         zeroed = (problem.group_of[example] == own_group) & problem.heads[:, None]
         own = slice(example, example + 1)
-        if isinstance(known, Tensor):
-            weights = known[own, :, out[pairs]]
-        else:
-            weights = problem.clean_weights[target[pairs]].transpose(0, 1)[None]
+        weights = problem.clean_weights[target[pairs]].transpose(0, 1).contiguous()[None]
         given = weights.to(values.dtype), for_query_heads(values[own], heads), zeroed[None]
         changed = contexts_after(problem.intervention, *given, problem.site.source_mask[own])
         contexts[pairs] = changed[0].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""What runs of a layer of unknown code show: whether its positions compete, and whether all its mixing is read.
+"""What runs of a layer of unknown code show: whether all its mixing is read.
 
 Unknown code may use a value once more, outside the attention: subtracted from the output, added to it, convolved, made
 into a gate. Some heads may be computed where no tap sees them. The layer runs with a graph of gradients, in which each
@@ -8,10 +8,8 @@ with these constants, the values are zeroed where they are projected. If the out
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +21,6 @@ from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import (
-    PROBE_STRENGTHS,
-    SMALL_STRENGTHS,
     fixed_normal,
     inference_mode,
     is_changed,
@@ -42,44 +38,7 @@ from captum_vz._private import (
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
-
-
-def run_with_noise(run: Callable[[], Tensor], strength: float) -> Tensor | None:
-    """The output of a run with noise of this strength. None: the layer refuses NaN, so the run shows nothing."""
-    try:
-        return run()
-    except CannotReplayError:
-        if math.isnan(strength):
-            return None
-        raise
-
-
-def is_independent(
-    run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int, crowd_strengths: tuple[float, ...] = PROBE_STRENGTHS
-) -> bool:
-    """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
-
-    A row is a position of a packed sequence, or a copy of an example. Experts of limited capacity make rows compete. To
-    detect this, some rows are run together with many identical rows of large norm, the crowd. The rows under test hold
-    their clean values or small noise, because noise may choose an expert that no clean value chooses. They are placed
-    before and after the crowd because capacity may be assigned in either order.
-
-    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must return
-    the same before and after `crowd` rows of each of `crowd_strengths`.
-    """
-    first: Tensor | None = None
-    for strength in crowd_strengths:
-        tested = len(SMALL_STRENGTHS)
-        strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
-        outputs = run_with_noise(partial(run, torch.tensor(strengths, device=clean.device)), strength)
-        if outputs is None:
-            continue
-        before, after = outputs[:tested], outputs[-tested:].flip(0)
-        first = torch.cat([clean[None], before[1:]]) if first is None else first
-        if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):
-            return False
-    return True
+    from captum_vz._engine.structure import AttentionSite
 
 
 # Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
@@ -141,8 +100,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
-        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
-        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -162,23 +119,12 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is SET_GRADIENTS:
             return None
-        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
-
-    def _in_graph(self, value: Any) -> Any:
-        inference = isinstance(value, Tensor) and value.is_inference()
-        return self.clones.setdefault(id(value), (value, value.clone()))[1] if inference else value
-
-    def is_moved_without(self, zeroed: Mapping[int, Tensor]) -> bool:
-        """Whether any position of the output changes with `zeroed` entries, and the attention of this run."""
-        before = self.output.detach()
-        after = _Graph(self.site, self.answers, zeroed).output.detach()
-        return bool((is_changed(after, before).any(-1) & exceeds_rounding(after, before)).any())
 
     def entries_of(self, values: list[Tensor]) -> dict[int, Tensor]:
         """The entries that values are made of, in what functions return that project them, by the function's number."""
@@ -207,9 +153,10 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
     if values_once:
         if not all(own_contexts.isdisjoint(_ancestors(one.grad_fn)) for one in values):
             return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
-        made_of = graph.entries_of(values)
-        if made_of and graph.is_moved_without(made_of):
-            return "uses its values outside the attention that is read. Use them in this attention alone"
+        if made_of := graph.entries_of(values):
+            before, after = (one.output.detach() for one in (graph, _Graph(site, graph.answers, made_of)))
+            if (is_changed(after, before).any(-1) & exceeds_rounding(after, before)).any():
+                return "uses its values outside the attention that is read. Use them in this attention alone"
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and all_contexts.isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Step
+from captum_vz._engine.capture.records import AttentionRecord, Step
 from captum_vz._engine.numerics.attention import all_weights
 from captum_vz._engine.numerics.tensors import budget_of, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
@@ -23,7 +23,7 @@ from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.structure import AttentionSite
 
 # How many positions are compared. The structure is the same at all positions.
 SAMPLE = 16
@@ -42,9 +42,10 @@ class AttentionBlock:
     def __init__(self, site: AttentionSite) -> None:
         self.name = site.layer.name
         self.rows, self.sources = site.target_mask, site.source_mask
-        layer, self.attention = _recorded(site)
+        site = _readable(site).in_float32()
+        layer, self.attention = site.layer, site.attention
         weights, context = self.attention.weights, self.attention.context
-        assert weights is not None and context is not None  # narrows the types: `_recorded` refuses such layers
+        assert weights is not None and context is not None  # narrows the types: `_readable` refuses such layers
         self.weights, self._context = all_weights(weights), context
         self.output = self.attention.batch_first(layer.first_output)
         assert layer.steps is not None  # narrows the type: the method says `needs_steps`
@@ -62,24 +63,32 @@ class AttentionBlock:
 
     def _project(self) -> tuple[Tensor, Tensor]:
         """The output projection `(head * d_head, d)` without bias, and its output with bias."""
-        advice = "ValueZeroing can explain the layer, because it needs no projection."
+        context = self._context.flatten(2)
         found = self._projection()
         if found is None:
             raise UnsupportedLayerError(
-                f"The layer {self.name} has no output projection that can be recognised. Expected: a submodule whose "
-                f"input is the attention's context {tuple(self._context.flatten(2).shape)}. {advice}"
+                f"The layer {self.name} has no output projection that can be recognised: a submodule whose input is "
+                f"the attention's context {tuple(context.shape)}. Use ValueZeroing, which needs none."
             )
         module, projected = found
         weight = matrix(module)
         if weight is not None and _is_plain(module):
             return weight, projected
-        context = self._context.flatten(2)
-        weight, bias = _affine(module, context.shape[-1], context)
+
+        def project(x: Tensor) -> Tensor:
+            output = first_tensor(module(x))
+            assert output is not None  # narrows the type: it returned a tensor for the context
+            return output
+
+        width = context.shape[-1]
+        bias = project(context.new_zeros(1, width))
+        if weight is None:
+            weight = project(torch.eye(width, dtype=context.dtype, device=context.device)) - bias
         given, returned = (x.flatten(0, 1)[self._sample] for x in (context, projected))
         if not is_close_up_to_tf32(given @ weight + bias, returned):
             raise UnsupportedLayerError(
                 f"The layer {self.name} hands its attention's context to a {type(module).__name__}, which is "
-                f"not linear. Expected: a linear output projection. {advice}"
+                "not linear. Use ValueZeroing, which needs no linear output projection."
             )
         return weight, projected
 
@@ -88,16 +97,15 @@ class AttentionBlock:
         attention, output = self.attention, first_tensor(self.attention.output)
         if attention.projection is not None:
             return None if output is None else (attention.projection, attention.batch_first(output))
-        steps = [(step, step.given, step.output) for step in self._steps]
+        steps = [(s.module, s.given, s.output) for s in self._steps if s.given is not None and s.output is not None]
         # Mostly the context is what the attention returned, so that nothing has to be compared.
-        for step, given, returned in steps if attention.replaceable else []:
-            if given is not None and given.value is output and returned is not None and matrix(step.module) is not None:
-                return step.module, returned
-        for step, given, returned in steps:
-            if given is None or returned is None or not given.is_unmodified():
-                continue
-            if _holds(given.value, self._context) and not _holds(returned, self._context):
-                return step.module, returned
+        for module, given, returned in steps if attention.replaceable else []:
+            if given.value is output and matrix(module) is not None:
+                return module, returned
+        for module, given, returned in steps:
+            same = given.is_unmodified() and _holds(given.value, self._context)
+            if same and not _holds(returned, self._context):
+                return module, returned
         return None
 
     def residual(self) -> Tensor:
@@ -124,8 +132,7 @@ class AttentionBlock:
             return None
         raise UnsupportedLayerError(
             f"The layer {self.name} does something to the sum of its residual and its attention's output that is not "
-            "recognised. Expected: a norm whose output the rest of the layer uses (post-norm), or the sum as a term of "
-            "the layer's output (pre-norm). Pass include='residual', which needs neither."
+            "recognised, neither a norm (post-norm) nor another sum (pre-norm). Pass include='residual'."
         )
 
     def norm_at_end(self, normed: Tensor) -> FrozenNorm:
@@ -140,9 +147,8 @@ class AttentionBlock:
                 if norm is not None:
                     return norm
         raise UnsupportedLayerError(
-            f"The layer {self.name} does not end in a norm that can be recognised. Expected: a norm that returns the "
-            "layer's output, and whose input is the feed-forward's output plus the output of the norm after the "
-            "attention. Pass include='layer_norm', which needs no norm at the end."
+            f"The layer {self.name} does not end in a norm that can be recognised, of the feed-forward's output plus "
+            "the output of the norm after the attention. Pass include='layer_norm'."
         )
 
     @cached_property
@@ -152,20 +158,18 @@ class AttentionBlock:
             if any(is_input) or any(is_output):
                 return number
         raise UnsupportedLayerError(
-            f"The layer {self.name} has no residual connection that can be recognised. Expected: the sum of its input "
-            "and its attention's output, without a scale, gate or norm, as the input of a later submodule or as a term "
-            "of the layer's output. Pass include='attention', which needs no residual."
+            f"The layer {self.name} has no residual connection that can be recognised: the sum of its input and its "
+            "attention's output, without a scale, gate or norm. Pass include='attention', which needs none."
         )
 
     @cached_property
     def _norms(self) -> list[tuple[nn.Module, Tensor, Tensor]]:
         """The modules that may be norms, with input and output. Others have no epsilon, or have submodules."""
-        steps = [(step.module, step.input, step.output) for step in self._steps]
         return [
-            (module, given, returned)
-            for module, given, returned in steps
-            if given is not None and returned is not None and not list(module.children())
-            if any("eps" in name for name in vars(module).copy())
+            (one.module, one.input, one.output)
+            for one in self._steps
+            if one.input is not None and one.output is not None and not list(one.module.children())
+            if any("eps" in name for name in vars(one.module).copy())
         ]
 
     def _read_norm(self, module: nn.Module, given: Tensor, returned: Tensor) -> FrozenNorm | None:
@@ -251,36 +255,20 @@ def _is_plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and not is_hooked(module)
 
 
-def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrix `(width, d)` and bias `(d,)` of a linear submodule, read from its outputs for zero and unit vectors."""
-
-    def project(x: Tensor) -> Tensor:
-        output = first_tensor(module(x))
-        assert output is not None  # narrows the type: it returned a tensor for the context
-        return output
-
-    bias = project(like.new_zeros(1, width))
-    weight = matrix(module)
-    if weight is not None:
-        return weight, bias
-    return project(torch.eye(width, dtype=like.dtype, device=like.device)) - bias, bias
-
-
-def _recorded(site: AttentionSite) -> tuple[LayerRecord, AttentionRecord]:
-    """The layer and its attention in float32. UnsupportedLayerError: its vectors cannot be known."""
+def _readable(site: AttentionSite) -> AttentionSite:
+    """The site. UnsupportedLayerError: its vectors cannot be known."""
     site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
     if attention.calls != 1 or attention.context is None:
         raise UnsupportedLayerError(
             f"The attention of {name} is computed in {attention.calls} parts, which norm-based methods do not support. "
-            "ValueZeroing can explain it."
+            "Use ValueZeroing."
         )
     if site.layer.hooks:
         hooks = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in site.layer.hooks)
-        advice = "Make it a forward_pre_hook of the next layer, or remove it. ValueZeroing can explain the layer."
+        advice = "Use ValueZeroing, or make it a forward_pre_hook of the next layer."
         raise UnsupportedLayerError(f"A hook on the layer {name} changes its output ({hooks}). {advice}")
-    site = site.in_float32()
-    return site.layer, site.attention
+    return site
 
 
 def _of_shape(steps: Iterable[Step], shape: torch.Size, attention: AttentionRecord) -> list[Step]:

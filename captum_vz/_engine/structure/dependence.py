@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import SiteHandler, StopAtValues, StopRunError
+from captum_vz._engine.capture.interventions import StopAtValues, StopRunError
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, LayerRunner, find_streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.attention import Weights
@@ -39,9 +40,9 @@ from captum_vz._engine.numerics.tensors import (
     tensors_in,
 )
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._engine.structure.modules import LayerTrust, is_library_code, matrix, once_a_kind
+from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code, matrix, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import modules_of, tree_leaves, tree_map
+from captum_vz._private import modules_of, tree_map
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -57,7 +58,7 @@ def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
 
 
 def reads_own_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether the values depend on the layer's own states, as those of a cross-attention do not."""
+    """Whether the values depend on the layer's own states."""
     return any(_reads(runner, attention, x) for x in runner.states[:1])
 
 
@@ -108,8 +109,7 @@ def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHand
 
 def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool | None:
     """Whether each value depends on its own position of the layer's input, and on no other. None: no run shows it."""
-    tensors = tensors_in(runner.arguments)
-    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
+    hidden = next((x for x in tensors_in(runner.arguments) if x.is_floating_point() and x.dim() > 1), None)
     batch, _, out, _ = attention.shape
     if hidden is None or attention.batch_first(hidden).shape[:2] != (batch, out):
         return None
@@ -128,28 +128,6 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
             if in_order is not None:
                 return in_order
     return True
-
-
-def values_follow_examples(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether the values of each example depend at least on this example of the batch. True if no run shows it."""
-    count, device = attention.shape.batch, attention.values.device
-    digits = (torch.arange(count, device=device) >> torch.arange(count.bit_length(), device=device)[:, None]) % 2 == 1
-    for states in runner.states if count > 1 else ():
-        if len(attention.batch_first(states)) == count:
-            # The last digit is that of no example, so the last of these sets holds all examples.
-            reached = [_examples_reached(runner, attention, states, one) for half in (digits, ~digits) for one in half]
-            if (moving := reached[-1]) is not None and moving.any():
-                halves = zip((*digits, *~digits), reached, strict=True)
-                return not any(own is not None and (moving & chosen & ~own).any() for chosen, own in halves)
-    return True
-
-
-def _examples_reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
-    """The examples some of whose values depend on chosen examples of `states`, bool `(batch,)`."""
-    marked = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
-    attention.batch_first(marked)[chosen] = True
-    reached = _reached(runner, attention, states, marked)
-    return None if reached is None or len(reached) != len(chosen) else reached.any(1)
 
 
 def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> bool:
@@ -234,15 +212,12 @@ def _follow_positions(
 
 def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, new: Tensor) -> Tensor | None:
     """The values of `attention` with `new` in the place of the input `old`, or None. Nothing after them is run."""
-    return _result_of(runner, StopAtValues(attention), runner.arguments_with(old, new))
-
-
-def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, Any]) -> Tensor | None:
-    """The result with which a handler stops the run, or None."""
     try:
-        runner.run(handler, arguments)
-    except (StopRunError, CannotReplayError) as end:
-        return end.args[0] if isinstance(end, StopRunError) else None
+        runner.run(StopAtValues(attention), runner.arguments_with(old, new))
+    except StopRunError as end:
+        return end.args[0]
+    except CannotReplayError:
+        return None
     return None
 
 
@@ -255,7 +230,10 @@ class OtherMixing:
     def __init__(self, model: Any = None, layers: Sequence[nn.Module] = ()) -> None:
         inside = {part for layer in layers for part in modules_of(layer)}
         modules = set(modules_of(model)) - inside if isinstance(model, nn.Module) else set()
-        self._each_token = [one for one in modules if matrix(one) is not None or _is_norm(one)]
+        norms = [
+            one for one in modules if isinstance(one, (nn.LayerNorm, nn.RMSNorm)) and len(one.normalized_shape) == 1
+        ]
+        self._each_token = [*norms, *(one for one in modules if matrix(one) is not None)]
         # Indices of layers that ran one after the other, the second on something else than what the first returned.
         # Each pair once, in the order in which they ran.
         self.pairs: list[tuple[int, int]] = []
@@ -269,12 +247,12 @@ class OtherMixing:
         if output is None:
             return
         # Experts of a library may make tokens compete by their numbers, so layers with experts are tested each.
-        trust = LayerTrust.of(record) if record.attentions else None
-        alike = trust is not None and (trust.independent or not trust.library)
+        library = is_library_code(record)
+        alike = record.attentions and (not library or each_module_runs_once(record))
         mixes = once_a_kind(record, (), _mixes, record, output) if alike else _mixes(record, output)
         if mixes and record.index not in self.mixers:
             self.mixers.append(record.index)
-        if mixes is None and record.index not in self.untested and not is_library_code(record):
+        if mixes is None and record.index not in self.untested and not library:
             self.untested.append(record.index)
         before, self._before = self._before, (record.index, ReturnedTensor(output))
         if before is not None and not record.is_given(before[1]) and not self._is_given_alone(record, before[1]):
@@ -288,22 +266,13 @@ class OtherMixing:
         fitting = [one for one in self._each_token if (weight := matrix(one)) is None or weight.shape[1:] in widths]
         made = [before.copy]
         for _ in range(2):
-            made = [found for x in made for module in fitting if (found := _made_by(module, x)) is not None]
+            given, made = made, []
+            for x, module in product(given, fitting):
+                with suppress(*LAYER_ERRORS):  # it is for other vectors
+                    made.append(module.forward(x))
             if any(record.is_given(ReturnedTensor(found)) for found in made):
                 return True
         return False
-
-
-def _made_by(module: nn.Module, x: Tensor) -> Tensor | None:
-    """What a module makes of vectors, without its hooks. None: it is for other vectors."""
-    with suppress(*LAYER_ERRORS):
-        found: Tensor = module.forward(x)
-        return found
-    return None
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
@@ -316,14 +285,11 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     it is not seen.
     """
     attentions = record.attentions
-    streams = find_streams(record, attentions[0]) if len(attentions) == 1 else None
-    runner = LayerRunner(record, streams)
-    if streams is not None and not values_depend_on_own_position(runner, attentions[0]):
-        streams, runner = None, LayerRunner(record)
-    if streams is not None:
-        output = streams.tokens(output)
-    hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    library, tokens_first = is_library_code(record), any(one.tokens_first for one in attentions[:1])
+    streams, runner = find_streams(record, attentions[0]) if len(attentions) == 1 else None, LayerRunner(record)
+    if streams is not None and values_depend_on_own_position(LayerRunner(record, streams), attentions[0]):
+        runner, output = LayerRunner(record, streams), streams.tokens(output)
+    hidden = next((x for x in tensors_in(runner.arguments) if x.is_floating_point()), None)
+    library, tokens_first = (is_library_code(record), any(one.tokens_first for one in attentions[:1]))
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:
@@ -340,21 +306,17 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 
 
 class CleanContexts(AttentionHandler):
-    """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
+    """Answers each attention call with its context in an earlier run. A call without one is computed, and kept."""
 
     def __init__(self, contexts: list[tuple[Tensor, Weights | None]]) -> None:
-        self._contexts = contexts
-        self._answers = iter([*contexts]) if contexts else None
+        self.contexts, self._calls = contexts, 0
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
-        if self._answers is None:
-            context, weights = call.compute(call.values)
-            self._contexts.append((context.clone(), weights))
-            return context, weights
-        answer, weights_then = next(self._answers, (None, None))
-        if answer is None:
-            raise CannotReplayError("it calls attention more often than in the clean pass")
-        return answer.clone(), weights_then
+        self._calls += 1
+        if self._calls > len(self.contexts):
+            self.contexts.append(call.compute(call.values))
+        context, weights = self.contexts[self._calls - 1]
+        return context.clone(), weights
 
 
 def _clean_output_of(attention: AttentionRecord) -> Callable[..., Any]:

@@ -43,21 +43,25 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     >>> len(find_layers(model)) == model.config.num_hidden_layers
     True
     """
-    _check_model(model)
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        found = f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
+        raise ArgumentError(f"model is {found}: pass a model, which is a torch.nn.Module.")
     modules = dict(model.named_modules())
-    found = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
+    whole = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
     # A list that contains another one, such as the list of a hierarchical model's stages, is no stack.
-    lists = {name: layers for name, layers in found.items() if not any(_inside(other, name) for other in found)}
+    lists = {name: layers for name, layers in whole.items() if not any(_inside(other, name) for other in whole)}
     for name, module in modules.items():
         # Lists inside a layer hold its parts, one of which may be attention (T5).
-        if not any(_inside(name, other) or _inside(other, name) for other in lists | found):
+        if not any(_inside(name, other) or _inside(other, name) for other in lists | whole):
             attending = [member for member in _members(module) if _has_attention(member)]
-            lists |= {name: attending} if attending and name not in found else {}
+            lists |= {name: attending} if attending and name not in whole else {}
     order = list(modules)
     lists = {name: lists[name] for name in sorted(lists, key=order.index)}
     stacks: dict[str, list[nn.Module]] = {}
-    for name, layers in lists.items():
-        stacks.setdefault(_stack_name(name), []).extend(layers)
+    for name, layers in lists.items():  # a stack is called by the path of its lists up to the first number
+        stack_name = ".".join(takewhile(lambda part: not part.isdigit(), name.split(".")))
+        stacks.setdefault(stack_name, []).extend(layers)
     chosen = _called(stack, list(stacks))
     if stacks and not chosen and stack not in ("encoder", "decoder"):
         raise ArgumentError(
@@ -91,13 +95,6 @@ def _attentions_alone(modules: dict[str, nn.Module]) -> str:
                 "modules leave out the rest of a block."
             )
     return "Use a list of the model's Transformer blocks instead, such as list(model.encoder.layer)."
-
-
-def _check_model(model: Any) -> None:
-    """Refuse what is no module."""
-    if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
-        raise ArgumentError(f"model is {found}: pass a model, which is a torch.nn.Module.")
 
 
 def is_stack(module: nn.Module) -> bool:
@@ -137,11 +134,6 @@ def _without_family(module: nn.Module, member: nn.Module) -> str:
     words, others = (re.findall("[A-Z]?[^A-Z]+|[A-Z]", type(one).__name__) for one in (module, member))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
     return "".join(words[shared:])
-
-
-def _stack_name(list_name: str) -> str:
-    """Return the name of the stack that a list of layers belongs to: its path up to the first number."""
-    return ".".join(takewhile(lambda part: not part.isdigit(), list_name.split(".")))
 
 
 def _called(stack: str | None, names: list[str]) -> list[str]:

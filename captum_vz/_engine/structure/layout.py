@@ -191,18 +191,21 @@ def find_sources(count: int, depend_on: Callable[[Tensor], Tensor], device: torc
     return found.where((ones | zeros).any(0), NO_POSITION)
 
 
-def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:
+def padding_masks(layer: LayerRecord, attention: AttentionRecord) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and which sources `(batch, in)` of an attention are no padding.
 
     Padding is what no token sees in self-attention, not even the token itself, if the inputs hide it or if it sees
     nothing. In sparse attention the layer chooses what is seen, so the mask that it was given is read too. A source
     that no valid row sees is padding.
     """
+    (batch, _, *sizes), device = attention.shape, attention.values.device
+    rows, all_sources = [once_a_pass(all_tokens, batch, tokens, device) for tokens in sizes]
+    # An attention over positions, which it sees in windows, is none of the layer's, and has no mask.
+    if attention not in layer.attentions or all(one.visible is None for one in layer.attentions):
+        return rows, all_sources
     # The self-attention of these tokens comes first. Attentions with another number of tokens are passed over.
-    first = attention if windows else min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
-    batch, _, out, sources = first.shape
-    device = attention.values.device
-    rows = once_a_pass(all_tokens, batch, out, device)
+    first = min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
+    _, _, out, sources = first.shape
     seen = None if first.visible is None or sources < out else first.is_seen()
     cross = seen is not None and len(layer.attentions) == 1 and len(layer.states) > 1 and not seen.all()
     # The mask of a cross-attention alone says nothing of its rows.
@@ -218,12 +221,12 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows, all_seen = once_a_pass(_seen_by_any, seen, start)
         if not all_seen:
-            rows = once_a_pass(_not_hidden, rows, seen, _hidden_by_inputs(layer, first, seen, start))
-            given = layer.kwargs.get("attention_mask")
-            if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and first.inline is None:
-                rows = once_a_pass(_shown_too, rows, given, start)
+            mask = layer.kwargs.get("attention_mask")
+            is_of_pairs = isinstance(mask, Tensor) and mask.shape[2:] == (out, sources) and first.inline is None
+            hidden = _hidden_by_inputs(layer, first, seen, start)
+            rows = once_a_pass(_shown, rows, seen, hidden, start, mask if is_of_pairs else None)
     if attention.visible is None:
-        return rows, once_a_pass(all_tokens, batch, attention.shape.sources, device)
+        return rows, all_sources
     inline = attention.inline if attention is first else None
     shown = once_a_pass(_seen_from, rows, attention.is_seen())
     if inline is not None and inline.row.sequence_first and shown.shape == rows.shape:
@@ -240,12 +243,9 @@ def _seen_by_any(seen: Tensor, start: int) -> tuple[Tensor, bool]:
     return rows, bool(rows.all())
 
 
-def _not_hidden(rows: Tensor, seen: Tensor, hidden: Tensor) -> Tensor:
-    return rows | (seen.any(2) & ~hidden)
-
-
-def _shown_too(rows: Tensor, mask: Tensor, start: int) -> Tensor:
-    return rows | mask_as_bool(mask).any(1).any(1)[:, start : start + rows.shape[1]]
+def _shown(rows: Tensor, seen: Tensor, hidden: Tensor, start: int, mask: Tensor | None) -> Tensor:
+    rows = rows | (seen.any(2) & ~hidden)
+    return rows if mask is None else rows | mask_as_bool(mask).any(1).any(1)[:, start : start + rows.shape[1]]
 
 
 def _seen_from(rows: Tensor, seen: Tensor) -> Tensor:

@@ -37,20 +37,6 @@ NOT_SETTINGS = OWN_ATTRIBUTES | {BUFFERS}
 COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class LayerTrust:
-    """What need not be checked of a layer."""
-
-    library: bool  # all code of the layer is torch's and transformers'
-    independent: bool  # Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
-
-    @classmethod
-    def of(cls, layer: LayerRecord) -> LayerTrust:
-        """The trust in a recorded layer."""
-        library = is_library_code(layer)
-        return cls(library, library and each_module_runs_once(layer))
-
-
 def once_a_kind(layer: LayerRecord, also: tuple[Any, ...], compute: Callable[..., T], *given: Any) -> T:
     """Return `compute(*given)`, or what it returned for a layer of the same kind and `also` in this pass.
 
@@ -76,16 +62,13 @@ def _kind(layer: LayerRecord) -> tuple[Any, ...] | None:
     settings = [_settings(module, library) for module in layer.modules]
     if any(one is None for one in settings) or any(map(is_hooked, layer.modules)):
         return None
-    parameters = [(x.shape, library or _begins_with_zeros(x)) for x in layer.parameters]
+    # A parameter of other code that begins with zeros may be a gate that is switched off.
+    plain = [library or x.is_meta or bool(x.detach().flatten()[:64].any()) for x in layer.parameters]
+    parameters = [*plain, *(x.shape for x in layer.parameters)]
     given = [name for name, x in layer.kwargs.items() if x is not None]
     given += [] if layer.given is None else [layer.given.projection]
     attentions = [(one.shape, one.inline is None) for one in layer.attentions]
     return (*map(type, layer.modules), *settings, *parameters, *given, len(layer.args), *attentions)
-
-
-def _begins_with_zeros(x: Tensor) -> bool:
-    """Whether a parameter begins with zeros, as that of a gate that is switched off."""
-    return not x.is_meta and not x.detach().flatten()[:64].any()
 
 
 def _settings(module: nn.Module, library: bool) -> tuple[Any, ...] | None:
@@ -129,7 +112,7 @@ def is_library_code(layer: LayerRecord) -> bool:
 
 def _are_of_libraries(modules: list[nn.Module]) -> bool:
     """Whether all code of a module and its parts is."""
-    known = once_a_pass(_are_library_classes, frozenset(map(type, modules)))
+    known = all(map(partial(once_a_pass, _is_library_class), set(map(type, modules))))
     return known and all(map(_holds_library_code, modules))
 
 
@@ -149,10 +132,6 @@ def keeps_examples_apart(model: Any) -> bool:
         module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
         for module in modules
     )
-
-
-def _are_library_classes(kinds: frozenset[type[nn.Module]]) -> bool:
-    return all(map(_is_library_class, kinds))
 
 
 def _is_library_class(kind: type[nn.Module]) -> bool:
@@ -246,13 +225,9 @@ class NoNorm(Norm):
         return torch.ones_like(x[..., :1])
 
 
-# Weights of other classes, which torchao quantises, hold no plain numbers.
-PLAIN = (Tensor, nn.Parameter)
-
-
 def _holds_numbers(weight: Any) -> TypeGuard[Tensor]:
-    """Return whether a weight is a plain tensor that is not offloaded."""
-    return type(weight) in PLAIN and not weight.is_meta
+    """Whether a weight is a plain tensor: not offloaded, and of no other class, which torchao quantises."""
+    return type(weight) in (Tensor, nn.Parameter) and not weight.is_meta
 
 
 def matrix(module: nn.Module) -> Tensor | None:
@@ -284,13 +259,11 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     The result is checked on `x (n, d)` and the module's output `normed (n, d)`. CannotReplayError: the module is no
     LayerNorm or RMSNorm.
     """
-    eps = [
-        value for name, value in vars(module).copy().items() if "eps" in name and isinstance(value, (float, type(None)))
-    ]
+    named = vars(module).copy().items()
+    eps = [value for name, value in named if "eps" in name and isinstance(value, (float, type(None)))]
     if len(eps) != 1:
-        raise CannotReplayError(
-            f"{type(module).__name__} cannot be read as a norm: expected one epsilon, found {len(eps)}"
-        )
+        kind = type(module).__name__
+        raise CannotReplayError(f"{kind} cannot be read as a norm: expected one epsilon, found {len(eps)}")
     epsilon = torch.finfo(x.dtype).eps if eps[0] is None else eps[0]
     signs = x.new_ones(x.shape[-1])  # not rows of x, which has none if all tokens are padding
     signs[1::2] = -1

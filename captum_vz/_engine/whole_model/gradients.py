@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from captum_vz._engine.structure.site import not_finite
+from captum_vz._engine.structure import not_finite
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.whole_model.rules import Nonlinearities, change_gradients, whole_activations
 from captum_vz._private import node_number, tree_map
@@ -65,16 +65,11 @@ def relevance_gradients(
 
 
 class ExplainedTensors:
-    """The tensors whose relevance is wanted. They are taken from the model while it runs in this thread.
-
-    Attributes:
-        ids: The token ids, if the word embedding is explained.
-        tensors: The tensors of each layer, by its number.
-    """
+    """The tensors whose relevance is wanted. They are taken from the model while it runs in this thread."""
 
     def __init__(self, layers: Sequence[nn.Module], of_input: bool) -> None:
-        self.ids: Tensor | None = None
-        self.tensors: dict[int, tuple[Tensor, ...]] = {}
+        self.ids: Tensor | None = None  # the token ids, if the word embedding is explained
+        self.tensors: dict[int, tuple[Tensor, ...]] = {}  # of each layer, by its number
         self._layers, self._of_input, self._thread = layers, of_input, get_ident()
 
     @property
@@ -90,12 +85,9 @@ class ExplainedTensors:
         """Add the hooks that take the tensors."""
         if self.ids is not None:
             changes.hook(partial(register_module_forward_hook, self._embedded))
+        hook = _input_hook if self._of_input else _output_hook
         for index, layer in enumerate(self._layers):
-            if self._of_input:
-                add = layer.register_forward_pre_hook
-                changes.hook(partial(add, partial(self._given, index), with_kwargs=True))
-            else:
-                changes.hook(partial(layer.register_forward_hook, partial(self._returned, index)))
+            changes.hook(hook(layer, partial(self._take, index)))
 
     def checked(self, name: str) -> list[Tensor]:
         """All tensors. RefusedError: a layer did not run."""
@@ -123,7 +115,6 @@ class ExplainedTensors:
         self.tensors[index] = tuple(found)
         return values
 
-    # All threads call these hooks. Another thread may call a hook without kwargs while it is added.
     def _embedded(self, module: nn.Module, args: Any, output: Any) -> Any:
         given = args[0] if isinstance(args, tuple) and args else None
         if self.tensors or get_ident() != self._thread or not isinstance(given, Tensor) or self.ids is None:
@@ -134,17 +125,31 @@ class ExplainedTensors:
             return None
         return self._take(0, output)
 
-    def _returned(self, index: int, module: nn.Module, args: Any, output: Any) -> Any:
-        return self._take(index, output) if get_ident() == self._thread else None
 
-    def _given(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        if get_ident() != self._thread:
-            return None
+def _output_hook(module: nn.Module, take: Callable[[Any], Any]) -> partial[Any]:
+    """Registers a hook: in this thread, what `take` makes of a module's output stands in its place."""
+    thread = get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return take(output) if get_ident() == thread else None
+
+    return partial(module.register_forward_hook, hook)
+
+
+def _input_hook(module: nn.Module, take: Callable[[Any], Any]) -> partial[Any]:
+    """The same of a module's positional arguments, or of its first keyword argument if it has none."""
+    thread = get_ident()
+
+    # Another thread may call a hook without kwargs while it is added.
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         named = kwargs or {}
+        if get_ident() != thread:
+            return None
         if args:
-            return self._take(index, args), named
-        first = next(iter(named), None)
-        return args, {name: self._take(index, x) if name == first else x for name, x in named.items()}
+            return take(args), named
+        return args, {name: take(x) if name == next(iter(named)) else x for name, x in named.items()}
+
+    return partial(module.register_forward_pre_hook, hook, with_kwargs=True)
 
 
 class EmbeddingLeaf:
@@ -161,14 +166,14 @@ class EmbeddingLeaf:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward function with gradients enabled, whatever the caller's setting."""
         with torch.enable_grad(), Changes() as changes:
-            self._thread = get_ident()
             if self._module is not None:
-                changes.hook(partial(self._module.register_forward_hook, self._returned))
+                changes.hook(_output_hook(self._module, partial(self._take, "embeddings returned")))
                 return self.forward_func(*args, **kwargs)
 
             def begin(model: nn.Module) -> None:
                 first = _first(model, self._layers)
-                changes.hook(partial(first.register_forward_pre_hook, self._given, with_kwargs=True))
+                take = partial(self._take, f"The first layer, a {type(first).__name__}, was given")
+                changes.hook(_input_hook(first, lambda x: (take(x[0]), *x[1:]) if isinstance(x, tuple) else take(x)))
 
             with first_module_holding(self._layers, begin):
                 return self.forward_func(*args, **kwargs)
@@ -198,18 +203,6 @@ class EmbeddingLeaf:
             )
         self._vectors = vectors.detach().requires_grad_()
         return self._vectors.clone()  # the model may write to it, and a leaf must not be written to
-
-    # All threads call these hooks. A thread that runs the layer while one is being added may call it without kwargs.
-    def _returned(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return self._take("embeddings returned", output) if get_ident() == self._thread else None
-
-    def _given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        if get_ident() != self._thread:
-            return None
-        found_in, named = f"The first layer, a {type(module).__name__}, was given", kwargs or {}
-        if args:
-            return (self._take(found_in, args[0]), *args[1:]), named
-        return args, {name: self._take(found_in, x) if name == next(iter(named)) else x for name, x in named.items()}
 
 
 @contextmanager

@@ -32,7 +32,7 @@ CAPTUM_KEYWORDS = {
 
 
 def logged(attribute: _Attribute) -> _Attribute:
-    """Captum's decorator of `attribute`, with types. It looks at who calls, and at keywords of Captum's other methods."""
+    """Captum's decorator of `attribute`, with types. Keywords of Captum's other methods are refused."""
     takes = inspect.signature(attribute).parameters
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
 

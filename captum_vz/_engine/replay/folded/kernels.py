@@ -27,11 +27,11 @@ from captum_vz._engine.numerics.tolerance import (
     check_reproduced,
     is_same_function,
 )
-from captum_vz._engine.replay.folded.plan import PairChunk
 from captum_vz._engine.structure.modules import NoNorm, Norm, matrix, read_norm
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.replay.folded.plan import PairChunk
     from captum_vz._engine.replay.packed import PackedPairs
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
@@ -210,12 +210,6 @@ class FirstLinear:
     constant: Tensor  # `W beta`, plus W's own bias, `(1, features)`
     result: Tensor  # a buffer that each chunk fills
 
-    def fold(self, directions: Tensor, values: Tensor) -> Tensor:
-        """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
-        if self.composed is not None:
-            return (values.transpose(0, 1) @ self.composed).transpose(0, 1).flatten(0, 1)
-        return functional.linear(directions, self.weight)
-
 
 class FoldedModules:
     """What the norm and the linear modules return for the chunk that runs now."""
@@ -239,7 +233,12 @@ class FoldedModules:
         """Apply the first linear modules to the vectors `(member * head, d)` of values `(member, head, d_head)`."""
         if self.firsts[0].composed is None:
             vectors = self.norm.direction(vectors if self.inner is None else self.inner[0].direction(vectors))
-        self.folded = [first.fold(vectors, values) for first in self.firsts]
+        self.folded = [
+            functional.linear(vectors, one.weight)
+            if one.composed is None
+            else (values.transpose(0, 1) @ one.composed).transpose(0, 1).flatten(0, 1)
+            for one in self.firsts
+        ]
 
     def inner_normed(self, x: Tensor) -> Tensor:
         """The output of the norm of the attention's output `x (..., d)`. Its scale is kept."""
@@ -267,8 +266,11 @@ class FoldedModules:
     def first(self, number: int, x: Tensor) -> Tensor:
         """The output of a first linear module for the norm's output `x (..., d)`."""
         first = self.firsts[number]
-        if not isinstance(self.norm, NoNorm) and not self._is_normed(x):
-            raise CannotReplayError("the norm's output is changed before the first linear module")
+        if not isinstance(self.norm, NoNorm):  # clean rows alone would not show it
+            normed = self._normed.value
+            same = x.data_ptr() == normed.data_ptr() or torch.equal(x.flatten(0, -2), normed.flatten(0, -2))
+            if not (same and self._normed.is_unmodified()):
+                raise CannotReplayError("the norm's output is changed before the first linear module")
         if len(self.scale) != len(self.shares):
             raise CannotReplayError("the norm after the attention was given other positions than the layer")
         result = first.result[: len(self.shares)]
@@ -286,18 +288,9 @@ class FoldedModules:
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
         """The output of an activation, in place if `x` is the buffer of a first linear module."""
-        return activation(x.clone(memory_format=torch.contiguous_format) if self._buffer_of(x) is None else x)
-
-    def _is_normed(self, x: Tensor) -> bool:
-        """Whether `x` is what the norm returned. Clean rows alone would not show it."""
-        normed = self._normed.value
-        same = x.data_ptr() == normed.data_ptr() or torch.equal(x.flatten(0, -2), normed.flatten(0, -2))
-        return same and self._normed.is_unmodified()
-
-    def _buffer_of(self, x: Tensor) -> Tensor | None:
-        """The buffer of the first linear module that returned `x`, if one did."""
         buffers = [one.result for one in self.firsts if one.result.data_ptr() == x.data_ptr()]
-        return buffers[0] if buffers and x.is_contiguous() and x.shape[-1] == buffers[0].shape[-1] else None
+        is_buffer = buffers and x.is_contiguous() and x.shape[-1] == buffers[0].shape[-1]
+        return activation(x if is_buffer else x.clone(memory_format=torch.contiguous_format))
 
 
 def add_sums(rows: Tensor, shares: Tensor, vectors: Tensor) -> None:
