@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +12,12 @@ from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueGates, ValueZeroingEffect
 from captum_vz._engine.whole_model import cache as cache_of_outputs
 from captum_vz.errors import RefusedError
 from tests.attr.test_value_zeroing_effect import effect, of_hidden_states
+from tests.benchmarks.measure import operations
 from tests.budget import set_budget
 from tests.captum.footprint import footprint
 from tests.captum.test_threads import together
@@ -79,34 +78,6 @@ def test_features_of_examples_share_a_run() -> None:
         found = effect(case, feature_mask=groups)
     assert examples[:2] == [3, 3 * 5]
     assert_same(found, naive_effect(case, groups=groups))
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5-decoder", "vit"])
-def test_earlier_modules_run_once(name: str) -> None:
-    case = FAMILIES[name].build()
-    ran: list[nn.Module] = []
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if next(module.children(), None) is None:
-            ran.append(module)
-
-    note.__module__ = "captum_vz.note"  # a hook of the user's is code from elsewhere
-    with register_module_forward_hook(note):
-        case.model(**case.inputs)
-        once = Counter(ran)
-        ran.clear()
-        effect(case, -1)
-    twice = {module for module, times in Counter(ran).items() if times >= 2 * once[module]}
-    below = {module for layer in case.layers[:-1] for module in layer.modules()}
-    assert twice
-    assert not twice & below
-    assert twice >= {module for module in case.layers[-1].modules() if module in once}
-
-
-def operations(run: Callable[[], Any]) -> int:
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neo"])
@@ -180,29 +151,6 @@ def test_model_that_writes_into_outputs(chosen: tuple[str, ...]) -> None:
             expected.append(model(x)[:, 2, 3])
     expected = model(x)[:, 2, 3][:, None].detach() - torch.stack(expected, 1)
     assert_same(ValueZeroingEffect(model, layers).attribute(x, target=(2, 3)), expected)
-
-
-@pytest.mark.parametrize("run", [0, 1, -1])
-def test_function_that_runs_the_model_twice(run: int) -> None:
-    case = case_of("bert")
-    other = {**case.inputs, "input_ids": case.inputs["input_ids"].roll(1, 1)}
-
-    def twice(**inputs: Tensor) -> Tensor:
-        """What one sentence gives, less what its words do in another order."""
-        rolled = {**inputs, "input_ids": inputs["input_ids"].roll(1, 1)}
-        return read(case.model(**inputs)) - 2 * read(case.model(**rolled))
-
-    expected = torch.zeros(3, 7, dtype=torch.float64)
-    real, chosen, factor = case.inputs["attention_mask"].bool(), (case.inputs, other)[run], (1, -2)[run]
-    for j in range(7):
-        zeroed = (torch.arange(7) == j) & real
-        with torch.no_grad(), zeroed_everywhere(case.layers[1:], case.family.attention, zeroed):
-            lost = read(case.model(**chosen))
-        expected[:, j] = factor * (read(case.model(**chosen)) - lost) * real[:, j]
-    method = ValueZeroingEffect(twice, case.layers[1:])
-    assert_same(method.attribute(case.inputs, run=run), expected)
-    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
-        method.attribute(case.inputs)
 
 
 # Refusals, and the model left as it was found.

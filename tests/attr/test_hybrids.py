@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
 
 from captum_vz import (
     ALTI,
@@ -35,10 +34,10 @@ from tests.engine.blocks import (
     Stopping,
     block_of,
     sequences,
-    zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
-from tests.reference.case import BEFORE_5, randomize
+from tests.engine.test_inline_layers import map_by_reruns, of
+from tests.reference.case import BEFORE_5, built
 
 SIZE = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 50}
 ATTENDS, OTHER = "full_attention", "linear_attention"
@@ -67,15 +66,10 @@ HYBRIDS: dict[str, tuple[dict[str, Any], list[int], str]] = {
 
 
 @cache
-def model_of(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{name}Model")
-    config = model_class.config_class(**SIZE | {"num_key_value_heads": 2} | HYBRIDS[name][0])
+def model_of(name: str) -> Any:
     # Run the experts one by one, because torch has no grouped product in float64.
     experts = {} if BEFORE_5 else {"experts_implementation": "eager"}
-    model = model_class._from_config(config, attn_implementation="eager", **experts)
-    randomize(model)
-    return model.double().eval()
+    return built(f"{name}Model", "eager", **SIZE, num_key_value_heads=2, **HYBRIDS[name][0], **experts)
 
 
 IDS = torch.tensor([[5, 9, 3, 7, 8]])
@@ -93,29 +87,8 @@ def test_only_attention_layers_have_maps(name: str) -> None:
     assert find_layers(model) == layers
     maps = ValueZeroing(model, layers).attribute(IDS)
     for layer, one in zip(layers, maps, strict=True):
-        assert_same(one, expected_map(model, layer, value))
-
-
-@torch.no_grad()
-def expected_map(model: nn.Module, layer: nn.Module, value: str) -> Tensor:
-    """A layer's map by the definition: rerun it for each source with its value row zeroed."""
-    kept: list[Any] = []
-    with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
-        model(IDS, use_cache=False)
-    args, kwargs = kept[0]
-
-    class WithoutTheRest(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            rest = {**kwargs} if args else {**kwargs, "hidden_states": x}
-            output = self.layer(*((x, *args[1:]) if args else ()), **rest)
-            return output if isinstance(output, Tensor) else output[0]
-
-    hidden = args[0] if args else kwargs["hidden_states"]
-    return zeroed_one_by_one(WithoutTheRest(), hidden, value=f"layer.{value}")
+        expected = map_by_reruns(model, layer, {"input_ids": IDS, "use_cache": False}, of(value))
+        assert_same(one, expected / expected.sum(-1, keepdim=True))
 
 
 class Stack(nn.Module):
@@ -274,19 +247,6 @@ def test_recurrent_mixer_of_a_real_layer() -> None:
         ValueZeroingRollout(model, find_layers(model)).attribute(IDS)
 
 
-def test_convolution_with_inline_attention() -> None:
-    sizes = {"encoder_num_attention_heads": 2, "encoder_layers": 2, "encoder_linear_units": 24, "num_mel_bins": 8}
-    config = transformers.FastSpeech2ConformerConfig(hidden_size=16, vocab_size=50, **sizes)
-    model = FastSpeech2ConformerEncoder(config, config.encoder_config, use_encoder_input_layer=True).eval()
-    randomize(model)
-    layers, ids = find_layers(model), torch.randint(50, (2, 6))
-    with pytest.raises(AssertionError, match="FastSpeech2ConformerEncoderLayer"):
-        ValueZeroingRollout(model, layers).attribute(ids)
-    first, second = ValueZeroing(model, layers).attribute(ids)
-    joined = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(ids)
-    assert_same(joined, second @ first, tolerance=1e-6)
-
-
 # What is alike in code and in all settings but one: the first mixes no tokens, the second does.
 AFTER = [
     (nn.LayerNorm(16), nn.LayerNorm((6, 16))),
@@ -302,18 +262,6 @@ def test_layers_that_differ_in_one_setting(after: tuple[nn.Module, nn.Module]) -
         model = nn.Sequential(*order).eval()
         with pytest.raises(UnsupportedLayerError, match=rf"the layers {mixer} \(Sequential\) mix their tokens"):
             AttentionRollout(model, list(model)).attribute(torch.randn(2, 6, 16))
-
-
-def test_hybrid_stack_and_full_stack() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.vision = nn.ModuleList([Block(), Block()])
-            self.text = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Block()])
-
-    with pytest.raises(AssertionError, match="several stacks of layers: vision, text"):
-        find_layers(Two())
-    assert len(find_layers(Two().text)) == 1
 
 
 def test_comparison_refuses_mixing() -> None:

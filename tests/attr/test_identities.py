@@ -23,7 +23,6 @@ from captum_vz import (
     ValueZeroing,
     ValueZeroingRollout,
 )
-from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
@@ -99,20 +98,6 @@ def test_padding_on_the_left(method: Any, name: str, implementation: str) -> Non
 
 def as_list(maps: Any) -> list[torch.Tensor]:
     return maps if isinstance(maps, list) else [maps]
-
-
-@pytest.mark.parametrize("size", [1, 5])
-@each_varied
-def test_any_size_of_chunk(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = FAMILIES[name].case
-    mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
-    for options in ({}, {"target": 1}, {"feature_mask": mask}):
-        expected = maps_of(case, **options)
-        assert_same(maps_of(case, perturbations_per_eval=size, **options), expected)
-        with monkeypatch.context() as patch:
-            # A position of these models is 48 to 96 numbers wide.
-            set_budget(patch, chunk_bytes=size * 96 * 8)
-            assert_same(maps_of(case, **options), expected)
 
 
 @each_family

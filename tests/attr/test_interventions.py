@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForSequenceClassification, MPNetConfig, MPNetModel
 
-from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz._engine import traced_replays
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import Intervention
@@ -26,19 +26,6 @@ class Doubled(Intervention):
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
         return torch.where(zeroed[..., None], 2 * values, values)
-
-
-class GateEffects(ValueGates):
-    """The effect of each source, by gates of 0."""
-
-    def attribute(self, inputs: dict[str, Tensor], target: int) -> Tensor:
-        gates = torch.ones(inputs["input_ids"].shape)
-        effects = [self(gates, **inputs)[:, target]]
-        for source in range(gates.shape[1]):
-            closed = gates.clone()
-            closed[:, source] = 0
-            effects.append(self(closed, **inputs)[:, target])
-        return torch.stack([effects[0] - one for one in effects[1:]], 1).detach()
 
 
 KINDS: dict[str, Any] = {"zero": "zero", "mean": "mean", "knockout": "knockout", "doubled": Doubled()}
@@ -197,15 +184,14 @@ class Runs(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", [ValueZeroingEffect, GateEffects])
-def test_values_that_read_no_others_share_a_run(method: Any) -> None:
+def test_values_that_read_no_others_share_a_run() -> None:
     class OwnValues(Doubled):
         reads_others = False
 
     model, ids, mask = classifier()
     found = []
     for intervention in (Doubled(), OwnValues()):
-        effect = method(model, find_layers(model), intervention=intervention)
+        effect = ValueZeroingEffect(model, find_layers(model), intervention=intervention)
         with Runs() as runs:
             found.append(effect.attribute({"input_ids": ids, "attention_mask": mask}, target=2))
         found.append(runs.count)

@@ -11,34 +11,25 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers, verify
-from tests.reference.case import randomize
+from tests.reference.case import built
+from tests.reference.families import ENCODER_SIZE, SEQ2SEQ_SIZE, T5_SIZE
 
-WORDS = {"vocab_size": 60, "pad_token_id": 0}
-BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, **WORDS}
-BERT |= {"max_position_embeddings": 32}
-GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, **WORDS}
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, **WORDS}
-BART = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "d_model": 16, **WORDS}
-BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", GPT2),
-    "ctrl": ("CTRLLMHeadModel", {**GPT2, "dff": 32}),
-    "bert": ("BertForMaskedLM", BERT),
-    "bart": ("BartModel", BART),
-    "roberta": ("RobertaForMaskedLM", BERT),
-    "llama": ("LlamaForCausalLM", BERT),
-    "t5": ("T5EncoderModel", T5),
+    "gpt2": ("GPT2LMHeadModel", ENCODER_SIZE),
+    "ctrl": ("CTRLLMHeadModel", {**ENCODER_SIZE, "dff": 32}),
+    "bert": ("BertForMaskedLM", ENCODER_SIZE),
+    "bart": ("BartModel", SEQ2SEQ_SIZE),
+    "roberta": ("RobertaForMaskedLM", ENCODER_SIZE),
+    "llama": ("LlamaForCausalLM", ENCODER_SIZE),
+    "t5": ("T5EncoderModel", T5_SIZE),
 }
 MOVED = {"gpt2", "ctrl", "bert", "bart"}
 NAMED = MOVED - {"ctrl"}  # its positions are no embedding
 
 
-def built(name: str) -> nn.Module:
+def model_of(name: str) -> Any:
     kind, config = MODELS[name]
-    model_class = getattr(transformers, kind)
-    model = model_class(model_class.config_class(**config)).eval()
-    randomize(model)
-    return model
+    return built(kind, dtype=torch.float32, **config)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -68,7 +59,7 @@ def told(method: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_models_that_count_padding(name: str) -> None:
     """`verify` runs the model without the padding. A map says what the model's modules show."""
-    model = built(name)
+    model = model_of(name)
     inputs, layer = inputs_of(model), layers_of(model)[-1]
     found, messages = told(ValueZeroing(model, layer), inputs)
     expected = ValueZeroing(model, layer).attribute(alone(inputs))[0]
@@ -85,7 +76,7 @@ def test_models_that_count_padding(name: str) -> None:
 
 
 def test_every_way_to_call() -> None:
-    model = built("gpt2")
+    model = model_of("gpt2")
     inputs, layers = inputs_of(model), find_layers(model)
     function = lambda **given: model(**given).logits  # noqa: E731 - as a user writes it
     assert len(told(ValueZeroingRollout(model, layers), inputs)[1]) == 1
@@ -102,7 +93,7 @@ def test_every_way_to_call() -> None:
 
 
 def test_other_padding_gives_no_warning() -> None:
-    model = built("gpt2")
+    model = model_of("gpt2")
     inputs, layer = inputs_of(model), find_layers(model)[1]
     right = {key: x.flip(1) for key, x in inputs.items()}
     all_padding = {key: torch.cat([x[:1], x[1:] * 0]) for key, x in inputs.items()}
@@ -112,7 +103,7 @@ def test_other_padding_gives_no_warning() -> None:
 
 
 def test_verify_names_the_positions() -> None:
-    model = built("gpt2")
+    model = model_of("gpt2")
     inputs = inputs_of(model)
     report = verify(model, inputs)
     assert report.verdict.startswith("failed: positions: 1 example(s) begin with padding")

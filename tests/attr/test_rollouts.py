@@ -19,7 +19,6 @@ from captum_vz import (
     LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
-    PositionAttribution,
     RandomAttribution,
     Rollout,
     ValueZeroing,
@@ -29,6 +28,7 @@ from captum_vz import (
 from captum_vz.functional import normalize_rows, receptive_fields
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
+from tests.functional.test_groups import naive_pool
 from tests.reference import FAMILIES, Case, naive_attention_maps, naive_flow, naive_rollout, naive_value_zeroing_maps
 
 RESIDUALS = [None, 0.5, "renormalize"]
@@ -121,19 +121,6 @@ def test_row_equals_row_of_the_map(method: Any, residual: Any) -> None:
     assert_same(several, [one[range(3), [6, 0, 2]] for one in whole])
 
 
-def pooled(layer_map: Tensor, features: list[int], real: list[bool], added: bool) -> Tensor:
-    """One example's map (1, feature, feature): a feature's rows averaged, its columns added up or one for all."""
-    names = sorted({feature for feature, is_real in zip(features, real, strict=True) if is_real})
-    members = [[i for i, feature in enumerate(features) if feature == name and real[i]] for name in names]
-    answer = torch.zeros(1, len(names), len(names), dtype=torch.float64)
-    for g, rows in enumerate(members):
-        for h, columns in enumerate(members):
-            for i in rows:
-                scores = [float(layer_map[i, j]) for j in columns]
-                answer[0, g, h] += (sum(scores) if added else scores[0]) / len(rows)
-    return answer
-
-
 def by_feature(method: Any, case: Case, mask: Tensor, residual: Any) -> list[Tensor]:
     """Each layer's map pooled to features, example by example, then joined, then given to the features' tokens."""
     added = method is not ValueZeroingRollout
@@ -142,14 +129,12 @@ def by_feature(method: Any, case: Case, mask: Tensor, residual: Any) -> list[Ten
     reals = case.mask(case.family.mask, length)
     answers = [torch.zeros_like(one) for one in maps]
     for b in range(case.batch):
-        features, real = mask.expand(case.batch, -1)[b].tolist(), reals[b].tolist()
-        names = sorted({feature for feature, is_real in zip(features, real, strict=True) if is_real})
-        joined = ROLLOUTS[method][1]([pooled(one[b], features, real, added) for one in maps], residual)
-        for answer, one in zip(answers, joined, strict=True):
-            for i in range(length):
-                for j in range(length):
-                    if real[i] and real[j]:
-                        answer[b, i, j] = one[0, names.index(features[i]), names.index(features[j])]
+        real = reals[b]
+        features = mask.expand(case.batch, -1)[b : b + 1, real]
+        by_group = [naive_pool(one[b : b + 1, real][..., real], features, "mean", not added) for one in maps]
+        place = features[0].unique(return_inverse=True)[1]
+        for answer, one in zip(answers, ROLLOUTS[method][1](by_group, residual), strict=True):
+            answer[b, real] = answer[b, real].index_copy(1, real.nonzero().flatten(), one[0][place][:, place])
     return answers
 
 
@@ -199,15 +184,6 @@ SPECIAL: dict[str, tuple[Any, Callable[[Case], Any], Any]] = {
     "ALTI": (ALTI, lambda case: LayerALTI(case.model, case.layers), None),
     "GlobEnc": (GlobEnc, lambda case: LayerAttentionNorm(case.model, case.layers, include="encoder"), None),
 }
-MAPS: dict[str, Callable[[Case], Any]] = {
-    "norms with the residual": lambda case: LayerAttentionNorm(case.model, case.layers, include="residual"),
-    "a head": lambda case: LayerAttention(case.model, case.layers, heads=1),
-    "value zeroing": lambda case: ValueZeroing(case.model, case.layers, distance="l1"),
-    "random": lambda case: RandomAttribution(case.model, case.layers, causal=case.causal),
-    "position": lambda case: PositionAttribution(case.model, case.layers, causal=case.causal),
-}
-each_case = pytest.mark.parametrize("case", [BERT, GPT2], ids=["bert", "gpt2"])
-each_map = pytest.mark.parametrize("name", MAPS)
 WORDS = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
 
 
@@ -222,20 +198,6 @@ def test_special_rollouts_equal_the_general_rollout(name: str, keywords: dict[st
     for one, other in zip(list(found), list(expected), strict=True):
         assert torch.equal(one, other)
     assert isinstance(special(BERT.model, BERT.layers), Rollout)
-
-
-@each_map
-@each_case
-@pytest.mark.parametrize("residual", [None, 0.5, "renormalize"])
-def test_maps_of_every_method(name: str, case: Case, residual: Any) -> None:
-    maps = MAPS[name](case).attribute(case.inputs)
-    expected = naive_rollout(maps, residual)
-    of = Rollout(MAPS[name](case), residual=residual)
-    # Baselines return float32 for any dtype of the model.
-    assert_same(of.attribute(case.inputs), expected[-1].to(maps[0].dtype), tolerance=1e-7)
-    rows = of.attribute(case.inputs, token=-5, all_layers=True)
-    assert_same(rows, [one[:, -5].to(maps[0].dtype) for one in expected], tolerance=1e-7)
-    torch.testing.assert_close(of.attribute(case.inputs).sum(-1), case.inputs["attention_mask"].to(maps[0].dtype))
 
 
 def test_maps_of_wrong_type() -> None:

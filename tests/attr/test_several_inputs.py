@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import BartConfig, BartModel, BertConfig, BertModel
+from transformers import BartConfig, BartModel
 
-from captum_vz import ALTIPlus, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz import ALTIPlus, ValueZeroingEffect, find_layers
 from captum_vz.attr._base.several_inputs import by_input
 from captum_vz.errors import ArgumentError
 
@@ -54,28 +54,6 @@ def test_encoder_and_decoder() -> None:
         found = ALTIPlus(forward, layers).attribute((source, target))
         assert [tuple(one.shape) for one in found] == [(2, 4, 6), (2, 4, 4)]
         torch.testing.assert_close(torch.cat(found, 2), joint)
-
-
-@pytest.mark.filterwarnings("ignore:.*that the model or its cache adds.*")
-@pytest.mark.parametrize("lengths", [(3, 5), (4, 4), (5, 3)])
-def test_two_texts(lengths: tuple[int, int]) -> None:
-    """With `run`, the inputs are in the order in which the layers run on them."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertModel(BertConfig(vocab_size=60, **sizes)).eval()
-    texts = tuple(torch.randint(5, 60, (2, count)) for count in lengths)
-
-    def similarity(x: Tensor, y: Tensor) -> Tensor:
-        return (model(x).last_hidden_state[:, 0] * model(y).last_hidden_state[:, 0]).sum(-1)
-
-    for run in (0, -1):
-        found = ValueZeroingEffect(similarity, find_layers(model)).attribute(texts, run=run)
-        alone = ValueZeroingEffect(similarity, find_layers(model)).attribute(texts[0], None, texts[1], run=run)
-        torch.testing.assert_close(found[run], alone)
-        assert not found[1 - run % 2].any()
-        maps = ValueZeroingRollout(similarity, find_layers(model)).attribute(texts, token=0, run=run)
-        assert [one.shape for one in maps] == [text.shape for text in texts]
-        assert not maps[1 - run % 2].any()
 
 
 @pytest.mark.all_cases

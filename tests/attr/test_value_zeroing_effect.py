@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from captum.attr import FeatureAblation
 from torch import Tensor, nn
 
@@ -17,6 +14,7 @@ from captum_vz.testbed import load_model
 from tests.engine.blocks import WIDTH as BLOCK_WIDTH
 from tests.engine.blocks import Block, SelfAttention
 from tests.engine.compare import assert_same
+from tests.engine.odd import zeroed_value
 from tests.reference import FAMILIES, Case
 from tests.reference.effects import INLINE, NAMES, PAIRED, WORDS, case_of, naive_edges, naive_effect, read
 
@@ -73,25 +71,6 @@ def test_heads(name: str, heads: list[int]) -> None:
 
 
 # torch.nn's layers, and forward functions of other forms.
-
-
-@contextmanager
-def zeroed_value(token: int) -> Iterator[None]:
-    """While the block runs, every attention loses the value of one token."""
-    torchs = F.scaled_dot_product_attention
-
-    def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        value = value.clone()
-        value[:, :, token] = 0
-        return torchs(query, key, value, *args, **kwargs)
-
-    F.scaled_dot_product_attention = attention
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = torchs
-        torch.backends.mha.set_fastpath_enabled(True)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 5])  # five tokens: an axis may be taken for the other

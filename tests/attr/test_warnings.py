@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from captum.attr import NoiseTunnel, Saliency
+from captum.attr import Saliency
 from torch import Tensor, nn
 from transformers import VisualBertConfig, VisualBertModel
 
 from captum_vz import (
-    ALTI,
     AttentionFlow,
     AttentionRollout,
-    HiddenTokenAttribution,
     LayerAttention,
-    LayerAttentionNorm,
     TokenAttribution,
     ValueZeroing,
     ValueZeroingEffect,
@@ -28,7 +24,6 @@ from captum_vz import (
     find_layers,
 )
 from captum_vz.errors import RefusedError
-from tests.captum.configurations import Configuration
 from tests.reference import FAMILIES, Case
 
 METHODS = [ValueZeroing, LayerAttention, ValueZeroingRollout, AttentionRollout, AttentionFlow]
@@ -62,34 +57,6 @@ def test_padded_target_warns_once(method: Any) -> None:
         for row in answer if isinstance(answer, list) else [answer]:
             for b, length in enumerate((7, 5, 3)):
                 assert row[b].any() == (targets[b] % 7 < length)
-
-
-# More frames than those of a single method lead to these, of this package or of Captum.
-WAYS: dict[str, tuple[Configuration, Callable[[Any, dict[str, Any]], Any]]] = {
-    "Hidden Token Attribution": (
-        Configuration(HiddenTokenAttribution, layers=0),
-        lambda method, arguments: method.attribute(**arguments, token=5),
-    ),
-    "Layer Attention Norm": (
-        Configuration(LayerAttentionNorm),
-        lambda method, arguments: method.mixing_ratio(**arguments, token=5),
-    ),
-    "ALTI": (
-        Configuration(ALTI, inputs="embeddings"),
-        lambda method, arguments: NoiseTunnel(method).attribute(**arguments, nt_samples=1, stdevs=0.0, token=5),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_warning_names_class_and_line(name: str) -> None:
-    configuration, run = WAYS[name]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run(configuration.build(), configuration.arguments)
-    (one,) = caught
-    assert one.filename == __file__
-    assert str(one.message).startswith(f"{name}: the target token of an example is padding")
 
 
 @pytest.mark.parametrize("target", [None, 1])

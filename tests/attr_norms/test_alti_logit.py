@@ -251,23 +251,3 @@ def test_unsupported_layers_are_refused() -> None:
     )
     with pytest.raises(AssertionError, match="WhisperDecoderLayer has a second attention"):
         method.attribute(whisper.inputs, target=(EVERY, 8))
-
-
-def test_sequential_with_an_embedding() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.value, self.out = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, hidden: Tensor) -> Tensor:
-            value = self.value(self.norm(hidden))[:, None]  # of one head
-            context = nn.functional.scaled_dot_product_attention(value, value, value, is_causal=True)
-            return hidden + self.out(context.transpose(1, 2).flatten(2))
-
-    model = nn.Sequential(nn.Embedding(9, 8), Block(), Block(), nn.LayerNorm(8), nn.Linear(8, 9)).double().eval()
-    ids = torch.tensor([[1, 2, 3]])
-    method = ALTILogit(model, [model[1], model[2]], final_norm=model[3], unembedding=model[4])
-    assert_same(method.terms(ids, target=(EVERY, 4)).total(), model(ids)[..., 4])
-    method = ALTILogit(model, model[2], final_norm=model[3], unembedding=model[4])
-    with pytest.raises(AssertionError, match="begins with 1 layers of type Block that are missing"):
-        method.attribute(ids, target=(EVERY, 4))

@@ -10,9 +10,21 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from captum.attr import IntegratedGradients, LayerIntegratedGradients, NoiseTunnel
 from torch import nn
 
-from captum_vz import LayerALTI, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz import (
+    ALTILogit,
+    AttnLRP,
+    LayerAttention,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+)
+from captum_vz.errors import ArgumentError, RefusedError
 from tests.captum.configurations import LAYER_METHODS, Configuration, each_method
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
@@ -52,7 +64,6 @@ MISTAKES: list[tuple[Call, str]] = [
     (asked(feature_mask=torch.zeros(1, 7)), "feature_mask is torch.float32 (1, 7)"),
     (asked(feature_mask=torch.zeros(1, 6, dtype=torch.long)), SHAPES),
     (asked(feature_mask=torch.zeros(2, 7, dtype=torch.long)), SHAPES),
-    (given([IDS, MASK]), "inputs is of type list"),
     (given(None), "inputs is None"),
     (given(EMPTY), NO_TOKEN),
     (given((EMPTY, EMPTY)), NO_TOKEN),
@@ -79,12 +90,6 @@ def test_mistakes_are_named(call: Call, message: str) -> None:
             call(method)
 
 
-def test_mask_of_one_example() -> None:
-    case = CASE.example(0)
-    with pytest.raises(AssertionError, match=r"1 example\(s\) of 7 source tokens: pass integers of shape \(1, 7\)"):
-        ValueZeroing(case.model, case.layers).attribute(case.inputs, feature_mask=torch.zeros(1, 3, dtype=torch.long))
-
-
 def test_layers_in_another_order_or_left_out() -> None:
     with pytest.raises(AssertionError, match=r"another order than \[2, 1, 0\]"):
         of_layers(CASE.layers[::-1])(ValueZeroingRollout)
@@ -99,14 +104,6 @@ def test_refusals_need_no_assertions() -> None:
         checks = re.findall(r"^ *assert (.+)", text, re.MULTILINE)
         assert all("is not None" in one or one.startswith("isinstance(") for one in checks), (path.name, checks)
         assert "__debug__" not in text, path.name
-
-
-@each_method
-def test_dropout(method: Any) -> None:
-    case = FAMILIES["bert"].build()
-    case.model.train()
-    with pytest.raises(AssertionError, match="in train mode and has dropout"):
-        method(case.model, case.layers).attribute(case.inputs)
 
 
 @each_method
@@ -150,10 +147,8 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (ValueZeroing, {"heads": [[0], [1.0], [2]]}, "heads is [1.0], but layer 1"),
     (ValueZeroing, {"attention": "both"}, "attention is 'both'"),
     (LayerAttention, {"heads": [[0], [1]]}, "heads has 2 selections"),
-    (LayerAttention, {"reduce_heads": "median"}, "reduce_heads is 'median'"),
     (ValueZeroing, {"distance": lambda a, b: a}, "distance"),
     (ValueZeroing, {"distance": lambda a, b: a[..., 0] * torch.nan}, "not finite"),
-    (LayerALTI, {"p": 3}, "p is 3"),
     *((ValueZeroingRollout, {"residual": residual}, repr(residual)) for residual in ("half", 0.7)),
     (ValueZeroingRollout, {"other_mixing": "maybe"}, "'maybe'"),
     (ValueZeroingRollout, {"heads": [0, 9]}, "heads is [0, 9], but layer 0 has the query heads 0 to 3"),
@@ -173,5 +168,154 @@ def test_any_module_may_be_a_layer() -> None:
         method(nn.Identity(), nn.Identity())
 
 
-def test_find_layers() -> None:
-    assert find_layers(CASE.model) == CASE.layers
+# Mistakes of beginners, and of users of Captum's other methods.
+
+EVERY_KIND = (ValueZeroing, LayerAttention, ValueZeroingRollout, ValueZeroingEffect, ALTILogit)
+each_kind = pytest.mark.parametrize("method", EVERY_KIND)
+
+
+class Tokenizer:
+    """What a tokenizer is known by."""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> None: ...
+
+    def __call__(self, *texts: Any) -> None: ...
+
+
+LISTS, ONE = IDS[:1].tolist(), IDS[:1]
+INPUTS: list[tuple[str, Any, str]] = [
+    ("no batch axis", IDS[0], "without an axis for the batch"),
+    ("no batch axis by keyword", {"input_ids": IDS[0]}, "without an axis for the batch"),
+    ("three axes", ONE[None], "token ids have two axes"),
+    ("four axes", ONE[None, None], "token ids have two axes"),
+    ("ids that are floats", ONE.float(), "was given torch.float32"),
+    ("a list", LISTS, r"inputs is of type list: pass a tensor.*return_tensors='pt'"),
+    ("a tuple of lists", (LISTS,), "inputs is a tuple with an entry of type list"),
+    ("an empty tuple", (), "inputs is empty"),
+    ("an array", ONE.numpy(), "inputs is of type ndarray"),
+    ("a text", "a text", "inputs is of type str"),
+    ("lists by keyword", {"input_ids": LISTS}, r"inputs\['input_ids'\] is of type list"),
+    ("a mask in lists", {"input_ids": ONE, "attention_mask": [[1] * 7]}, r"inputs\['attention_mask'\] is of type list"),
+    ("unknown ids", ONE + 10**6, r"An Embedding of \d+ entries was given ids from 1\d{6} to 1\d{6}"),
+    ("negative ids", ONE - 10**6, "ids from -"),
+]
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(("inputs", "message"), [pytest.param(*one[1:], id=one[0]) for one in INPUTS])
+def test_wrong_inputs(inputs: Any, message: str) -> None:
+    for method in (ValueZeroing, LayerAttention, ValueZeroingRollout):
+        with pytest.raises(ArgumentError, match=message):
+            method(CASE.model, CASE.layers).attribute(inputs)
+
+
+def test_error_of_the_models_own() -> None:
+    def fail(ids: Any) -> None:
+        raise ValueError("the model's own")
+
+    with pytest.raises(ValueError, match="the model's own"):
+        ValueZeroing(fail, CASE.layers).attribute(IDS)
+
+
+@each_kind
+def test_forward_func_of_wrong_type(method: Any) -> None:
+    for forward_func, message in (
+        (Tokenizer(), "is a tokenizer"),
+        ("bert-base-uncased", "is 'bert-base-uncased': pass the model, or a function"),
+        (None, "is of type NoneType: pass the model"),
+        (torch.nn.Linear, "is the class Linear and no object of it"),
+        ([torch.nn.Identity()], "is of type list"),
+        (torch.nn.ModuleList(), "is of type ModuleList"),
+    ):
+        with pytest.raises(ArgumentError, match=f"forward_func {message}"):
+            method(forward_func, CASE.layers).attribute(CASE.inputs)
+
+
+@each_kind
+def test_swapped_arguments(method: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"forward_func is BertLayer, a part of layer \(Bert\w+\)"):
+        method(CASE.layers[0], CASE.model).attribute(CASE.inputs)
+
+
+@pytest.mark.parametrize("method", EVERY_KIND[:-1])
+def test_embeddings_as_layer(method: Any) -> None:
+    with pytest.raises(RefusedError, match="called no attention"):
+        method(CASE.model, CASE.model.embeddings).attribute(CASE.inputs)
+
+
+def test_blocks_that_hold_an_embedding() -> None:
+    class EmbeddedBlock(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = torch.nn.Embedding(6, 16)
+            self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places.weight
+            return x + self.attention(x, x, x)[0]
+
+    block = EmbeddedBlock().eval()
+    assert ValueZeroing(block, block).attribute(torch.randn(1, 6, 16)).shape == (1, 6, 6)
+
+
+REMEDIES = {"baselines": "Leave it out", "nt_samples": "NoiseTunnel", "attention_mask": "Pass a mapping"}
+REMEDIES["internal_batch_size"] = "perturbations_per_eval"
+
+
+@each_kind
+def test_keywords_of_captum(method: Any) -> None:
+    for keyword, remedy in REMEDIES.items():
+        with pytest.raises(ArgumentError, match=f"takes no {keyword}.* {remedy}"):
+            method(CASE.model, CASE.layers).attribute(CASE.inputs, **{keyword: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tokn'"):
+        method(CASE.model, CASE.layers).attribute(CASE.inputs, tokn=1)
+
+
+@pytest.mark.parametrize("method", [RandomAttribution(), AttnLRP(CASE.model)], ids=["random", "attn-lrp"])
+def test_keywords_that_a_method_lacks(method: Any) -> None:
+    for keyword in ("internal_batch_size", "perturbations_per_eval", "show_progress"):
+        with pytest.raises(ArgumentError, match=f"takes no {keyword}. Leave it out"):
+            method.attribute(CASE.inputs, **{keyword: 1})
+
+
+def test_axes_that_are_too_many_or_few() -> None:
+    with pytest.raises(ArgumentError, match=r"Pass \(batch, tokens, d\)"):
+        ValueZeroing(lambda x: CASE.model(inputs_embeds=x), CASE.layers).attribute(torch.randn(6, 16).double())
+    with pytest.raises(ArgumentError, match=r"inputs is \(1, 1, 7\)"):
+        RandomAttribution().attribute(torch.ones(1, 1, 7).long())
+
+
+@each_kind
+def test_a_second_positional_tensor(method: Any) -> None:
+    for second in (torch.zeros_like(IDS), (torch.zeros_like(IDS),)):
+        with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
+            method(CASE.model, CASE.layers).attribute(IDS, second)
+
+
+def test_a_noise_tunnel_with_baselines() -> None:
+    tunnel = NoiseTunnel(ValueZeroing(lambda x: CASE.model(inputs_embeds=x), CASE.layers[0]))
+    with pytest.raises(ArgumentError, match="takes no baselines"):
+        tunnel.attribute(torch.randn(1, 6, 32).double(), nt_samples=2, baselines=torch.zeros(1, 6, 32))
+
+
+def test_token_attribution() -> None:
+    plain = (CASE.model, IntegratedGradients, None)
+    for build, inputs, options, message in (
+        (
+            (CASE.model, IntegratedGradients(CASE.model), None),
+            IDS,
+            {},
+            "method is a IntegratedGradients object: pass its class",
+        ),
+        ((Tokenizer(), IntegratedGradients, CASE.model), IDS, {}, "forward_func is a tokenizer"),
+        (plain, IDS, {"return_convergence_delta": True}, "Leave return_convergence_delta out"),
+        ((CASE.model, LayerIntegratedGradients, None), IDS, {}, "method is LayerIntegratedGradients and layer is None"),
+        ((*plain, CASE.layers[0]), IDS, {}, "layer is BertLayer"),
+        ((CASE.model, LayerIntegratedGradients, None, CASE.layers), IDS, {}, "layer is of type list: pass one module"),
+        (plain, IDS + 10**6, {"target": 0}, r"An Embedding of \d+ entries was given ids from"),
+        (plain, IDS[0], {"target": 0}, r"The token ids in inputs are torch.int64 \(7,\)"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            TokenAttribution(*build).attribute(inputs, **options)
+    with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
+        TokenAttribution(*plain).attribute(IDS, IDS)

@@ -12,27 +12,24 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, TokenAttribution, ValueZeroing, ValueZeroingEffect, find_layers, verify
 from captum_vz.errors import ArgumentError
+from tests.reference.case import built
+from tests.reference.families import ENCODER_SIZE, SEQ2SEQ_SIZE
 
 POSITIONS = 10
-BERT = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-BERT |= {"max_position_embeddings": POSITIONS}
-GPT2 = {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS}
-HALVES = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16}
-HALVES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 30}
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+SHORT = {"max_position_embeddings": POSITIONS}
+BERT = {**ENCODER_SIZE, **SHORT}
 # The model, its config, and how many tokens it takes.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "bert": ("BertModel", BERT, POSITIONS),
-    "gpt2": ("GPT2Model", GPT2, POSITIONS),
+    "gpt2": ("GPT2Model", BERT, POSITIONS),
     "mpt": ("MptModel", {"vocab_size": 30, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 10}, 10),
-    "bart": ("BartModel", {**HALVES, **IDS, "max_position_embeddings": POSITIONS}, POSITIONS),
+    "bart": ("BartModel", {**SEQ2SEQ_SIZE, **SHORT}, POSITIONS),
 }
 
 
-def built(name: str) -> tuple[nn.Module, int]:
+def model_of(name: str) -> tuple[Any, int]:
     kind, config, allowed = MODELS[name]
-    model_class = getattr(transformers, kind)
-    return model_class(model_class.config_class(**config)).eval(), allowed
+    return built(kind, dtype=torch.float32, **config), allowed
 
 
 def ids(count: int) -> Tensor:
@@ -46,7 +43,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 @pytest.mark.parametrize("by_name", [False, True], ids=["tensor", "mapping"])
 @pytest.mark.parametrize("name", MODELS)
 def test_both_lengths_are_named(name: str, by_name: bool) -> None:
-    model, allowed = built(name)
+    model, allowed = model_of(name)
     method = ValueZeroing(model, layers_of(model)[0])
 
     def inputs(count: int) -> Any:
@@ -61,9 +58,9 @@ def test_both_lengths_are_named(name: str, by_name: bool) -> None:
 
 def test_all_entry_points() -> None:
     sound = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": POSITIONS}
-    whisper = transformers.WhisperModel(transformers.WhisperConfig(**HALVES, **IDS, **sound)).eval()
+    whisper = transformers.WhisperModel(transformers.WhisperConfig(**{**SEQ2SEQ_SIZE, **sound})).eval()
     spoken = {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": ids(25)}
-    model, _ = built("bert")
+    model, _ = model_of("bert")
     layers, message = find_layers(model), "25 tokens, but .* 10 positions"
     calls = {
         "effect": lambda: ValueZeroingEffect(model, layers).attribute(ids(25), target=(0, 1)),
@@ -71,7 +68,7 @@ def test_all_entry_points() -> None:
         "verify": lambda: verify(model, ids(25)),
         "decoder": lambda: ValueZeroing(whisper, find_layers(whisper, "decoder")[0]).attribute(spoken),
         "function": lambda: LayerAttention(lambda x: model(x)[0], layers).attribute(ids(25)),
-        "embeddings": lambda: LayerAttention(model, layers).attribute({"inputs_embeds": torch.randn(2, 25, 16)}),
+        "embeddings": lambda: LayerAttention(model, layers).attribute({"inputs_embeds": torch.randn(2, 25, 32)}),
     }
     for call in calls.values():
         with pytest.raises(ArgumentError, match=message):
@@ -79,10 +76,10 @@ def test_all_entry_points() -> None:
 
 
 def test_other_errors_are_not_blamed_on_the_length() -> None:
-    model, _ = built("gpt2")
+    model, _ = model_of("gpt2")
     layer = find_layers(model)[0]
-    with pytest.raises(ArgumentError, match="ids from 25 to 33"):
-        ValueZeroing(model, layer).attribute(torch.arange(25, 34)[None])
+    with pytest.raises(ArgumentError, match="ids from 55 to 63"):
+        ValueZeroing(model, layer).attribute(torch.arange(55, 64)[None])
 
     def fails(x: Tensor) -> Any:
         model(x)

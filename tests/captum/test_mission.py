@@ -13,7 +13,6 @@ from captum.attr import (
     LayerAttribution,
     LayerGradientXActivation,
     LayerIntegratedGradients,
-    LLMAttributionResult,
     Saliency,
     visualization,
 )
@@ -123,24 +122,3 @@ def test_visualize_image_attr_draws_cls(method: Any, way: str) -> None:
     if way == "heat_map":
         corners = torch.tensor(drawn.get_array()[::4, ::4])  # one pixel a patch
         torch.testing.assert_close(corners, patches[0, 0] / patches.max(), rtol=1e-6, atol=0)
-
-
-@each_method
-def test_plots_of_tokens(method: Any) -> None:
-    configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
-    square = configuration.run()[0]
-    tokens = [f"token{place}" for place in range(len(square))]
-    result = LLMAttributionResult(input_tokens=tokens, output_tokens=tokens, seq_attr=square[2], token_attr=square)
-    figure, axes = result.plot_token_attr(show=False)
-    figure.canvas.draw()
-    torch.testing.assert_close(torch.tensor(axes.images[0].get_array()), square)
-    written = [text.get_text() for text in axes.texts]
-    assert written == [f"{score:.4f}" for score in square.flatten().tolist()]
-    assert [label.get_text() for label in axes.get_xticklabels()] == tokens
-    # Causal: what stands above the diagonal is nothing at all.
-    assert {written[i * len(tokens) + j] for i in range(len(tokens)) for j in range(i + 1, len(tokens))} == {"0.0000"}
-    figure, axes = result.plot_seq_attr()
-    figure.canvas.draw()
-    # Two bars a token, one for what is positive and one for what is negative.
-    heights = torch.tensor([bar.get_height() for bar in axes.patches], dtype=square.dtype).unflatten(0, (2, -1))
-    torch.testing.assert_close(heights.sum(0), square[2], rtol=1e-6, atol=1e-8)

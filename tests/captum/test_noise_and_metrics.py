@@ -10,7 +10,7 @@ from captum.attr import NoiseTunnel
 from captum.metrics import sensitivity_max
 from torch import Tensor
 
-from captum_vz import ValueZeroing, ValueZeroingRollout, to_embeddings
+from captum_vz import to_embeddings
 from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configuration, each_method, tensors
 
 # Positions that hold a token in each of the three examples (7, 5 and 3 long).
@@ -36,41 +36,6 @@ def test_noise_tunnel_without_noise(method: Any, form: str) -> None:
     tunnel = NoiseTunnel(configuration.build())
     smoothed = tunnel.attribute(**configuration.arguments, nt_samples=3, stdevs=0.0, target=TARGETS[form])
     torch.testing.assert_close(smoothed, configuration.run(target=TARGETS[form]), rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.parametrize("nt_samples_batch_size", [None, 1, 2])
-@pytest.mark.parametrize("nt_type", ["smoothgrad", "smoothgrad_sq", "vargrad"])
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_noise_tunnel_averages_over_noisy_copies(method: Any, nt_type: str, nt_samples_batch_size: int | None) -> None:
-    samples, deviation, target = 5, 0.3, [2, 0, 1]
-    configuration = on_embeddings(method)
-    attribution = configuration.build()
-    embeddings, further = configuration.arguments.values()
-
-    torch.manual_seed(7)
-    smoothed = NoiseTunnel(attribution).attribute(
-        embeddings,
-        nt_type=nt_type,
-        nt_samples=samples,
-        nt_samples_batch_size=nt_samples_batch_size,
-        stdevs=deviation,
-        target=target,
-        additional_forward_args=further,
-    )
-
-    torch.manual_seed(7)
-    batch, size = len(embeddings), nt_samples_batch_size or samples
-    answers = []  # one a sample, drawn in NoiseTunnel's order: so many copies of an example at a time, side by side
-    for start in range(0, samples, size):
-        copies = min(size, samples - start)
-        noise = torch.normal(0, torch.full((batch * copies, *embeddings.shape[1:]), deviation))
-        for copy in range(copies):
-            noisy = embeddings + noise.unflatten(0, (batch, copies))[:, copy]
-            answers.append(attribution.attribute(noisy, target=target, additional_forward_args=further))
-    mean, square = sum(answers) / samples, sum(answer**2 for answer in answers) / samples
-    expected = {"smoothgrad": mean, "smoothgrad_sq": square, "vargrad": square - mean**2}[nt_type]
-    torch.testing.assert_close(smoothed, expected, rtol=1e-8, atol=1e-12)
-    assert not torch.allclose(smoothed, configuration.run(target=target))
 
 
 @each_method

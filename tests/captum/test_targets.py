@@ -98,24 +98,6 @@ def test_a_class_is_refused(method: Any) -> None:
     assert method(model, layers[:1]).attribute(ids, token=0) is not None
 
 
-def test_output_of_other_tokens_is_refused() -> None:
-    model, layers, ids = classifier()
-    shown = "no axis of the layer's 4 output tokens"
-    outputs = {
-        torch.zeros(2, 5, 30): shown,
-        torch.zeros(2, 3): shown,
-        (torch.zeros(2, 4, 30),): "a tuple without logits",
-    }
-    for output, message in outputs.items():
-
-        def forward(ids: Tensor, output: Any = output) -> Any:
-            model(ids)
-            return output
-
-        with pytest.raises(ArgumentError, match=message):
-            LayerAttention(forward, layers).attribute(ids, target=(1, 0))
-
-
 WRONG: list[tuple[str, Any, str]] = [
     ("target", (7, 0), r"target is \(7, 0\), which is out of range in axis 1"),
     ("target", (0, 32), r"target is \(0, 32\), which is out of range in axis 2"),

@@ -6,7 +6,6 @@ A barrier inside the forward functions holds both passes open while the model ru
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event, get_ident
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz.errors import RefusedError
 from tests.captum.configurations import METHODS, each_method, tensors
 from tests.captum.footprint import footprint
 from tests.reference.case import Case
@@ -109,23 +107,6 @@ def test_error_in_one_thread(method: Any) -> None:
     assert footprint(case.model) == before
 
 
-@each_method
-def test_submodules_are_hooked_once(method: Any) -> None:
-    case = FAMILIES["bert"].build()
-    barrier = Barrier(3)
-
-    def count(**inputs: Tensor) -> Any:
-        barrier.wait(SECONDS)
-        submodules = [m for layer in case.layers for m in layer.modules() if m is not layer]
-        hooks.append({(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in submodules})
-        barrier.wait(SECONDS)
-        return case.model(**inputs)
-
-    hooks: list[set[tuple[int, int]]] = []
-    together(*[lambda: method(count, case.layers).attribute(case.inputs, token=1)] * 3)
-    assert hooks == [{(1, 1)}] * 3
-
-
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
 @each_method
 def test_pass_ends_during_another_pass(method: Any, kind: str) -> None:
@@ -159,47 +140,7 @@ def test_pass_ends_during_another_pass(method: Any, kind: str) -> None:
     assert torch.equal(hidden, expected)
 
 
-@each_method
-def test_parallel_explanations_equal_serial_ones(method: Any) -> None:
-    case = FAMILIES["llama"].build()
-    attribution = method(case.model, case.layers)
-    examples = [{name: value[b : b + 1] for name, value in case.inputs.items()} for b in range(3)] * 2
-    expected = [attribution.attribute(example, token=1) for example in examples]
-    answers = together(*(lambda example=example: attribution.attribute(example, token=1) for example in examples))
-    for answer, other in zip(answers, expected, strict=True):
-        assert_equal(answer, other)
-
-
 # DataParallel: its module is explained, and a function that runs replicas in threads of their own is refused.
-
-
-def replica_of(network: nn.Module) -> nn.Module:
-    """A copy as torch.nn.parallel.replicate wires it: it shares hooks and has plain tensors in place of parameters."""
-    copies = {module: module._replicate_for_data_parallel() for module in network.modules()}
-    for module, copy in copies.items():
-        copy._former_parameters = OrderedDict()
-        for name, child in module._modules.items():
-            copy._modules[name] = None if child is None else copies[child]
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                copy._parameters[name] = None
-            else:
-                setattr(copy, name, parameter.detach())
-    return copies[network]
-
-
-@each_method
-def test_replicas_are_refused(method: Any) -> None:
-    case = FAMILIES["bert"].build()
-    before = footprint(case.model)
-
-    def forward(**inputs: Tensor) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(replica_of(case.model), **inputs).result()
-
-    with pytest.raises(RefusedError, match=r"did not run layer 0 .* that forward_func calls in this thread"):
-        method(forward, case.layers).attribute(case.inputs)
-    assert footprint(case.model) == before
 
 
 def test_module_of_several_devices() -> None:

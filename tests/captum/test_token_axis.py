@@ -13,16 +13,9 @@ from torch import Tensor, nn
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
 from tests.reference.case import randomize
+from tests.reference.families import ENCODER_SIZE, SEQ2SEQ_SIZE, T5_SIZE, WHISPER_SIZE
 
 TOKENS, WIDTH, WORDS = 6, 16, 30
-HALVES = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
-HALVES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": WIDTH, "vocab_size": WORDS}
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
-BERT = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
-BERT |= {"intermediate_size": 24}
-T5 = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-SOUND = {"num_mel_bins": 4, "max_source_positions": TOKENS, "max_target_positions": 8}
-GPT2 = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 12}
 
 
 def small(kind: str, **config: Any) -> Callable[[], nn.Module]:
@@ -31,21 +24,21 @@ def small(kind: str, **config: Any) -> Callable[[], nn.Module]:
 
 
 def two_berts() -> nn.Module:
-    configs = (transformers.BertConfig(**BERT) for _ in range(2))
+    configs = (transformers.BertConfig(**ENCODER_SIZE) for _ in range(2))
     return transformers.EncoderDecoderModel(transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*configs))
 
 
 ENCODER_DECODERS: dict[str, Callable[[], nn.Module]] = {
-    "bart": small("BartForConditionalGeneration", **HALVES, **IDS),
-    "t5": small("T5ForConditionalGeneration", **T5, decoder_start_token_id=0),
-    "whisper": small("WhisperForConditionalGeneration", **HALVES, **IDS, **SOUND),
+    "bart": small("BartForConditionalGeneration", **SEQ2SEQ_SIZE),
+    "t5": small("T5ForConditionalGeneration", **T5_SIZE),
+    "whisper": small("WhisperForConditionalGeneration", **{**WHISPER_SIZE, "max_source_positions": TOKENS}),
     "two berts": two_berts,
 }
 ONE_STACK: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": small("GPT2LMHeadModel", **GPT2),
-    "llama": small("LlamaForCausalLM", **BERT, num_key_value_heads=1),
-    "bert": small("BertForTokenClassification", **BERT),
-    "albert": small("AlbertForMaskedLM", **BERT, embedding_size=8),
+    "gpt2": small("GPT2LMHeadModel", **ENCODER_SIZE),
+    "llama": small("LlamaForCausalLM", **ENCODER_SIZE, num_key_value_heads=1),
+    "bert": small("BertForTokenClassification", **ENCODER_SIZE),
+    "albert": small("AlbertForMaskedLM", **ENCODER_SIZE, embedding_size=8),
 }
 
 
@@ -68,7 +61,7 @@ def stack_of(model: nn.Module, side: str) -> list[nn.Module]:
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """As many tokens for the decoder as the encoder has."""
     if isinstance(model, transformers.WhisperForConditionalGeneration):
-        sound = torch.randn(1, 4, 2 * TOKENS, generator=torch.Generator().manual_seed(1))
+        sound = torch.randn(1, 8, 2 * TOKENS, generator=torch.Generator().manual_seed(1))
         return {"input_features": sound, "decoder_input_ids": ids()}
     return {"input_ids": ids(), "decoder_input_ids": ids().flip(1)}
 
@@ -157,7 +150,7 @@ def test_axis_is_shown_in_any_precision(dtype: torch.dtype) -> None:
 
 
 def test_start_logits_have_the_tokens_axis() -> None:
-    model = built(small("BertForQuestionAnswering", **BERT))
+    model = built(small("BertForQuestionAnswering", **ENCODER_SIZE))
     layer = find_layers(model)[0]
     assert_target_is_token(ValueZeroing(lambda x: model(x).start_logits, layer), ids(2), 3, 3)
     with pytest.raises(ArgumentError, match="a QuestionAnsweringModelOutput without logits"):

@@ -22,10 +22,9 @@ from captum_vz import (
     LayerAttentionNorm,
     RandomAttribution,
     Rollout,
-    ValueZeroing,
     ValueZeroingRollout,
 )
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError
 from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configuration, each_of
 from tests.engine.compare import assert_same
 from tests.reference.families import FAMILIES
@@ -98,23 +97,6 @@ def test_layers_of_the_maps() -> None:
     for name, new in {"layer": [case.layers[0]], "device_ids": [0]}.items():
         setattr(rollout, name, new)
         assert getattr(rollout.maps, name) is new
-
-
-@pytest.mark.parametrize("other_mixing", ["refuse", "ignore"])
-def test_a_second_run_is_named(other_mixing: Any) -> None:
-    case = FAMILIES["bert"].case
-
-    def twice(**inputs: Tensor) -> Any:
-        case.model(**inputs)
-        return case.model(**inputs)
-
-    message = r"2 times, on inputs that are not related"
-    for maps in (LayerAttention(twice, case.layers), ValueZeroing(twice, case.layers)):
-        with pytest.raises(RefusedError, match=message):
-            Rollout(maps, other_mixing=other_mixing).attribute(case.inputs)
-    one = FAMILIES["albert"].case  # its layer runs three times, each time on what it returned
-    rollout = Rollout(LayerAttention(one.model, one.layers), other_mixing=other_mixing)
-    assert rollout.attribute(one.inputs).any()
 
 
 def test_model_free_maps_roll_out() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -146,18 +147,6 @@ class HandedOn(Halves):
         return x + x.roll(1, dims=0).cumsum(1)
 
 
-class TwoByTwo(nn.Module):
-    """Takes examples in pairs, and cannot run one alone. With `handed_on`, each example reads the other of its pair."""
-
-    def __init__(self, handed_on: bool) -> None:
-        super().__init__()
-        self.handed_on = handed_on
-
-    def forward(self, x: Tensor) -> Tensor:
-        pairs = x.unflatten(0, (-1, 2))
-        return (pairs.flip(1) if self.handed_on else pairs).flatten(0, 1).cumsum(1)
-
-
 class Convolution(nn.Module):
     """Mixes neighbours: position i depends on i - 1 and i + 1."""
 
@@ -181,13 +170,6 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1, keepdim=True).expand_as(x)
-
-
-class Shift(nn.Module):
-    """Position i depends on i - 1 and on no later position, so appending to a sequence does not change it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(x, (0, 0, 1, -1))
 
 
 class Ahead(nn.Module):
@@ -240,6 +222,21 @@ def mask_of_window(length: int, window: int) -> Tensor:
 
 def direction(x: Tensor) -> Tensor:
     return nn.functional.normalize(x, dim=-1, eps=1e-300)
+
+
+@contextmanager
+def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Iterator[None]:
+    """While the block runs, the row of one source is zero in the output of value projections, also in a tuple."""
+
+    def zero(module: nn.Module, inputs: Any, output: Any) -> Any:
+        first, *rest = (output,) if isinstance(output, Tensor) else output
+        first = first.index_fill(axis, torch.tensor(source), 0)
+        return (first, *rest) if rest else first
+
+    with ExitStack() as hooks:
+        for projection in projections:
+            hooks.enter_context(projection.register_forward_hook(zero))
+        yield
 
 
 @torch.no_grad()

@@ -82,23 +82,6 @@ class Einsum(Manual):
         return torch.einsum("bhij,bhje,heo->bio", weights, value, self.w_o)
 
 
-class ViT(Manual):
-    """A norm, a packed projection without bias, a softmax module and few keys' heads that share values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.to_q = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.to_kv, self.attend_by = nn.Linear(WIDTH, 2 * D_HEAD, bias=False), nn.Softmax(dim=-1)
-        self.to_out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0))
-
-    def forward(self, x: Tensor, mask: Any = None) -> Tensor:
-        x = self.norm(x)
-        query = self.to_q(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2)
-        key, value = self.to_kv(x).chunk(2, dim=-1)
-        weights = self.attend_by(query @ key[:, None].mT / math.sqrt(D_HEAD))
-        return self.to_out((weights @ self.cut(value)[:, None]).transpose(1, 2).flatten(2))
-
-
 class Windows(Manual):
     """Windows of four tokens after a shift, with weights that are given to `linear`, as in torchvision's Swin."""
 

@@ -24,8 +24,8 @@ LONG = 18  # more tokens than the groups of which the definition runs first
 
 
 @contextmanager
-def zeroed_value(token: int | None, calls: Collection[int] | None) -> Iterator[None]:
-    """Zero the value of one token in some calls of torch's attention, or in all, inside a `with` block."""
+def zeroed_value(token: int | None, calls: Collection[int] | None = None) -> Iterator[None]:
+    """Zero the value of one token in some calls of torch's attention, or in all. torch's fast path is off."""
     torchs, seen = F.scaled_dot_product_attention, []
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -36,23 +36,21 @@ def zeroed_value(token: int | None, calls: Collection[int] | None) -> Iterator[N
         return torchs(query, key, value, *args, **kwargs)
 
     F.scaled_dot_product_attention = attention
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         F.scaled_dot_product_attention = torchs
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 @torch.no_grad()
 def by_call(layer: Any, *args: Any, sources: int | None = None, calls: Any = None, **kwargs: Any) -> Tensor:
-    """The raw map of a layer that calls torch's attention, one rerun a source. torch's fast path is off."""
+    """The raw map of a layer that calls torch's attention, one rerun a source."""
     outputs = []
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        for token in (None, *range(sources or args[0].shape[1])):
-            with zeroed_value(token, calls):
-                outputs.append(direction(layer(*args, **kwargs)))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
+    for token in (None, *range(sources or args[0].shape[1])):
+        with zeroed_value(token, calls):
+            outputs.append(direction(layer(*args, **kwargs)))
     clean, *moved = outputs
     return torch.stack([(one - clean).square().sum(-1) / 2 for one in moved], dim=-1)
 

@@ -95,24 +95,6 @@ def gated_projection(**fields: Any) -> Odd:
     return Odd(block, sequences(2), **fields)
 
 
-class Skipping(Block):
-    """Some positions skip the attention. The feed-forward layer may be parallel to the attention."""
-
-    def __init__(self, parallel: bool) -> None:
-        super().__init__()
-        self.parallel = parallel
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        y = x + (x[..., :1] > 0) * self.attention(self.attention_norm(x), mask)
-        return y + self.feed_forward(self.norm(x if self.parallel else y))
-
-
-def skipping(size: tuple[int, int], parallel: bool, last: float) -> Odd:
-    x = sequences(*size)
-    x[:, 0, 0], x[:, -1, 0] = 1, last
-    return Odd(Skipping(parallel), x)
-
-
 def scale_each_example(x: Tensor, condition: Tensor) -> Tensor:
     return x * condition[:, None, :]
 
@@ -256,14 +238,12 @@ def attention_as_layer() -> Odd:
     return Odd(block.attention, sequences(2), model=block, twin=twin)
 
 
-SWITCH = (False, True)
 BLOCKS: Table = {
     **rows("finish", finished, FINISHES),
     **rows("finish, masked", partial(finished, masked=True), ("gate by the input", "two projections", "no projection")),
     **rows("value that is nearly all", nearly_all, ("module", "neighbours", "norm", "alone")),
     "projection with a gate": gated_projection,
     "norms of a projection with a gate": partial(gated_projection, refused="has no output projection", by="norm"),
-    **rows("skipped attention", skipping, [(1, 5), (2, LONG)], SWITCH, (1.0,)),
     **rows("condition", condition, CONDITIONS, [(3, LONG)]),
     **rows("condition", condition, ("each example", "each position", "sequence first"), [(4, 4)]),
     "attention as layer": attention_as_layer,

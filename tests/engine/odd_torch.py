@@ -99,25 +99,6 @@ class Twice(OneForward):
         return super().forward(x + self.attention(x))
 
 
-class HomeMade(nn.Module):
-    def __init__(self, inlined: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(30, WIDTH).double()
-        self.blocks = nn.ModuleList([inline() if inlined else OneForward(GroupedAttention()) for _ in range(2)])
-
-    def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
-        x = self.embedding(ids)
-        for block in self.blocks[:until]:
-            x = block(x)
-        return x
-
-
-def home_made(inlined: bool, index: int) -> Odd:
-    model = HomeMade(inlined)
-    twin = lambda layer, ids: by_call(layer, model(ids, index))  # noqa: E731
-    return Odd(model.blocks[index], torch.randint(30, (2, TOKENS)), model=model, twin=twin)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask)
 
@@ -164,12 +145,6 @@ def by_content(x: Tensor) -> Tensor:
     """Only the three tokens with the largest first entries are seen. The others are no padding."""
     keys = torch.zeros(x.shape[:2], dtype=torch.bool).scatter(1, x[..., 0].topk(3).indices, True)
     return merged(attend(heads_of(x), heads_of(x), heads_of(x), keys[:, None, None]))
-
-
-def by_content_and_order(x: Tensor) -> Tensor:
-    """Tokens see some of those before them, which are others in each example."""
-    seen = (x[..., 0] > 0)[:, None, None] & torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(-1)
-    return merged(attend(heads_of(x), heads_of(x), heads_of(x), seen))
 
 
 def after_registers(x: Tensor) -> Tensor:
@@ -231,13 +206,6 @@ def upper_half(x: Tensor) -> Tensor:
     return x * (x > x.flatten(0, -2).median(0).values)
 
 
-class OnlyUpperHalf(nn.TransformerEncoderLayer):
-    """Keeps the upper half of the feed-forward layer's output."""
-
-    def _ff_block(self, x: Tensor) -> Tensor:
-        return upper_half(super()._ff_block(x))
-
-
 def changed(kind: Callable[..., nn.Module], norm_first: bool) -> Odd:
     """Layers whose `forward` is torch's."""
     layer = kind(WIDTH, HEADS, 32, batch_first=True, norm_first=norm_first).double().eval()
@@ -249,7 +217,7 @@ def changed_activation(*args: Any, **kwargs: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(*args, **kwargs, activation=upper_half)
 
 
-CHANGED = (ReadsBackwards, OnlyUpperHalf, changed_activation)
+CHANGED = (ReadsBackwards, changed_activation)
 
 
 class OfTorch(nn.Module):
@@ -329,8 +297,8 @@ LAYERS: Table = {
     **rows("torch's encoder", encoder, (True,), (True,), (False,)),
     **rows("torch's decoder", decoder, (True,), (TOKENS,), ("self", "cross")),
     **rows("torch's decoder", decoder, (False,), (3,), ("self", "cross")),
-    **rows("home-made", home_made, SWITCH, (1,)),
-    **rows("one forward", one_forward, (*PARTS, written_over, by_content, by_content_and_order)),
+    "grouped queries": lambda: Odd(inline(), drawn(), twin=by_call),
+    **rows("one forward", one_forward, (*PARTS, written_over, by_content)),
     "registers before strictly causal tokens": lambda: Odd(
         OneForward(after_registers), drawn(), twin=partial(by_call, sources=TOKENS + 2)
     ),

@@ -96,14 +96,6 @@ def test_a_row_of_padding_alone() -> None:
     assert row.shape == mask.shape and not row.any()
 
 
-def test_feature_mask_in_a_tuple() -> None:
-    case = FAMILIES["bert"].build()
-    words = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
-    method = ValueZeroing(case.model, case.layers[0])
-    one = method.attribute(case.inputs, feature_mask=words)
-    assert torch.equal(method.attribute(case.inputs, feature_mask=(words,)), one)
-
-
 # The weights of an attention are the factors of its values, whatever its function returns as weights.
 BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
 

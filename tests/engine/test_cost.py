@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import traced_replays
@@ -20,7 +17,7 @@ from captum_vz._engine.capture.records import LayerRecord, Recorder
 from captum_vz._engine.numerics.tensors import ResultsOfPass
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
-from tests.engine.blocks import WIDTH, sequences
+from tests.benchmarks.measure import operations
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 
@@ -48,13 +45,6 @@ def case_of(name: str, tokens: int = TOKENS) -> tuple[Case, dict[str, Tensor]]:
 def operations_of_a_map(name: str) -> int:
     case, inputs = case_of(name)
     return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs))
-
-
-def operations(run: Callable[[], Any]) -> int:
-    """Floating-point operations of all matrix products."""
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("form", ONE_ROW)
@@ -146,34 +136,6 @@ def test_no_tensor_outlives_its_layer(method: Any, name: str, monkeypatch: pytes
         gc.enable()
     assert kept
     assert not any(one() is not None for one in kept)
-
-
-class Attends(nn.Linear):
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-        one_head = super().forward(x)[:, None]
-        return x + scaled_dot_product_attention(one_head, one_head, one_head, mask)[:, 0]
-
-
-@torch.no_grad()
-def test_masks_of_own_layers_are_freed() -> None:
-    """The user's own code may write into a mask unseen. Nothing is kept for it, except by the layer that runs."""
-    layers, masks, alive = [Attends(WIDTH, WIDTH).double() for _ in range(6)], list[weakref.ref[Tensor]](), list[int]()
-
-    def forward(x: Tensor) -> Tensor:
-        for layer in layers:
-            mask = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril()
-            alive.append(sum(one() is not None for one in masks))
-            masks.append(weakref.ref(mask))
-            x = layer(x, mask)
-            del mask
-        return x
-
-    gc.disable()
-    try:
-        ValueZeroing(forward, layers).attribute(sequences(2, TOKENS))
-    finally:
-        gc.enable()
-    assert alive[:6] == [0, 1, 1, 1, 1, 1]
 
 
 def test_results_of_single_layers_are_freed() -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, find_layers
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
-from tests.reference.case import randomize
+from tests.reference.case import built
 
 SIZE = 4
 WIDTH = SIZE * SIZE
@@ -39,15 +38,11 @@ ATTENTIONS = [*((name, "self") for name in CASES), ("BART decoder", "cross")]
 
 
 def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    torch.manual_seed(0)
-    model_class = getattr(transformers, CASES[name][0])
-    model = model_class(model_class.config_class(**CASES[name][1]))
-    randomize(model)
     inputs = {"input_ids": torch.randint(4, 50, (SIZE, SIZE))}
     inputs["attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
     if CASES[name][2]:
         inputs["decoder_input_ids"] = torch.randint(4, 50, (SIZE, SIZE))
-    return model.double().eval(), inputs
+    return built(CASES[name][0], **CASES[name][1]), inputs
 
 
 @pytest.mark.parametrize(

@@ -149,11 +149,6 @@ def test_a_model_without_attention(model: nn.Module) -> None:
         find_layers(model)
 
 
-def test_unknown_stack() -> None:
-    with pytest.raises(AssertionError, match="stack is 'tower'"):
-        find_layers(FAMILIES["bert"].case.model, stack="tower")
-
-
 @pytest.mark.parametrize("model_type", ["glm5_next_text", "kimi_linear", "qwen4_exp_text"])
 def test_layers_named_after_attention(model_type: str) -> None:
     """In these models a linear mixer, and the module that mixes streams, are named after attention."""

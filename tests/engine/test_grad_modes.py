@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz.errors import UnsupportedLayerError
-from tests.engine.blocks import WIDTH, Projections, block_of, sequences, zeroed_one_by_one
+from tests.engine.blocks import block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
-from tests.engine.odd_attentions import Computed, attend, by_hand, merged
+from tests.engine.odd_attentions import Computed, attend, by_hand
 
 
 def only_without_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -33,35 +32,6 @@ def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor], cau
     block, x = block_of(Computed(compute)), sequences(2)
     with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=f"Block {cause}"):
         ValueZeroing(block, block).attribute(x)
-
-
-class Keeps(Projections):
-    """Writes its values, times a factor, into a tensor that it keeps, and adds this tensor to the context."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor, self.kept = factor, {"values": torch.zeros(2, 7, WIDTH, dtype=torch.float64)}
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        context = attend(*(parts := self.heads(x)))
-        kept = self.kept["values"]
-        kept[:, : x.shape[1]] = self.factor * merged(parts[2])[: len(kept)]
-        return self.output(merged(context) + kept[: len(x), : x.shape[1]])
-
-
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("factor", [0.0, 0.5])
-def test_values_written_into_kept_tensor(factor: float, inference: bool) -> None:
-    with torch.inference_mode(inference):
-        block, x = block_of(Keeps(factor)), sequences(2)
-        if factor:
-            with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
-                ValueZeroing(block, block).attribute(x)
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = ValueZeroing(block, block).attribute(x)
-        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))
 
 
 def refuses_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers.models.yoso.modeling_yoso import YosoSelfAttention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
-from tests.engine.blocks import zeroed_one_by_one
+from tests.engine.blocks import without_value_of, zeroed_one_by_one
 from tests.engine.compare import assert_same
-from tests.reference.case import randomize
+from tests.reference.case import built
 
 SIZE = {
     "vocab_size": 50,
@@ -61,20 +61,6 @@ Zeroing = Callable[[nn.Module, int], AbstractContextManager[Any]]
 
 
 @contextmanager
-def by_projection(name: str, layer: nn.Module, source: int, axis: int = 1) -> Iterator[None]:
-    """Zero one row of a submodule's output."""
-
-    def zero(module: nn.Module, inputs: Any, output: Any) -> Any:
-        first = output if isinstance(output, Tensor) else output[0]
-        first = first.clone()
-        first.select(axis, source).zero_()
-        return first if isinstance(output, Tensor) else (first, *output[1:])
-
-    with layer.get_submodule(name).register_forward_hook(zero):
-        yield
-
-
-@contextmanager
 def by_einsum(layer: nn.Module, source: int) -> Iterator[None]:
     """Zero one row of the product with XLNet's value parameter."""
     einsum = torch.einsum
@@ -90,7 +76,7 @@ def by_einsum(layer: nn.Module, source: int) -> Iterator[None]:
 
 
 def of(name: str) -> Zeroing:
-    return lambda layer, source: by_projection(name, layer, source)
+    return lambda layer, source: without_value_of(source, layer.get_submodule(name))
 
 
 # name -> (model, its inputs, the stack, whether the layer has its tokens first, how a value is zeroed)
@@ -112,10 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
 
 
 def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    torch.manual_seed(0)
-    model_class = getattr(transformers, CASES[name][0])
-    model = model_class(model_class.config_class(**CASES[name][1]))
-    randomize(model)
+    model = built(CASES[name][0], **CASES[name][1])
     inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
     if name == "LiLT":
         inputs["bbox"] = BOXES.expand(2, -1, -1)
@@ -123,7 +106,7 @@ def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
         inputs["use_cache"] = False
     if name == "ProphetNet":  # multiplies an integer mask's float32 by float64's smallest number
         inputs["attention_mask"] = MASK.double()
-    return (model.encoder if name == "ProphetNet" else model).double().eval(), inputs
+    return model.encoder if name == "ProphetNet" else model, inputs
 
 
 def layers_of(name: str, model: Any) -> list[nn.Module]:
@@ -173,10 +156,7 @@ def test_maps_equal_the_twins(name: str) -> None:
 
 def test_xlnet_without_padding_and_causal() -> None:
     for fields in ({}, {"attn_type": "uni"}):
-        torch.manual_seed(0)
-        model = transformers.XLNetModel(transformers.XLNetConfig(**XLNET, **fields))
-        randomize(model)
-        model.double().eval()
+        model = built("XLNetModel", **XLNET, **fields)
         layer = find_layers(model)[1]
         scores = ValueZeroing(model, layer, normalize=False).attribute(IDS[:1])
         assert_same(scores, expected_map("XLNet", model, layer, {"input_ids": IDS[:1]}))

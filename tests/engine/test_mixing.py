@@ -5,8 +5,7 @@ The hard cases are those in which the clean sequence does not show the mixing: o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -23,9 +22,7 @@ from tests.engine.blocks import (
     Block,
     CausalMean,
     Convolution,
-    Crowd,
     Mean,
-    TwoByTwo,
     mask_of_window,
     sequences,
     zeroed_in_its_batch,
@@ -34,7 +31,7 @@ from tests.engine.blocks import (
 from tests.engine.compare import assert_same
 from tests.engine.odd import LONG
 from tests.engine.parameters import sampled
-from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
+from tests.reference import FAMILIES, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
@@ -89,14 +86,6 @@ def test_mixing_shows_in_the_pairs(
         assert_same(ValueZeroing(block, block).attribute(x, token=row), expected[:, row])
 
 
-@pytest.mark.parametrize("handed_on", [False, True])
-def test_examples_that_run_in_pairs(handed_on: bool) -> None:
-    """No example of the layer can run alone, so the map is that of the batch. A warning says so."""
-    block, x = Block(after=TwoByTwo(handed_on)), sequences(4)
-    with pytest.warns(UserWarning, match="depend on each other") if handed_on else nullcontext():
-        assert_same(ValueZeroing(block, block).attribute(x), zeroed_in_its_batch(block, x))
-
-
 @pytest.mark.parametrize("tokens", [6, LONG])
 def test_mean_that_hardly_changes(tokens: int) -> None:
     """With tiny values, the check of the clean output in float32 hardly shows the mixing.
@@ -132,36 +121,6 @@ def test_source_seen_only_by_a_neighbour(trusted: bool, monkeypatch: pytest.Monk
         block.attention.value.bias.zero_()
     expected = zeroed_one_by_one(block, x, mask)
     assert_same(ValueZeroing(block, block).attribute((x, mask), token=0), expected[:, 0])
-
-
-@pytest.mark.parametrize(("capacity", "per_eval"), [(24, 1), (50, 1), (50, None), (300, None), (500, None)])
-def test_positions_that_compete(capacity: int, per_eval: int | None) -> None:
-    """Some capacities suffice for the layer's positions, but not for all pairs of a replay."""
-    block, x = Block(after=Crowd(capacity)), sequences(1, LONG)
-    layer_map = ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
-    assert_same(layer_map, zeroed_one_by_one(block, x))
-
-
-class Scaled(nn.Module):
-    """A convolution whose output is tiny."""
-
-    def __init__(self, size: float) -> None:
-        super().__init__()
-        self.inner, self.size = Convolution(), size
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * self.size
-
-
-@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-10])
-def test_mixture_of_tiny_size(size: float) -> None:
-    """The check of the clean output does not show the mixing, because zeroing changes as little."""
-    block, x = Block(after=Scaled(size)), sequences(2, LONG)
-    with torch.no_grad():
-        for added in (block.attention.output, block.feed_forward[-1]):
-            added.weight *= size
-            added.bias *= size
-    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x), tolerance=1e-13 / size)
 
 
 class ExpertsChoose(nn.Module):
@@ -207,44 +166,10 @@ def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, 
         assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected[:, tokens // 2])
 
 
-class RoomForOthers(nn.Module):
-    """Changes the first `room` positions that are none of those of the clean run."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room = room
-        self.clean: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.clean is None:
-            self.clean = x.flatten(0, 1)
-        others = torch.cdist(x.flatten(0, 1), self.clean).amin(-1) > 1e-9
-        served = others & (others.cumsum(0) <= self.room)
-        return torch.where(served.view(*x.shape[:2], 1), x.flip(-1), 0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("room", sampled([64, 100, 550], 100))
-def test_room_for_all_tokens_but_not_for_all_pairs(room: int) -> None:
-    """No unchanged position is of the kind that competes, and a small crowd of that kind gets along."""
-    block, x = Block(after=RoomForOthers(room)), sequences(1, 24)
-    block(x)
-    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
-
-
 def check_one_by_one(case: Case) -> None:
     maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     for index, layer_map in enumerate(maps):
         assert_same(layer_map, naive_value_zeroing(case, index))
-
-
-def test_a_conformer() -> None:
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    sound = {"subsampling_factor": 2, "subsampling_conv_channels": 4, "num_mel_bins": 8, "conv_kernel_size": 3}
-    attention = Attention("self_attn.v_proj", "self_attn.o_proj")
-    family = Family("ParakeetEncoder", size | sound, "layers", attention, mask=None)
-    frames = torch.randn(2, 12, 8, dtype=torch.float64)
-    check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
 
 
 @pytest.mark.parametrize("capacity", sampled([3, 5, 64], 5))
@@ -272,24 +197,3 @@ def test_encoder_as_long_as_the_decoder(name: str) -> None:
     tokens = torch.randint(4, ENCODER_SIZE["vocab_size"], (1, 7))
     source = {key: x[:1] for key, x in case.inputs.items() if key in ("input_ids", "input_features")}
     check_one_by_one(replace(case, inputs={**source, "decoder_input_ids": tokens}))
-
-
-class UntilAllAreDone(nn.Module):
-    """Enlarges all positions as long as one of them is not done, as adaptive computation does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(30):
-            if (x.norm(dim=-1) > 5).all():
-                break
-            x = x * (1 + 0.02 * x.sigmoid())
-        return x
-
-
-# With the first seeds, packed pairs of few tokens change each other's output. Their clean tokens are right.
-@pytest.mark.filterwarnings("ignore:.*depend on each other")
-@pytest.mark.parametrize(("tokens", "seeds"), [(5, (6, 50, 273)), (LONG, range(4))])
-def test_loops_that_end_for_all_tokens(tokens: int, seeds: Iterable[int]) -> None:
-    for seed in seeds:
-        torch.manual_seed(seed)
-        block, x = Block(after=UntilAllAreDone()), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
-        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))

@@ -21,7 +21,7 @@ from captum_vz import (
     verify,
 )
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from tests.engine.blocks import HEADS, WIDTH, Projections, sequences
+from tests.engine.blocks import HEADS, WIDTH, Projections, sequences, without_value_of
 from tests.engine.compare import assert_same
 from tests.engine.odd import by_hook
 
@@ -106,10 +106,6 @@ def test_each_of_three_attentions(name: str, model: Stack) -> None:
     assert_same(half, twin(model, 1, name)[:, 3], 1e-12)
 
 
-def without(module: Attention, source: int) -> Any:
-    return module.value.register_forward_hook(lambda _, args, v: v.index_fill(1, torch.tensor([source]), 0.0))
-
-
 @each_name
 def test_effect_on_the_output(name: str, model: Stack) -> None:
     module = model.layers[0].get_submodule(name)
@@ -117,7 +113,7 @@ def test_effect_on_the_output(name: str, model: Stack) -> None:
     found = effect.attribute(INPUTS, target=(2, 3))[name == "cross"]
     clean = model(*INPUTS)[:, 2, 3]
     for source in range(found.shape[1]):
-        with without(module, source):
+        with without_value_of(source, module.value):
             assert_same(found[:, source], clean - model(*INPUTS)[:, 2, 3], 1e-12)
 
 

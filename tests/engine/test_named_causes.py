@@ -160,19 +160,3 @@ def test_effects_with_a_cache() -> None:
         with torch.no_grad():
             lost = case.model(input_ids=ids, past_key_values=changed).last_hidden_state[:, 0, 1]
         assert_same(found[:, token], forward(ids).last_hidden_state[:, 0, 1] - lost)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_effects_of_a_batch_held_back(batch: int) -> None:
-    """One example needs no copies. A tensor for several examples that is not passed is refused."""
-    layer, x = Block(), sequences(batch)
-    held = torch.zeros(batch, 1, dtype=torch.float64)
-    holding = ValueZeroingEffect(lambda x: torch.cat([layer(x).sum(1), held], 1), layer)
-    cutting = ValueZeroingEffect(lambda x: layer(x).sum(1)[:batch], layer)
-    expected = ValueZeroingEffect(lambda x: layer(x).sum(1), layer).attribute(x, target=0)
-    assert_same(cutting.attribute(x, target=0), expected)
-    if batch == 1:
-        assert_same(holding.attribute(x, target=0), expected)
-        return
-    with pytest.raises(RefusedError, match="fails on one example alone"):
-        holding.attribute(x, target=0)

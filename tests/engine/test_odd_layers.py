@@ -22,7 +22,8 @@ from tests.engine.odd_attentions import ATTENTIONS
 from tests.engine.odd_blocks import BLOCKS, Extended, Sharp
 from tests.engine.odd_changes import CHANGED, Does
 from tests.engine.odd_torch import LAYERS, asks_for_weights, drawn, without_heads
-from tests.engine.odd_windows import FAMILIES, ONE_STAGE, SWIN, WINDOWS, Run, build, image, runs
+from tests.engine.odd_windows import FAMILIES, ONE_STAGE, SWIN, WINDOWS, Run, image, runs
+from tests.reference.case import built
 
 pytestmark = pytest.mark.all_cases  # each is another layer
 
@@ -82,17 +83,12 @@ def test_copies_that_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that is trusted may exchange the examples of a batch after the attention. Then each copy runs alone."""
     own = modeling_swin.window_reverse
     monkeypatch.setattr(modeling_swin, "window_reverse", lambda *given: own(*given).flip(0))
-    run = runs(build("SwinModel", **SWIN | ONE_STAGE), image(12)[:1], "attention.v_proj")[0]
+    run = runs(built("SwinModel", "eager", **SWIN | ONE_STAGE), image(12)[:1], "attention.v_proj")[0]
     assert_same(run.odd().attribute(), run.expected)
 
 
 def test_no_row_hides_another() -> None:
     assert len(TABLE) == sum(map(len, (ATTENTIONS, BLOCKS, CHANGED, LAYERS, WINDOWS))) > 200
-
-
-def swin(layer: int = 1) -> Run:
-    """A layer with shifted and padded windows."""
-    return FAMILIES["Swin"][1]()[layer]
 
 
 @pytest.fixture(scope="module", params=["Swin", "VitDet"])
@@ -126,7 +122,7 @@ def test_windows_of_one_example(windows: Run) -> None:
 
 
 def test_windows_in_half_precision() -> None:
-    model = build("SwinModel", **SWIN | ONE_STAGE).to(torch.bfloat16)
+    model = built("SwinModel", "eager", **SWIN | ONE_STAGE).to(torch.bfloat16)
     run = runs(model, image(12).bfloat16(), "attention.v_proj")[1]
     scores = run.odd().attribute()
     assert scores.dtype == torch.float32
@@ -136,18 +132,12 @@ def test_windows_in_half_precision() -> None:
 
 
 def test_a_rollout_stays_within_a_stage() -> None:
-    model = build("Swinv2Model", **SWIN)
+    model = built("Swinv2Model", "eager", **SWIN)
     layers = find_layers(model)
     with pytest.raises(AssertionError, match="the layers' maps are"):
         ValueZeroingRollout(model, layers).attribute(image(12))
     first, second = ValueZeroing(model, layers[:2]).attribute(image(12))
     assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)
-
-
-def test_large_values_reach_across_windows() -> None:
-    """The rows of layers that depend on large values would otherwise show nothing."""
-    maps = [WINDOWS[f"depends on large values: {seed}"]().twin(None) for seed in range(2)]
-    assert any(one[0, :4, 4:].any() or one[0, 4:, :4].any() for one in maps)
 
 
 @torch.no_grad()

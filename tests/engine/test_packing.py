@@ -11,17 +11,16 @@ import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import noise_like
 from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.taps.changes import ModuleState
-from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
+from tests.benchmarks.measure import operations
+from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences
 from tests.engine.compare import assert_same
 from tests.engine.odd import LONG
-from tests.engine.odd_changes import Does
 from tests.reference import FAMILIES, Case
 
 Order = Callable[[Tensor], Tensor]
@@ -123,63 +122,9 @@ def test_order_that_a_nudge_changes() -> None:
         ValueZeroingEffect(lambda x: block(x).sum((1, 2)), block).attribute(x)
 
 
-class CutBlock(Block):
-    """Clamps the context or the norm's output."""
-
-    limit = torch.inf
-
-    def __init__(self, place: str) -> None:
-        super().__init__(finish=lambda attention, context, x: attention.output(self.cut("context", context)))
-        self.norm, self.place = nn.Sequential(self.norm, Does(partial(self.cut, "norm"))), place
-
-    def cut(self, place: str, x: Tensor) -> Tensor:
-        if place != self.place:
-            return x
-        self.largest = float(x.abs().max())
-        return x.clamp(-self.limit, self.limit)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("place", ["context", "norm"])
-def test_limit_outside_the_clean_range(place: str) -> None:
-    """Short sequences run by the definition, so no clean run has to show a limit."""
-    reached = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        block, x = CutBlock(place), torch.randn(1, 6, WIDTH, dtype=torch.float64)
-        unlimited = zeroed_one_by_one(block, x)
-        block(x)
-        block.limit = 1.0001 * block.largest
-        expected = zeroed_one_by_one(block, x)
-        reached.append(not torch.allclose(expected, unlimited, rtol=0, atol=1e-6))
-        assert_same(ValueZeroing(block, block).attribute(x), expected)
-    assert any(reached)
-
-
-class FirstHalf(nn.Module):
-    """Doubles the first positions whose first feature is positive, at most half of all positions."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        served = (flat[:, 0] > 0).nonzero().flatten()[: len(flat) // 2]
-        return torch.zeros_like(flat).index_copy(0, served, flat[served]).view_as(x)
-
-
-@torch.no_grad()
-def test_positions_that_compete_without_a_module() -> None:
-    for seed in range(4):
-        torch.manual_seed(seed)
-        block, x = Block(after=FirstHalf()), torch.randn(1, LONG, WIDTH, dtype=torch.float64)
-        expected = zeroed_one_by_one(block, x)
-        assert_same(ValueZeroing(block, block).attribute(x), expected)
-        assert_same(ValueZeroing(block, block).attribute(x, token=10), expected[:, 10])
-
-
 def cost(case: Case, layer: nn.Module) -> int:
     """The operations of a map. Checks of a layer run it more often. tests/engine_folded counts that none is run."""
-    with FlopCounterMode(display=False) as counter:
-        ValueZeroing(case.model, layer).attribute(case.inputs)
-    return counter.get_total_flops()
+    return operations(lambda: ValueZeroing(case.model, layer).attribute(case.inputs))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart-decoder"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,7 +27,7 @@ from tests.engine.blocks import (
 )
 from tests.engine.compare import assert_same
 from tests.engine.odd import by_call
-from tests.reference.case import randomize
+from tests.reference.case import built
 
 pytestmark = pytest.mark.all_cases  # each is another layer
 
@@ -147,11 +146,8 @@ MASKS = {
 
 
 def model_of(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{name}Model")
-    model: nn.Module = model_class(model_class.config_class(**MODELS[name]))
-    randomize(model)
-    return model.double().eval()
+    model: nn.Module = built(f"{name}Model", **MODELS[name])
+    return model
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertModel,
-    Gemma2Config,
-    Gemma2Model,
-    LlamaConfig,
-    LlamaModel,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from captum_vz import ValueZeroing
@@ -23,33 +15,8 @@ from tests.engine.compare import assert_same
 from tests.engine.parameters import sampled
 from tests.reference.families import FAMILIES
 
-SIZE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-}
-# The class, its settings, and where its layers are.
-KINDS: dict[str, tuple[Any, Any, str]] = {
-    "bert": (BertModel, BertConfig(**SIZE), "encoder.layer"),
-    "llama": (LlamaModel, LlamaConfig(**SIZE), "layers"),
-    "gemma2": (Gemma2Model, Gemma2Config(**SIZE, head_dim=8, num_key_value_heads=2), "layers"),
-}
 IDS = torch.randint(4, 60, (2, 6), generator=torch.Generator().manual_seed(1))
 LENGTHS = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
-
-
-def loaded(kind: str, implementation: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, list[nn.Module]]:
-    model_class, config, layers = KINDS[kind]
-    config._attn_implementation = implementation
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = model_class(config).eval().to(dtype).requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    return model, list(model.get_submodule(layers))
 
 
 def hides(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -74,20 +41,18 @@ MASKS = {
 RUNS = [
     *(("bert", padding) for padding in ("none", "left", "infinite columns", "infinite rows")),
     *(("llama", padding) for padding in ("none", "left", "infinite causal rows")),
-    *(("gemma2", padding) for padding in ("none", "left")),
 ]
-# transformers has no sdpa for Gemma 2, whose scores are capped.
 LOADED = [(implementation, *run) for implementation in ("eager", "sdpa") for run in RUNS]
-LOADED = [run for run in LOADED if run[:2] != ("sdpa", "gemma2")]
 # A row that sees nothing is NaN in eager attention where -inf hides: given, or made of float64's smallest number in the
-# float32 softmax of Llama and Gemma 2.
+# float32 softmax of Llama.
 PLAIN_IS_NAN = [("eager", *run) for run in RUNS if run[1].startswith("infinite") and run[1].endswith("rows")]
-PLAIN_IS_NAN += [("eager", "llama", "left"), ("eager", "gemma2", "left")]
+PLAIN_IS_NAN += [("eager", "llama", "left")]
 
 
 @pytest.mark.parametrize(("implementation", "kind", "padding"), LOADED)
 def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: str) -> None:
-    model, layers = loaded(kind, implementation)
+    case = FAMILIES[kind].build(attn_implementation=implementation)
+    model, layers = case.model, case.layers
     mask = MASKS[padding]
     inputs = {"input_ids": IDS} if mask is None else {"input_ids": IDS, "attention_mask": mask}
     plain = model(**inputs)[0]
@@ -140,14 +105,13 @@ def tensors_of(output: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", sampled(["bert", "llama"], "llama"))
 def test_output_is_that_of_flex_attention(kind: str) -> None:
     """On a CPU, flex attention is compiled, and computes no float64."""
-    model, layers = loaded(kind, "flex_attention", torch.float32)
-    inputs = {"input_ids": IDS, "attention_mask": LENGTHS}
-    plain = model(**inputs)[0]
-    output, maps = recorded(ValueZeroing, model, layers, inputs)
+    case, inputs = FAMILIES[kind].build(torch.float32, "flex_attention"), {"input_ids": IDS, "attention_mask": LENGTHS}
+    plain = case.model(**inputs)[0]
+    output, maps = recorded(ValueZeroing, case.model, case.layers, inputs)
     torch.testing.assert_close(output[LENGTHS.bool()], plain[LENGTHS.bool()], rtol=0, atol=1e-5)
-    exact_model, layers = loaded(kind, "eager", torch.float64)
-    exact_model.load_state_dict(model.state_dict())
-    exact = recorded(ValueZeroing, exact_model, layers, inputs)[1]
+    exact_case = FAMILIES[kind].build(attn_implementation="eager")
+    exact_case.model.load_state_dict(case.model.state_dict())
+    exact = recorded(ValueZeroing, exact_case.model, exact_case.layers, inputs)[1]
     for found, expected in zip(maps, exact, strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 

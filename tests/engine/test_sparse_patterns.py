@@ -6,21 +6,20 @@ The twin reruns each layer with one row of its value projections zeroed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from tests.engine.blocks import without_value_of
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.engine.test_inline_layers import Zeroing, map_by_reruns
-from tests.reference.case import randomize
+from tests.reference.case import built
 
 # These models compute the softmax in float32, whatever their dtype.
 SOFTMAX = 1e-7
@@ -62,12 +61,8 @@ BIGBIRD = {**LONGFORMER, **SPARSE, "sep_token_id": 1}
 BIGBIRD_PEGASUS = {**LED, **SPARSE, "max_position_embeddings": 64}
 
 
-def model_of(name: str, **config: Any) -> nn.Module:
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{name}Model")
-    model = model_class(model_class.config_class(**config))
-    randomize(model)
-    return model.double().eval()
+def model_of(name: str, **config: Any) -> Any:
+    return built(f"{name}Model", **config)
 
 
 def encoder_of(name: str, **config: Any) -> nn.Module:
@@ -76,19 +71,6 @@ def encoder_of(name: str, **config: Any) -> nn.Module:
 
 def of_name(name: str) -> nn.Module:
     return model_of("Longformer", **LONGFORMER) if name == "Longformer" else encoder_of("LED", **LED)
-
-
-@contextmanager
-def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Iterator[None]:
-    """Zero one row of the output of value projections."""
-
-    def zero(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output.index_fill(axis, torch.tensor(source), 0)
-
-    with ExitStack() as hooks:
-        for projection in projections:
-            hooks.enter_context(projection.register_forward_hook(zero))
-        yield
 
 
 def wide_inputs(**more: Any) -> dict[str, Any]:

@@ -221,15 +221,6 @@ class Slots:
         self.calls += 1
 
 
-def local_slots() -> Any:
-    """An object of a class that cannot be pickled."""
-
-    class Local(Slots):
-        __slots__ = ()
-
-    return Local()
-
-
 class Advances(nn.Module):
     """Advances what it keeps at each run. It changes no numbers."""
 
@@ -245,7 +236,6 @@ class Advances(nn.Module):
 
 KEPT: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "slots": ([Slots()], lambda held: held[0].count(), lambda held: held[0].calls),
-    "slots of a local class": (local_slots(), Slots.count, lambda own: own.calls),
     "Python's generator": (random.Random(0), random.Random.random, random.Random.getstate),
     "numpy's generator": (
         [np.random.default_rng(0)],

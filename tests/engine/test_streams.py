@@ -26,12 +26,10 @@ class Streams(nn.Module):
     The streams are along `axis`: (batch, tokens, stream, d), or (stream, batch, tokens, d).
     """
 
-    def __init__(self, axis: int, after: nn.Module | None = None, borrowed: Tensor | None = None) -> None:
+    def __init__(self, axis: int, after: nn.Module | None = None) -> None:
         super().__init__()
         self.axis = axis
         self.block = Block(after)
-        if borrowed is not None:  # values of another layer
-            self.block.attention.value = Borrowed(borrowed)
         self.read, self.write = (nn.Parameter(torch.randn(STREAMS, 1, dtype=torch.float64)) for _ in range(2))
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
@@ -39,17 +37,6 @@ class Streams(nn.Module):
         one = (self.read * streams).sum(2)
         changed = streams + self.write * (self.block(one, mask) - one)[:, :, None]
         return changed.movedim(2, self.axis), None
-
-
-class Borrowed(nn.Module):
-    """Returns values of another layer."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.values
 
 
 def states(axis: int, batch: int = 2, tokens: int = 5) -> Tensor:
@@ -74,14 +61,12 @@ def twin(layer: Streams, x: Tensor, groups: list[list[int]], mask: Tensor | None
 
 
 each_axis = pytest.mark.parametrize("axis", [2, 0])
-each_kind = pytest.mark.parametrize("kind", ["alone", "convolution", "borrowed"])
+each_kind = pytest.mark.parametrize("kind", ["alone", "convolution"])
 
 
 def layer_of(kind: str, axis: int) -> Streams:
     torch.manual_seed(0)
-    values = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    after = Convolution().double() if kind == "convolution" else None
-    return Streams(axis, after, values if kind == "borrowed" else None).eval()
+    return Streams(axis, Convolution().double() if kind == "convolution" else None).eval()
 
 
 @each_axis

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -19,12 +18,12 @@ from captum_vz import ValueZeroing
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.functions import NAME, LoadedAlias, _Mode
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
-from tests.captum.footprint import footprint
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, handled_by
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
 from tests.engine.by_name import ByName
 from tests.engine.compare import assert_same
 from tests.engine.test_inline_layers import case as inline_case
+from tests.faults.state import state_of
 from tests.reference import FAMILIES
 
 taps = {type(tap).__name__: tap for tap in TAPS}
@@ -53,18 +52,9 @@ class Example:
         output = self.model(**self.inputs) if isinstance(self.inputs, dict) else self.model(self.inputs)
         return output if isinstance(output, Tensor) else output[0]
 
-    def state(self) -> tuple[Any, ...]:
+    def state(self) -> dict[str, Any]:
         """All that a tap may change."""
-        configs = [getattr(module, "config", None) for module in self.model.modules()]
-        return (
-            F.scaled_dot_product_attention,
-            F.multi_head_attention_forward,
-            torch.backends.mha.get_fastpath_enabled(),
-            [getattr(config, "_attn_implementation_internal", None) for config in configs],
-            list(_get_current_function_mode_stack()),
-            footprint(self.model),
-            current_handler(),
-        )
+        return state_of(self.model)
 
 
 class Counting(AttentionHandler):
@@ -145,7 +135,7 @@ def test_other_layers_are_untouched(example: Example) -> None:
     other = nn.Sequential(nn.Linear(2, 2))
     before, modes = example.state(), len(_get_current_function_mode_stack())
     with example.attached(other):
-        assert [one for one in example.state()[3] if one is not None] == [one for one in before[3] if one is not None]
+        assert example.state()["attention"] == before["attention"]
         assert len(_get_current_function_mode_stack()) == modes
     assert example.state() == before
 

@@ -186,20 +186,6 @@ def test_chosen_form_is_not_dearer(build: Build, tokens: int) -> None:
         assert chosen == folded
 
 
-def deep() -> tuple[torch.nn.Module, torch.nn.Module]:
-    """LLaMA in the proportions of its 8-billion model: many features for each of its heads."""
-    size = {"vocab_size": 50, "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
-    config = LlamaConfig(**size, intermediate_size=2048, num_hidden_layers=1, use_cache=False)
-    model = LlamaModel(config).eval()
-    return model, model.layers[0]
-
-
-def test_sources_with_few_targets_are_direct() -> None:
-    """32 tokens have 528 pairs and 512 (source, head) vectors. The lesser number for each source sums to 392."""
-    chosen, without, folded = forms(deep, 32)
-    assert chosen == folded < 0.82 * without
-
-
 def test_folds_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     _, without, folded = forms(bert, T)
     products = 2 * (T * T + T) * (d * d + 2 * d * D)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -247,35 +246,6 @@ def test_activation_that_is_clipped(place: int, beyond: float, replays: Replays)
         activation.limit = float(activation.largest[place]) + beyond
         folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
         torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
-
-
-class Switched(Block):
-    """Switches its attention off where one of its features, or one of its input's, is large."""
-
-    bound = torch.inf
-
-    def __init__(self, by_input: bool) -> None:
-        super().__init__()
-        self.by_input = by_input
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        attended = self.attention(self.attention_norm(x), mask)
-        self.seen = (x if self.by_input else attended)[..., :1]
-        x = x + attended * (self.seen < self.bound)
-        return x + self.feed_forward(self.norm(x))
-
-
-@pytest.mark.parametrize("by_input", [True, False])
-def test_attention_switched_off_at_tokens(by_input: bool, replays: Replays) -> None:
-    for seed in range(4):
-        torch.manual_seed(seed)
-        block, x = Switched(by_input), torch.randn(1, 40, WIDTH, dtype=torch.float64)
-        block(x)
-        block.bound = float(block.seen.flatten().sort().values[-3])
-        with pytest.warns(UserWarning, match="3 rows of layer 0") if by_input else nullcontext():
-            folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
-        torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
-    assert by_input or replays.count == 0
 
 
 class Cut(nn.Module):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import product
-from threading import Barrier, Event
+from threading import Event
 from typing import Any
 
 import pytest
@@ -25,34 +24,6 @@ from tests.faults.models import SUBJECTS
 from tests.faults.state import differences, state_of
 
 SECONDS = 600  # a thread that has not come by then never will
-STATELESS = ["transformers", "torch", "inline", "copies of the model"]
-
-
-@pytest.mark.parametrize("times", sampled([4, 60], 4))
-@pytest.mark.parametrize("name", STATELESS)
-def test_two_threads_attribute_and_two_run_the_model(name: str, times: int) -> None:
-    subject = SUBJECTS[name]()
-    expected, output, before = subject.scores(), subject.run(), state_of(subject.model)
-    barrier = Barrier(4)
-
-    def each(action: Callable[[], Any]) -> list[Any]:
-        barrier.wait(SECONDS)
-        return [action() for _ in range(times)]
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            given = [pool.submit(each, action) for action in (subject.scores, subject.run) * 2]
-            maps, outputs, *others = [one.result(SECONDS) for one in given]
-    finally:
-        sys.setswitchinterval(interval)
-    for found in [*maps, *others[0]]:
-        assert_same(found, expected)
-    for found in [*outputs, *others[1]]:
-        # A plain run may be served by eager attention, which rounds otherwise.
-        torch.testing.assert_close(found, output, rtol=1e-5, atol=1e-5)
-    assert not differences(before, state_of(subject.model))
 
 
 def test_pass_that_begins_during_another_and_outlives_it() -> None:
@@ -141,15 +112,6 @@ def test_copies_and_pickles(made: Callable[[Any], Any]) -> None:
     again[1].attention = copies[0]
     torch.testing.assert_close(again(x), model(x))
     assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
-
-
-def test_data_parallel_without_devices() -> None:
-    subject = SUBJECTS["torch"]()
-    x = torch.randn(2, 4, WIDTH)
-    before, layers = state_of(subject.model), list(subject.model.layers)
-    expected = ValueZeroing(subject.model, layers).attribute(x)
-    assert_same(ValueZeroing(nn.DataParallel(subject.model), layers).attribute(x), expected)
-    assert not differences(before, state_of(subject.model))
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-6) -> None:

@@ -66,20 +66,6 @@ def test_flow_of_some_rows(rows: list[int]) -> None:
     assert torch.equal(attention_flow(maps, rows), attention_flow(maps)[:, rows])
 
 
-def test_flow_computes_only_wanted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from networkx.algorithms import flow
-
-    solve, pairs = flow.shortest_augmenting_path, []
-
-    def counted(network: object, source: object, sink: object, **options: object) -> object:
-        pairs.append((source, sink))
-        return solve(network, source, sink, **options)
-
-    monkeypatch.setattr(flow, "shortest_augmenting_path", counted)
-    attention_flow(random_maps(layers=3, batch=1, tokens=4), rows=[2])
-    assert pairs == [((3, 2), (0, token)) for token in range(4)]
-
-
 def test_flow_of_half_precision() -> None:
     maps = random_maps().bfloat16()
     flow = attention_flow(maps, normalize=False)

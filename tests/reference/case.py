@@ -131,6 +131,19 @@ class Case:
         return replace(self, inputs=inputs)
 
 
+def built(kind: str, attention: str | None = None, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
+    """A model of transformers by its class name, in eval mode, with random parameters that are always the same."""
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(**fields)
+    if attention is not None:
+        config._attn_implementation = attention
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_class(config).double().eval()
+    randomize(model)
+    return model.to(dtype)
+
+
 SINGLE_PRECISION_NORMS = {
     "RMSNorm": nn.RMSNorm,
     "T5LayerNorm": nn.RMSNorm,
