@@ -212,6 +212,6 @@ CHANGED: Table = {
     **rows("returns", lambda name: Odd(Ends(ENDS[name]), sequences(2, LONG), twin=of_twin), ENDS),
     **rows("returns", no_end, NO_ENDS),
     **rows("hook", hooked, HOOKS),
-    **rows("places beyond", some_places, (5,), (16,)),
+    **rows("places beyond", some_places, (LONG,), (37,)),
     **rows("places beyond", some_places, (40,), (640,)),
 }

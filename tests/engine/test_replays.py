@@ -7,6 +7,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.odd import LONG
+from tests.engine.odd_changes import some_places
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_value_zeroing
 
@@ -268,30 +271,51 @@ def test_no_tensor_outlives_the_replay(name: str, example: Example, monkeypatch:
         gc.enable()
 
 
+class Misled(Passing):
+    """A replay that is given a wrong clean output at some places. It keeps the reasons of its errors."""
+
+    def __init__(self, replay: Replay, place: slice | int, share: float) -> None:
+        super().__init__(replay)
+        self.place, self.share, self.reasons = place, share, list[str]()
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        output = problem.output.clone()
+        rows = output.view(-1, output.shape[-1])
+        rows[self.place] += self.share * rows[self.place].flip(-1)
+        try:
+            yield from self.replay(replace(problem, output=output))
+        except CannotReplayError as error:
+            self.reasons.append(str(error))
+            raise
+
+
 @each_replay
-@pytest.mark.parametrize("wrong", ["all", "first", "middle", "last"])
+@pytest.mark.parametrize("wrong", [slice(None), 0, 5, -1], ids=["all", "first", "middle", "last"])
 def test_wrong_clean_output_is_noticed(
-    name: str, wrong: str, example: Example, monkeypatch: pytest.MonkeyPatch
+    name: str, wrong: slice | int, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each target's clean output is compared with that of the clean pass."""
-    reasons: list[str] = []
-
-    class Misled(Passing):
-        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-            output = problem.output.clone()
-            rows = output.view(-1, output.shape[-1])
-            places = {"all": slice(None), "first": 0, "middle": len(rows) // 2, "last": -1}
-            rows[places[wrong]] += 1e-3 * rows[places[wrong]].flip(-1)
-            try:
-                yield from self.replay(replace(problem, output=output))
-            except CannotReplayError as error:
-                reasons.append(str(error))
-                raise
-
-    use(monkeypatch, Misled(replay_of(name)))
+    misled = Misled(replay_of(name), wrong, 1e-3)
+    use(monkeypatch, misled)
     with pytest.raises(AssertionError, match="cannot be replayed"):
         example.method().attribute(example.inputs)
-    assert reasons
+    assert misled.reasons
+
+
+def test_error_near_the_size_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is rounding for the layer's output, and not for the little that its attention adds."""
+    block = Block(finish=lambda own, context, x: 1e-9 * own.output(context))
+    for share, outcome in ((1e-10, pytest.raises(AssertionError, match="wrong by more than 1/32")), (0, nullcontext())):
+        use(monkeypatch, Misled(REPLAYS["packed pairs"], slice(None), share))
+        with outcome:
+            ValueZeroing(block, block).attribute(sequences(2))
+
+
+def test_places_beyond_the_clean_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that treats some places of a long run in its own way is noticed before its scores are compared."""
+    use(monkeypatch, Passing(REPLAYS["packed pairs"]))
+    with pytest.raises(AssertionError, match="a position depends on its place in the run"):
+        some_places(LONG, 37).attribute()
 
 
 # For each replay, a layer in which the rows that it runs side by side depend on each other. The definition runs the
