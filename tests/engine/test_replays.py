@@ -264,6 +264,24 @@ class Misled(Passing):
             raise
 
 
+class Misled(Passing):
+    """A replay that is given a wrong clean output at some places. It keeps the reasons of its errors."""
+
+    def __init__(self, replay: Replay, place: slice | int, share: float) -> None:
+        super().__init__(replay)
+        self.place, self.share, self.reasons = place, share, list[str]()
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        output = problem.output.clone()
+        rows = output.view(-1, output.shape[-1])
+        rows[self.place] += self.share * rows[self.place].flip(-1)
+        try:
+            yield from self.replay(replace(problem, output=output))
+        except CannotReplayError as error:
+            self.reasons.append(str(error))
+            raise
+
+
 @each_replay
 @pytest.mark.parametrize("wrong", [slice(None), 0, 5, -1], ids=["all", "first", "middle", "last"])
 def test_wrong_clean_output_is_noticed(
