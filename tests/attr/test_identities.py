@@ -137,3 +137,21 @@ def test_further_arguments_follow_the_inputs(method: Any) -> None:
     (last,) = as_list(of.attribute((ids, mask, kinds)))[-1:]
     assert_same(last[0] if isinstance(last, tuple) else last, as_list(expected)[-1])
     assert not torch.allclose(as_list(maps_of(case, method))[-1], as_list(expected)[-1], atol=1e-4)
+
+
+@each_varied
+def test_zero_values_change_nothing(name: str) -> None:
+    """Rounding gives no score to a zero value, and a row that no source changes stays zero."""
+    case = FAMILIES[name].build()
+    site = case.family.attention
+    projection = case.layers[0].get_submodule(site.value)
+    with torch.no_grad():
+        for head in range(site.value_heads):
+            # GPT-2's Conv1D keeps its weights transposed.
+            weight = projection.weight.T if type(projection).__name__ == "Conv1D" else projection.weight
+            weight[site.columns(head)] = 0
+            if getattr(projection, "bias", None) is not None:
+                projection.bias[site.columns(head)] = 0
+    with pytest.warns(UserWarning, match="are zero: no source changes these tokens"):
+        layer_map = ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
+    assert not layer_map.any()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from captum_vz import ValueZeroing
 from tests.captum.configurations import each_method
@@ -129,6 +131,26 @@ def test_train_mode_without_dropout_is_kept(method: Any) -> None:
 def test_half_precision_parameters_are_left_alone(method: Any) -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
     unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs))
+
+
+@each_method
+def test_users_attention_function_is_kept(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs, calls = F.scaled_dot_product_attention, []
+
+    def users(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        return torchs(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", users)
+    case = lively()
+
+    def forward(**inputs: Tensor) -> Any:
+        F.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 4)] * 3)  # outside of the layers that are explained
+        return case.model(**inputs)
+
+    method(forward, case.layers).attribute(case.inputs, token=1)
+    assert len(calls) == 1
+    assert F.scaled_dot_product_attention is users
 
 
 def test_footprint_sees_changes() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -246,22 +248,27 @@ def test_active_pairs_come_once(
     assert not (example.expected[missing] > 1e-15).any()  # these targets cannot depend on these groups
 
 
-class Misled(Passing):
-    """A replay that is given a wrong clean output at some places. It keeps the reasons of its errors."""
+@each_replay
+def test_no_tensor_outlives_the_replay(name: str, example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[weakref.ref[Any]] = []
 
-    def __init__(self, replay: Replay, place: slice | int, share: float) -> None:
-        super().__init__(replay)
-        self.place, self.share, self.reasons = place, share, list[str]()
+    class Kept(Passing):
+        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+            one = problem.site.attention
+            tensors = (one.values, one.context, one.weights, problem.output, problem.targets.members, problem.active)
+            kept.extend(weakref.ref(x) for x in (problem, problem.site.layer, one, *tensors) if x is not None)
+            for chunk in self.replay(problem):
+                kept.extend((weakref.ref(chunk.output), weakref.ref(chunk.clean)))
+                yield chunk
 
-    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        output = problem.output.clone()
-        rows = output.view(-1, output.shape[-1])
-        rows[self.place] += self.share * rows[self.place].flip(-1)
-        try:
-            yield from self.replay(replace(problem, output=output))
-        except CannotReplayError as error:
-            self.reasons.append(str(error))
-            raise
+    use(monkeypatch, Kept(replay_of(name)))
+    gc.disable()  # the collector of cycles would free them too late
+    try:
+        example.method().attribute(example.inputs)
+        assert len(kept) > 6
+        assert not any(one() is not None for one in kept)
+    finally:
+        gc.enable()
 
 
 class Misled(Passing):
