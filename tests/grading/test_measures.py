@@ -20,6 +20,9 @@ def random_maps(layers: int, tokens: int) -> list[Tensor]:
     return list(torch.rand(layers, 1, tokens, tokens, generator=torch.Generator().manual_seed(0)).double())
 
 
+pair_share = partial(check.pair_share, maps=random_maps(3, 5), one=1, other=3)
+
+
 def test_rollout_and_its_mistakes() -> None:
     maps = [one.softmax(-1) for one in random_maps(3, 5)]
     one, two, three = (each[0] for each in maps)
@@ -100,13 +103,12 @@ def test_neighbors_and_their_mistakes() -> None:
 
 
 def test_pairs_and_their_mistakes() -> None:
-    graded = partial(check.pair_share, maps=random_maps(3, 5), one=1, other=3)
-    assert graded(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
+    assert pair_share(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
     wrong = {
         "one direction": lambda maps, one, other: maps[:, other, one],
         "sum": lambda maps, one, other: maps[:, one, other] + maps[:, other, one],
     }
-    assert_named(graded, wrong)
+    assert_named(pair_share, wrong)
 
 
 def test_share_of_a_path_and_its_mistakes() -> None:
@@ -163,12 +165,16 @@ def test_kendall_and_its_mistakes() -> None:
     assert_named(check.kendall, wrong)
 
 
-@pytest.mark.parametrize("grade", [check.average_precision, check.kendall, check.attention])
+@pytest.mark.parametrize("grade", [check.average_precision, check.kendall, check.attention, pair_share])
 def test_function_that_does_not_run(grade: Any) -> None:
+    """The lesson goes on with a right one."""
+
     def not_written(*arguments: Any) -> Any:
         raise NotImplementedError
 
-    assert grade(not_written).mistake == "no answer"
+    verdict = grade(not_written)
+    assert verdict.mistake == "no answer"
+    assert grade(verdict.answer)
     assert "returned nothing" in grade(lambda *arguments: None).message
     assert "raised ZeroDivisionError" in grade(lambda *arguments: 1 / 0).message
     assert "pass your function" in grade(3).message
@@ -222,6 +228,7 @@ def test_deletion_and_its_mistakes() -> None:
 
     graded = partial(check.deletion, predict=predict, scores=scores, counts=range(4))
     assert graded(curve)
+    assert graded(graded(lambda values: ...).answer)
     wrong = {
         "lowest scores": lambda values: curve(-values),
         "one token is deleted at a time": partial(curve, alone=True),

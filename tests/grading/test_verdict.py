@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from captum_vz.metrics import cue_average_precision, kendall
 from captum_vz_lessons import MIME_TYPE, check
 from captum_vz_lessons.check.verdict import GOES_ON, Verdict, judge
 
@@ -27,40 +21,6 @@ def test_open_answer_hands_on_the_right_one() -> None:
     passed = check.rollout(right, MAPS, hint=True)
     assert passed.answer is right
     assert len(str(passed).splitlines()) == 1
-
-
-def test_open_function_hands_on_the_right_one() -> None:
-    def unwritten(*arguments: Any) -> Any:
-        raise NotImplementedError
-
-    one, other = torch.tensor([0.1, 0.1, 0.5, 0.3]), torch.tensor([0.0, 0.4, 0.4, 0.2])
-    tau = check.kendall(unwritten).answer
-    torch.testing.assert_close(tau(one, other), kendall(one[None], other[None])[0], check_dtype=False)
-    cues = torch.tensor([False, True, True, False])
-    precision = check.average_precision(unwritten).answer
-    assert precision(one, cues) == pytest.approx(cue_average_precision(one[None], cues[None])[0].item())
-    q, k, v = torch.rand(3, 5, 8)
-    torch.testing.assert_close(
-        check.attention(lambda q, k, v: v).answer(q, k, v), scaled_dot_product_attention(q, k, v)
-    )
-    maps = torch.cat(MAPS)
-    between = check.pair_share(unwritten, MAPS, 1, 2).answer
-    torch.testing.assert_close(between(maps, 0, 3), (maps[:, 0, 3] + maps[:, 3, 0]) / 2)
-    mine = check.kendall(lambda a, b: kendall(a[None], b[None])[0])
-    assert mine
-    assert mine.answer is not tau
-
-
-def test_open_curve_hands_on_the_right_one() -> None:
-    scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
-
-    def predict(deleted: Tensor) -> Tensor:
-        return 1 - (deleted * torch.tensor([0.5, 0.1, 0.3])).sum(1)
-
-    verdict = check.deletion(lambda values: ..., predict, scores, counts=[0, 1, 2], hint=True)
-    assert verdict.hint.startswith("Give each token its place")
-    assert check.deletion(verdict.answer, predict, scores, counts=[0, 1, 2])
-    assert verdict.answer(-scores).tolist() == pytest.approx([1.0, 0.7, 0.5])
 
 
 def test_mistakes_that_are_nearly_alike() -> None:
