@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,41 +107,27 @@ def test_picture_carries_its_provenance(
     assert found["description"]
 
 
-def test_output_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
-    table = compare("agreement", SENTENCE, CHOSEN, layer=-2, token="pictures")
-    found = json.loads(compared(capsys, "--layer", "-2", "--token", "pictures", "--json"))
-    assert found == {"text": SENTENCE, "model": "agreement", **json.loads(table.to_json())}
-    assert (found["token"], found["layer"], list(found["scores"])) == (2, 2, CHOSEN)
-    lines = compared(capsys, "--layer", "-2", "--token", "pictures", "--full").splitlines()
-    assert lines == ["layer 2: how much pictures draws on each token", *str(table).splitlines()]
-
-
-def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `truth_of` has it, which a loop tests."""
-    found = json.loads(compared(capsys, "--truth", "--json", "--foil", "is"))
-    expected = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True)
-    assert expected.falls is not None
-    assert found["answer"] == "lead of are over is"
-    falls = [fall if fall == fall else None for fall in expected.falls.tolist()]
-    assert found["falls"] == falls
-    assert found["agreement"] == pytest.approx(expected.agreement)
-    largest = max(fall for fall in falls if fall)
-    assert f"it rises) without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
-    rows = compared(capsys, "--truth", "--foil", "is", "--full").splitlines()
-    (fall,) = (row.split()[2] for row in rows if row.split()[:2] == ["2", "pictures"])
-    assert fall == f"{largest:.3f}*"
-
-
-def test_patch_is_another_truth(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = compared(capsys, "--patch", "pictures", "picture")
-    assert (
-        "patching (values with picture for pictures): the lead of are over was falls most without: pictures" in printed
-    )
-    found = json.loads(compared(capsys, "--patch", "pictures", "picture", "--json"))
-    expected = compare("agreement", SENTENCE, CHOSEN, patch=("pictures", "picture"))
-    assert found["agreement"] == pytest.approx(expected.agreement)
-    assert main(["compare", SENTENCE, "--patch", "pictures", "xylophones"]) == 2
-    assert "Pass a word of as many tokens" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (["--layer", "-2", "--token", "pictures"], {"layer": -2, "token": "pictures"}),
+        (["--truth", "--foil", "is"], {"truth": True, "foil": "is"}),
+        (["--patch", "pictures", "picture"], {"patch": ("pictures", "picture")}),
+    ],
+)
+def test_output_is_that_of_the_function(
+    options: list[str], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = compare("agreement", SENTENCE, CHOSEN, **asked)
+    found, expected = json.loads(compared(capsys, *options, "--json")), json.loads(table.to_json())
+    assert {name: found[name] for name in expected} == expected
+    assert (found["text"], found["model"]) == (SENTENCE, "agreement")
+    assert set(str(table).splitlines()) <= set(compared(capsys, *options, "--full").splitlines())
+    if table.falls is not None:
+        falls = table.falls.tolist()
+        assert found["falls"] == [fall if fall == fall else None for fall in falls]
+        shown = compared(capsys, *options)
+        assert "without: pictures" in shown and f"{falls[2]:+.2f}" in shown
 
 
 def test_methods_are_sorted_by_agreement(capsys: pytest.CaptureFixture[str]) -> None:

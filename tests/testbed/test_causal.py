@@ -1,12 +1,8 @@
 """The embedded causal model continues texts, and its training script writes one like it."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
-from train_causal import causal_records, continues_well, main, next_logits
+from train_causal import causal_records, continues_well, next_logits
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, load_model
@@ -36,16 +32,3 @@ def test_logits_are_those_of_each_prefix(causal: Causal) -> None:
         encoded = encode_record(tokenizer, record)
         prefix = encoded.encoding["input_ids"][:, : encoded.target]
         torch.testing.assert_close(logits, model(prefix).logits[0, -1], rtol=1e-4, atol=1e-4)
-
-
-def test_causal_script_writes_loadable_model(blimp: Path, tmp_path: Path) -> None:
-    tiny = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]
-    main(["--blimp", str(blimp), "--output", str(tmp_path / "causal"), *tiny])
-    model, tokenizer = load_model(str(tmp_path / "causal"))
-    assert isinstance(model, LlamaForCausalLM)
-    assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
-    assert {one.dtype for one in load_file(tmp_path / "causal" / "model.safetensors").values()} == {torch.float16}
-    card = json.loads((tmp_path / "causal" / "card.json").read_text(encoding="utf-8"))
-    assert card["command"].startswith("python tutorials/training/train_causal.py --blimp PATH --seed 0 --epochs 1")
-    assert str(blimp) not in json.dumps(card)
-    assert model(**tokenizer("a hat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)

@@ -45,6 +45,9 @@ def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) 
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(find_layers(model)) == model.config.num_hidden_layers == LAYERS[name]
     assert tokenizer.get_vocab() == load_model()[1].get_vocab()
+    assert tokenizer.pad_token_id == model.config.pad_token_id
+    assert tokenizer.model_max_length <= model.config.max_position_embeddings
+    assert tokenizer.tokenize("The HAT [MASK] red.") == ["the", "hat", "[MASK]", "red", "."]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -76,28 +79,6 @@ def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
     assert batch["input_ids"][0, 0] == tokenizer.cls_token_id
     assert batch["input_ids"][0, -1] == tokenizer.sep_token_id
     assert model(**batch).logits.isfinite().all()
-
-
-def test_english_text_has_no_unknown_token(embedded: Embedded) -> None:
-    _, tokenizer = embedded
-    texts = [
-        "Sphinx of black quartz, judge my vow; the quick brown fox jumps over a lazy dog!",
-        "It's 1234567890 o'clock & she'll re-check 'that' \"naïve\" résumé (50% off @ $9.99, £8, 7€) #now…",
-        "The wombats aren't weird — they're pneumonoultramicroscopicsilicovolcanoconiosis-prone [MASK].",
-    ]
-    for text in texts:
-        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
-
-
-def test_special_tokens(embedded: Embedded) -> None:
-    model, tokenizer = embedded
-    tokens = tokenizer("The HAT [MASK] red.").tokens()
-    assert tokens == ["[CLS]", "the", "hat", "[MASK]", "red", ".", "[SEP]"]
-    assert len(tokenizer) == model.config.vocab_size
-    assert tokenizer.pad_token_id == model.config.pad_token_id
-    assert tokenizer.model_max_length == model.config.max_position_embeddings
-    ids = tokenizer("the wugs blicket.")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "the wugs blicket."
 
 
 def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
