@@ -9,7 +9,6 @@ import torch
 
 import captum_vz
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import word_mask
 from captum_vz.study import compare
@@ -86,14 +85,6 @@ def test_what_a_decision_rests_on_is_computed_once(monkeypatch: pytest.MonkeyPat
     )
     compare("causal", PREFIX, ["value-zeroing", "attention", "attention-norm"], "are", foil="is", layer="deciding")
     assert len(calls) == 1
-
-
-def test_command_takes_a_foil_for_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "causal", "--foil", "is", "--methods", "value-zeroing", "attention"]
-    assert main(["compare", PREFIX, *options, "--layer", "deciding"]) == 0
-    assert "changes no score" not in capsys.readouterr().err
-    assert main(["compare", PREFIX, *options]) == 0
-    assert "changes no score" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

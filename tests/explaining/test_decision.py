@@ -17,7 +17,6 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Question
 from captum_vz.methods.decision import LONGEST
-from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
 from tests.explaining.models import deep, joint, views
@@ -163,14 +162,6 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
         attribute_generation("causal", PREFIX, max_new_tokens=3, **options)
 
 
-def test_commands_show_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", PREFIX, "--max-new-tokens", "2", "--layer", "deciding", "--foil", "is"]) == 0
-    shown = capsys.readouterr().out
-    found = attribute_generation("causal", PREFIX, max_new_tokens=2, layer="deciding", foil="is")
-    assert str(found) in shown
-    assert f"layer {found.deciding[0]}: " in shown
-
-
 def test_maps_of_deep_models_are_computed_on_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +183,3 @@ def test_maps_of_deep_models_are_computed_on_demand(
         told = capsys.readouterr()
         assert len(json.loads(told.out)["layers"]) == 13
         assert ("maps" in json.loads(told.out)) == ("Value Zeroing attribution" in told.err) == bool(more)
-
-
-def test_tables_of_several_methods_stay_tables() -> None:
-    assert compare("causal", PREFIX, ["decision", "value-zeroing"], "are", foil="is").is_table

