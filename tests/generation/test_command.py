@@ -91,12 +91,9 @@ def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> N
     torch.testing.assert_close(torch.tensor(record["scores"][0]), found.scores[..., 0])
 
 
-def test_word_that_is_not_in_the_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_words_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "1", "--mask", "hat,unheardof"]) == 0
     assert capsys.readouterr().err == "captum-vz: --mask: 'unheardof' is no word of the prompt.\n"
-
-
-def test_unknown_word_of_a_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "the \N{CJK UNIFIED IDEOGRAPH-732B} hat [MASK]", "--max-new-tokens", "1"]) == 0
     first, second = capsys.readouterr().err.splitlines()
     assert "unknown word at position 2: the model is given [UNK]" in first

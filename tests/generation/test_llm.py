@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -73,12 +72,6 @@ def test_captum_refuses_classes_that_are_no_perturbations(method: Any) -> None:
     assert footprint(MODEL) == before
 
 
-def test_arguments_have_captums_names() -> None:
-    captums = list(inspect.signature(LLMAttribution.attribute).parameters)
-    assert list(inspect.signature(LLMTokenMaps.attribute).parameters)[: len(captums) - 1] == captums[:-1]
-    assert list(inspect.signature(LLMTokenMaps.__init__).parameters)[:3] == ["self", "attr_method", "tokenizer"]
-
-
 @pytest.mark.parametrize("layer", [-1, 0])
 def test_scores_are_those_of_the_function(layer: int) -> None:
     target = torch.tensor([17, 18])
@@ -134,6 +127,7 @@ def test_empty_value_has_no_score() -> None:
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "gen_args": {"max_new_tokens": 3}}, "Pass one"),
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "_inspect_forward": print}, "Pass None"),
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "layer": 3}, "layer 3 is out of range"),
+        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "n_samples": 3}, "n_samples was passed, but no input is"),
         (
             TextTokenInput(TEXT, TOKENS),
             {"gen_args": {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}},
@@ -190,14 +184,16 @@ def test_ablation_over_gates_is_the_effect(form: str, attr_target: str, options:
 
 
 @pytest.mark.parametrize("form", INPUTS)
-@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ALTILogit])
+@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ValueZeroingEffect, ALTILogit])
 def test_methods_in_captums_class(kind: Any, form: str) -> None:
+    """The tutorial on Llama 2 passes `skip_tokens` in each call."""
     method = kind(MODEL, LAYERS)
-    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET)
+    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET, skip_tokens=[0])
     expected = LLMTokenMaps(method, TOKENS).attribute(INPUTS[form], target=TARGET)
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
     assert found.input_tokens == expected.input_tokens
+    assert method.forward_func is MODEL
 
 
 class PlainLLM(nn.Module):
@@ -216,47 +212,14 @@ class PlainLLM(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, LayerAttention])
-@pytest.mark.parametrize("form", ["maps", "captum"])
-def test_models_of_captums_tests(kind: Any, form: str) -> None:
-    plain, layers = PlainLLM(), find_layers(MODEL)
-    inp = TextTokenInput(TEXT, TOKENS)
-    expected = maps(kind).attribute(inp, target="have upset").token_attr
-    if form == "maps":
-        own = LLMTokenMaps(kind(plain, layers), TOKENS)
-        assert_same(own.attribute(inp, gen_args={"mode": "short"}).token_attr[:1], own_row(kind, inp), 1e-6)
-        found = own.attribute(inp, target="have upset")
-    else:
-        found = LLMAttribution(to_captum_llm(kind(plain, layers)), TOKENS).attribute(inp, target="have upset")
-    assert_same(found.token_attr, expected, 1e-6)
-
-
-def own_row(kind: Any, inp: Any) -> Tensor:
-    found: Tensor = maps(kind).attribute(inp, gen_args={"max_new_tokens": 1}).token_attr
-    return found
-
-
-@pytest.mark.parametrize("option", ["n_samples", "n_steps", "baselines"])
-def test_options_of_captums_tests(option: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{option} was passed, but no input is changed"):
-        maps().attribute(TextTokenInput(TEXT, TOKENS), target="have", **{option: 3})
-
-
-def test_skip_tokens_of_captums_scripts() -> None:
-    """The tutorial on Llama 2 passes it in each call."""
-    llm = LLMAttribution(to_captum_llm(ValueZeroingRollout(MODEL, LAYERS)), TOKENS)
-    plain = llm.attribute(INPUTS["tokens"], target=TARGET)
-    found = llm.attribute(INPUTS["tokens"], target=TARGET, skip_tokens=[0])
-    torch.testing.assert_close(found.token_attr, plain.token_attr)
-
-
-@pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
-def test_effect_in_captums_class(attr_target: str) -> None:
-    method = ValueZeroingEffect(MODEL, LAYERS)
-    llm = LLMAttribution(to_captum_llm(method), TOKENS, attr_target=attr_target)
-    found = llm.attribute(INPUTS["tokens"], target=TARGET)
-    expected = LLMTokenMaps(method, TOKENS, attr_target).attribute(INPUTS["tokens"], target=TARGET)
-    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
-    assert method.forward_func is MODEL
+def test_models_of_captums_tests(kind: Any) -> None:
+    own, inp = kind(PlainLLM(), LAYERS), TextTokenInput(TEXT, TOKENS)
+    written = LLMTokenMaps(own, TOKENS).attribute(inp, gen_args={"mode": "short"})
+    assert written.token_attr.shape == (2, 5)
+    found = LLMTokenMaps(own, TOKENS).attribute(inp, target="have upset").token_attr
+    assert_same(found, maps(kind).attribute(inp, target="have upset").token_attr, 1e-6)
+    captums = LLMAttribution(to_captum_llm(own), TOKENS).attribute(inp, target="have upset").token_attr
+    assert_same(captums, found.float(), 1e-6)
 
 
 def test_foil_of_generated_tokens() -> None:

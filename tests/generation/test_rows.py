@@ -1,14 +1,12 @@
-"""One pass over the finished text equals one pass for each step, also of an offloaded and a quantised model."""
+"""One pass over the finished text equals one pass for each step."""
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -42,7 +40,6 @@ from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods.kinds import GateMethod
-from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -282,24 +279,3 @@ def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
 def test_default_is_the_rollout() -> None:
     found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
-
-
-# Surroundings
-
-
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention])
-@pytest.mark.parametrize("kind", ["offloaded", "quantised"])
-def test_surroundings(kind: str, method: Any) -> None:
-    """An offloaded model gives its own rows, and a quantised one those of the rounded weights."""
-    model, plain = (copy.deepcopy(case_of("llama", torch.float32).model) for _ in range(2))
-    if kind == "offloaded":
-        model = cpu_offload(model, execution_device=torch.device("cpu"))
-    else:
-        for layer, other in zip(model.model.layers, plain.model.layers, strict=True):
-            layer.self_attn.v_proj = Int8Linear(layer.self_attn.v_proj)
-            other.self_attn.v_proj.weight.data = layer.self_attn.v_proj.dequantized(torch.float32)
-    found, expected = (
-        attribute_generation((one, tokenizer_of_words()), PROMPT, method, max_new_tokens=3) for one in (model, plain)
-    )
-    assert found.generated == expected.generated
-    torch.testing.assert_close(rows(found), rows(expected), rtol=1e-5, atol=1e-6)
