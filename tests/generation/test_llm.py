@@ -189,7 +189,8 @@ def test_methods_in_captums_class(kind: Any, form: str) -> None:
     """The tutorial on Llama 2 passes `skip_tokens` in each call."""
     method = kind(MODEL, LAYERS)
     found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET, skip_tokens=[0])
-    expected = LLMTokenMaps(method, TOKENS).attribute(INPUTS[form], target=TARGET)
+    explained = "log_prob" if kind is ValueZeroingEffect else None
+    expected = LLMTokenMaps(method, TOKENS, explained).attribute(INPUTS[form], target=TARGET)
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
     assert found.input_tokens == expected.input_tokens

@@ -110,9 +110,3 @@ def three_arguments(model: Any, layers: Any, more: Any) -> None: ...
 def test_function_with_other_arguments(function: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"{function.__name__}\(.*pass a function of one argument, a Batch"):
         as_method(function)
-
-
-def test_function_that_returns_no_method() -> None:
-    model, tokenizer = load_model()
-    with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
-        compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})

@@ -77,15 +77,8 @@ def test_decoder_cannot_see_later_words(changed: dict[str, Any], reason: str, de
 
 
 def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
-    config = RobertaConfig(
-        vocab_size=10,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        max_position_embeddings=20,
-        pad_token_id=1,
-    )
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = RobertaConfig(vocab_size=10, max_position_embeddings=20, pad_token_id=1, **size)
     model, tokenizer = RobertaModel(config).eval(), decoder[1]
     most = max_tokens(model, tokenizer)
     assert most == 18

@@ -164,14 +164,3 @@ def test_methods_with_another_truth_stand_apart(tables: dict[str, pd.DataFrame])
     above = [name for place, name in enumerate(names) if place < line.get_ydata()[0]]
     assert above == in_order(name for name, one in METHODS.items() if one.layered and not _joins(name))
     assert "truth" not in " ".join(text.get_text() for text in draw_summary(tables["summary"], "cue_ap").findobj(Text))
-
-
-def test_page_shows_the_tables(tables: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
-    page = figures["page"]
-    summary = tables["summary"]
-    last = summary[summary["layer"].isna() | (summary["layer"] == 23)].set_index(["model", "metric", "method"])["mean"]
-    for row, model in enumerate(summary["model"].unique()):
-        for column, metric in enumerate(("cue_ap", "blank_out", "value_patching")):
-            panel = page.axes[4 * row + column]
-            points = [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
-            assert points == pytest.approx([last[model, metric, method] for method in in_order(METHODS)])

@@ -1,8 +1,6 @@
 """The registry: one row is enough for a method, and its parts fit each other."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,41 +8,13 @@ from captum.attr import IntegratedGradients, ShapleyValueSampling
 from torch import Tensor
 
 from captum_vz import LayerAttention, ValueGates, find_layers
-from captum_vz.cli import main
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question, rollout_of
-from captum_vz.study import METHODS, Batch, Scorer, as_method, compare
-from captum_vz.study.examples import Example
+from captum_vz.study import METHODS, compare
 from captum_vz.subjects import Subject
 from tests.study.conftest import Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
-
-
-@pytest.fixture
-def uniform(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new method: one row of the registry."""
-
-    def rows(batch: Batch) -> Tensor:
-        return torch.ones(batch.inputs["input_ids"].shape)
-
-    monkeypatch.setitem(METHODS, "uniform", as_method(rows))
-    return "uniform"
-
-
-def test_new_row_reaches_every_reader(
-    uniform: str, shipped: Shipped, examples: list[Example], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert set(compare(shipped, SENTENCE, uniform).shares) == {uniform}
-    (row,) = Scorer(*shipped, uniform, "cue_dot").score(examples[:1])
-    assert row["cue_dot"] == pytest.approx(1 / len(row["tokens"]))
-    assert main(["explain", SENTENCE, "--method", uniform, "--output", str(tmp_path / "picture.png")]) == 0
-    assert "uniform: how much [MASK] draws on each token" in capsys.readouterr().out
-    assert (tmp_path / "picture.png").is_file()
-    assert main(["generate", "the hat", "--max-new-tokens", "2", "--json", "--method", uniform]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["method"] == uniform
-    assert found["scores"][0][0] == [1.0] * 3  # raw, of each prompt token
 
 
 @pytest.mark.parametrize(

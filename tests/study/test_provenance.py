@@ -45,14 +45,11 @@ def test_figures_carry_it(typed: Study) -> None:
         assert maker["weights"][:8] in foot
         assert f"torch {torch.__version__}" in foot
         assert "6 sentences, 95 % intervals" in foot
+    kinds = [line.partition(" ")[0].strip(":") for line in typed.repeat]
+    assert kinds == ["Versions", "Model", "Sentences", "Seeds"]
     for path in (typed.folder / "figures").iterdir():
         kept = read_provenance(path)
         assert maker["weights"] in kept["model agreement"]
-
-
-def test_lines_to_repeat_a_study(typed: Study) -> None:
-    kinds = [line.partition(" ")[0].strip(":") for line in typed.repeat]
-    assert kinds == ["Versions", "Model", "Sentences", "Seeds"]
 
 
 def test_own_code_is_named(examples: list[Example], tmp_path: Path) -> None:

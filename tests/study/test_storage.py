@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl, run_study
+from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
@@ -143,13 +143,6 @@ def test_different_names_differ() -> None:
     names = ["a/b", "a-b", "a b", "a\\b", "a--b", "..", ".", "", "...", "x" * 70, "x" * 71, "summary.csv", "report.md"]
     assert len({safe_name(name) for name in names}) == len(names)
     assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
-
-
-def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["", "a"], load_model)
-    found = run_study(models, examples, tmp_path / "s", ["random"], ["cue_dot"], quiet=True)
-    assert set(found.summary["model"]) == {"", "a"}
-    assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
 
 
 # Memory
