@@ -12,7 +12,6 @@ import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
 from matplotlib import rcParams
-from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -206,10 +205,3 @@ def test_any_way_of_saving(way: str, tmp_path: Path) -> None:
     assert_camera_ready(saved(figure, "pdf", way, tmp_path))
     assert {*WORDS, "the title", "source token"} <= set(words_of(saved(figure, "svg", way, tmp_path)))
     assert dict(rcParams) == before
-
-
-def test_pages_have_fonts_of_the_user(tmp_path: Path) -> None:
-    """Fonts are embedded when the pages are closed. All letters of the text must then be found in them."""
-    with PdfPages(tmp_path / "pages.pdf") as pages:
-        pages.savefig(drawn())
-    assert b"/Type3" in (tmp_path / "pages.pdf").read_bytes()

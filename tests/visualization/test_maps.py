@@ -77,36 +77,6 @@ def test_figure_is_drawn_without_pyplot() -> None:
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 
-# Where
-
-
-def test_axes_are_drawn_into() -> None:
-    own = Figure(figsize=(8, 4))
-    panels = own.subplots(1, 2)
-    maps = [a_map(3), a_map(3)]
-    assert draw_maps(maps, list("abc"), ax=panels) is own
-    for panel, scores in zip(panels, maps, strict=True):
-        np.testing.assert_array_equal(panel.images[0].get_array(), scores.double())
-        assert [text.get_text() for text in panel.get_xticklabels()] == list("abc")
-    assert draw_maps(maps, list("abc"), ax=panels.flat) is own
-    single = own.add_axes((0, 0, 0.1, 0.1))
-    assert draw_maps(maps[:1], list("abc"), ax=single) is own
-
-
-@pytest.mark.parametrize(
-    ("tokens", "shown"),
-    [
-        (["The", "\u0120hat", "s", "\u010a"], ["The", "hat", "s", r"\n"]),
-        (["\u2581The", "\u2581hat", "s"], ["The", "hat", "s"]),
-        (["[CLS]", "hat", "##s", "[SEP]"], ["[CLS]", "hat", "##s", "[SEP]"]),
-    ],
-)
-def test_marks_of_tokenizers_are_not_drawn(tokens: list[str], shown: list[str]) -> None:
-    figure = draw_maps([a_map(len(tokens))], tokens)
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        assert [text.get_text() for text in axis.get_ticklabels()] == shown
-
-
 # Scales
 
 

@@ -1,10 +1,8 @@
 """Sounds with bars, and patches as pixels."""
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
-from captum.attr import visualization
 from matplotlib.figure import Figure
 
 from captum_vz.visualization import describe, draw_audio, draw_image, image_grid
@@ -34,16 +32,6 @@ def test_bars_of_words() -> None:
     found = describe(figure)
     assert found.rows[1] == (1, 0.6, 1.9, "cats", -0.25)
     assert found.text.startswith("A sound of 1.90 seconds with 2 scores. The largest are the 0.10 to 0.50 s 0.50")
-
-
-@pytest.mark.parametrize("method", ["overlay_individual", "overlay_combined", "colored_graph"])
-def test_time_series_of_captum_fail(method: str) -> None:
-    """This is why `draw_audio` exists. If Captum's function works again, change its docstring and pictures.md."""
-    if hasattr(matplotlib.cm, "get_cmap"):
-        pytest.skip("matplotlib before 3.11 still has the function that Captum calls")
-    sound = SOUND[:20, None].numpy()
-    with pytest.raises(AttributeError, match=r"'matplotlib\.cm' has no attribute 'get_cmap'"):
-        visualization.visualize_timeseries_attr(sound, sound, method=method, use_pyplot=False)
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
