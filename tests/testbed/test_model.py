@@ -5,13 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from train_causal import causal_records, prefers_good_next
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from train_causal import causal_records, continues_well, next_logits, prefers_good_next
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from captum_vz import find_layers
 from captum_vz.testbed import agreement_sentences, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import Record
 from captum_vz.testbed.models import EMBEDDED
+from captum_vz.text import encode_record
 from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
@@ -123,3 +130,31 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
             assert prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
         elif usable := causal_records(loaded[1], fresh):
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
+
+
+# The causal model
+
+
+Causal = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+
+
+@pytest.fixture(scope="module")
+def causal() -> Causal:
+    return load_model("causal")
+
+
+def test_continuations_of_300_new_prefixes(causal: Causal) -> None:
+    trained = trained_sentences()
+    prefixes = agreement_sentences(330, seed=78, paradigm="relational_noun")
+    fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
+    assert len(fresh) == 300
+    assert continues_well(*causal, fresh).double().mean() >= 0.97
+
+
+def test_logits_are_those_of_each_prefix(causal: Causal) -> None:
+    model, tokenizer = causal
+    records = causal_records(tokenizer, agreement_sentences(12))
+    for record, logits in zip(records, next_logits(model, tokenizer, records, batch_size=5), strict=True):
+        encoded = encode_record(tokenizer, record)
+        prefix = encoded.encoding["input_ids"][:, : encoded.target]
+        torch.testing.assert_close(logits, model(prefix).logits[0, -1], rtol=1e-4, atol=1e-4)

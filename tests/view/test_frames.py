@@ -8,8 +8,7 @@ import torch
 
 from captum_vz.visualization import View, view
 from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
-from tests.view.pages import TOKENS, Open, ready, shares, token
-from tests.view.rest import at_rest
+from tests.view.pages import TOKENS, Open, at_rest, ready, shares, token
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
 

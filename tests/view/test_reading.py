@@ -14,6 +14,7 @@ from captum_vz.visualization import view
 from tests.view.pages import (
     TOKENS,
     Open,
+    at_rest,
     colors,
     layer,
     light,
@@ -25,7 +26,6 @@ from tests.view.pages import (
     token,
     underlined,
 )
-from tests.view.rest import at_rest
 
 pytestmark = pytest.mark.slow
 

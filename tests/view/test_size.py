@@ -11,8 +11,7 @@ import pytest
 
 import captum_vz
 from captum_vz.visualization import View, view
-from tests.view.pages import Open, missing, node_module, ready, release, shares
-from tests.view.rest import at_rest
+from tests.view.pages import Open, at_rest, missing, node_module, ready, release, shares
 
 FOLDER = Path(captum_vz.__file__).parent / "visualization" / "view"
 
