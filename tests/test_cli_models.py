@@ -31,8 +31,8 @@ from captum_vz.cli import main
 from captum_vz.testbed import load_model
 from captum_vz.testbed.models import NAMES
 from tests.command import refused
+from tests.explaining.models import byte_tokenizer
 from tests.reference.case import BEFORE_5
-from tests.test_cli import byte_level_tokenizer
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -152,7 +152,7 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
 
 
-def test_unused_pooler_may_be_missing(
+def test_unused_parts_may_be_missing(
     saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **TINY))
@@ -163,10 +163,7 @@ def test_unused_pooler_may_be_missing(
     assert explained(capsys, "[MASK]", "--model", folder)[1] == ""
     change_weights(folder, without("layer.1"))
     assert "needs encoder.layer.1." in refused(capsys, "explain", "[MASK]", "--model", folder)
-
-
-def test_encoder_needs_no_decoder(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
+    words = byte_tokenizer(eos_token="</s>", pad_token="<pad>")
     config = T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
     folder = saved(T5EncoderModel(config), words)

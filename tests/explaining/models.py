@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -41,6 +42,16 @@ SIZE["initializer_range"] = 0.4  # large enough for clear decisions
 def tokenizer() -> PreTrainedTokenizerFast:
     """The embedded tokenizer. Tests must not change it."""
     return load_model()[1]
+
+
+def byte_tokenizer(*merges: tuple[str, str], **special: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer as GPT-2's: special tokens, one token for each byte, and the pairs of some."""
+    names = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=list(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    inputs = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, **special)
 
 
 def bert(kind: Any, **options: Any) -> Any:

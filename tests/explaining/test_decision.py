@@ -190,7 +190,7 @@ def test_maps_of_deep_models_are_computed_on_demand(
 # The layer that decides
 
 
-MASKED, PREFIX = "the pictures of some hat [MASK] scaring marcus.", "the pictures of some hat"
+MASKED = "the pictures of some hat [MASK] scaring marcus."
 CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
 
 
@@ -239,7 +239,7 @@ def test_words_are_one_source_each() -> None:
     assert found.layer == products.index(max(products))
 
 
-def test_compare_has_a_layer_for_each_method() -> None:
+def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = ["value-zeroing", "attention", "value-zeroing-rollout", "value-zeroing-effect"]
     found = compare("causal", PREFIX, methods, "are", foil="is", layer="deciding")
     for name in ("value-zeroing", "attention"):
@@ -250,10 +250,7 @@ def test_compare_has_a_layer_for_each_method() -> None:
     for name in ("value-zeroing-rollout", "value-zeroing-effect"):
         torch.testing.assert_close(found.shares[name], last.shares[name])
     assert len(found.told) == 2
-
-
-def test_what_a_decision_rests_on_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all methods of a table."""
+    # For all methods of a table.
     own, calls = ValueZeroingEffect.attribute, list[Any]()
     monkeypatch.setattr(
         ValueZeroingEffect, "attribute", lambda *args, **named: calls.append(args) or own(*args, **named)

@@ -16,7 +16,7 @@ from captum_vz.subjects.heads import word_number
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
 from captum_vz.visualization import readable_tokens
-from tests.explaining.models import classifier, deep, reader, tagger, tokenizer, twin
+from tests.explaining.models import byte_tokenizer, classifier, deep, reader, tagger, tokenizer, twin
 from tests.explaining.test_windows import inputs_of, windows_by_hand
 
 TEXT = "the wug of marcus, some hat. the pictures are scaring anna. some hat"
@@ -101,10 +101,13 @@ def test_groups_that_windows_cut() -> None:
     torch.testing.assert_close(mapped.maps[0].sum(-1), torch.ones(len(groups)))
 
 
-def test_sentences_end_with_their_text() -> None:
+def test_sentences_of_two_texts_and_of_a_list() -> None:
     found = captum_vz.explain(reader(), "some hat", "the wug. anna", tokenizer=tokenizer(), words="sentences")
     assert found.tokens == ["[CLS]", "some hat", "[SEP]", "the wug.", "anna", "[SEP]"]
     assert len(found.rows) == 2
+    found = captum_vz.explain(classifier(), [TEXT, "some hat."], tokenizer=tokenizer(), words="sentences")
+    assert list(map(len, found.words().values())).count(1) == 4
+    assert "some hat." in str(found)
 
 
 @pytest.mark.parametrize("first", [["[CLS]", "some hat."], ["some", "hat."]])
@@ -119,12 +122,6 @@ def test_first_and_last_token_of_a_causal_model_are_apart(first: list[str]) -> N
     assert list(found.parts) == ["decision", "value-zeroing"]
     assert found.scores[[0, -1]].count_nonzero() == 0
     assert found.scores.sum().item() == pytest.approx(1)
-
-
-def test_list_of_texts() -> None:
-    found = captum_vz.explain(classifier(), [TEXT, "some hat."], tokenizer=tokenizer(), words="sentences")
-    assert list(map(len, found.words().values())).count(1) == 4
-    assert "some hat." in str(found)
 
 
 @pytest.mark.parametrize("words", ["phrases", 2, None, ["words"]])
@@ -175,18 +172,12 @@ def test_what_stays_apart() -> None:
     """Characters without spaces between them, and brackets and quotation marks."""
     assert read("(3.14) 'wug'").word_texts == ("(", "3.14", ")", "'", "wug", "'")
     assert read("我用wi-fi我用3.1用").word_texts == ("我", "用", "wi-fi", "我", "用", "3.1", "用")
-
-
-def test_spaces_of_the_text_stay() -> None:
-    """Tokens of bytes begin with the space before them, which is one of their characters."""
+    # Tokens of bytes begin with the space before them, which is one of their characters.
     made = byte_tokenizer(("Ġ", "B"), ("Ġ", "1"))
     encoding = made("A. B. pays 3. 14")
     assert encoding.encodings[0].offsets[2] == (2, 4)
     found = TokenText.of(made, encoding["input_ids"], offsets=encoding.encodings[0].offsets)
     assert [word for word in found.word_texts if word.strip()] == ["A", ".", "B", ".", "pays", "3", ".", "14"]
-
-
-def test_words_without_offsets_are_as_decoded() -> None:
     ids = pieces()("3.14 hats")["input_ids"]
     assert TokenText.of(pieces(), ids).word_texts == ("3", ".", "14", "hats")
 
@@ -205,16 +196,6 @@ def test_where_sentences_end(text: str, expected: list[str]) -> None:
 
 
 # Parts of characters
-
-
-def byte_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer as GPT-2's: one token for each byte, and the pairs of some."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*letters, *("".join(pair) for pair in merges)]
-    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=list(merges)))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
@@ -250,17 +231,14 @@ def test_parts_of_characters_are_numbered(text: str, expected: str, make: object
     assert readable_tokens(tokenizer, tokenizer(text)["input_ids"]) == expected.split(" ")
 
 
-def test_token_across_two_characters() -> None:
+def test_parts_that_are_no_characters() -> None:
     """A token holds the end of one character and the beginning of the next: both are shown."""
     end, begin = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("日本")[0][0][2:4]
     tokenizer = byte_tokenizer((end, begin))
     ids = tokenizer("日本")["input_ids"]
     assert len(ids) == 5
     assert readable_tokens(tokenizer, ids) == [f"日本{number}" for number in "₁₂₃₄₅"]
-
-
-def test_what_is_no_part_keeps_its_name() -> None:
-    """Parts of a character apart from each other, and a replacement character of the text."""
+    # Parts of a character apart from each other, and a replacement character of the text.
     tokenizer = byte_tokenizer()
     first, second, *_ = tokenizer("日")["input_ids"]
     for ids in ([first, second], [first, *tokenizer("a")["input_ids"], second], tokenizer("\ufffda")["input_ids"]):

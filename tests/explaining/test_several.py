@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import captum_vz
 from captum_vz.errors import ArgumentError
 from captum_vz.result import Explanations
-from tests.explaining.models import image_classifier
 
 TEXTS = ["the pictures of some hat [MASK] scaring marcus.", "the hat [MASK] new.", "The Pictures [MASK] new."]
 
@@ -30,7 +26,7 @@ def test_list_is_each_text_alone(options: dict[str, Any]) -> None:
     assert found[1:][0] is found[1]
 
 
-def test_words_of_several_texts() -> None:
+def test_words_table_and_picture_of_several_texts() -> None:
     """Words are compared in lower case, and [CLS], [SEP], the mask's neighbours in brackets and "." are left out."""
     found = captum_vz.explain("agreement", TEXTS)
     words = found.words()
@@ -40,9 +36,6 @@ def test_words_of_several_texts() -> None:
     means = [float(scores.abs().mean()) for scores in words.values()]
     assert means == sorted(means, reverse=True)
     assert not {"[cls]", "[sep]", "."} & set(words)
-
-
-def test_table_and_picture_of_several_texts() -> None:
     found = captum_vz.explain("agreement", TEXTS, target="are")
     lines = str(found).splitlines()
     assert len(lines) == 1 + len(TEXTS)
@@ -54,17 +47,6 @@ def test_table_and_picture_of_several_texts() -> None:
     ]
     bars = [one.get_width() for one in panel.patches]
     assert bars == pytest.approx([float(scores.mean()) for scores in list(found.words().values())[:4]])
-
-
-def test_files_of_several_images(tmp_path: Path) -> None:
-    model, processor = image_classifier()
-    files = [str(tmp_path / f"{number}.png") for number in range(2)]
-    for number, file in enumerate(files):
-        Image.fromarray(np.full((9, 9, 3), 60 * number, dtype=np.uint8)).save(file)
-    found = captum_vz.explain(model, files, tokenizer=processor)
-    assert [one.predictions for one in found] == [
-        captum_vz.explain(model, file, tokenizer=processor).predictions for file in files
-    ]
 
 
 def test_pairs_of_several_texts() -> None:

@@ -48,15 +48,12 @@ def test_images_of_other_kinds_are_the_same_image(given: Any, same: Any) -> None
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_output_of_the_processor_is_read() -> None:
+def test_output_of_a_processor_and_fractions() -> None:
     model, processor = image_classifier()
     made = processor(images=Image.fromarray(PIXELS), return_tensors="pt")
     expected = captum_vz.explain(model, PIXELS, tokenizer=processor).scores
     for given in (made, dict(made)):
         torch.testing.assert_close(captum_vz.explain(model, given, tokenizer=processor).scores, expected)
-
-
-def test_processor_that_does_not_rescale_takes_fractions() -> None:
     model, processor = image_classifier()
     expected = captum_vz.explain(model, PIXELS, tokenizer=processor)
     processor.do_rescale = False
@@ -82,7 +79,7 @@ def test_what_is_no_image_is_named(given: Any, told: str) -> None:
         captum_vz.explain(model, given, tokenizer=processor)
 
 
-def test_patches_are_counted() -> None:
+def test_patches_are_counted_and_processors_named() -> None:
     model, processor = image_classifier()
     asked: dict[str, Any] = {"tokenizer": processor, "method": "value-zeroing"}
     last = captum_vz.explain(model, PIXELS, token=-1, **asked)
@@ -90,6 +87,9 @@ def test_patches_are_counted() -> None:
     torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
     with pytest.raises(ArgumentError, match="token 5 is out of range: there are 5 tokens, positions -5 to 4"):
         captum_vz.explain(model, PIXELS, token=5, **asked)
+    model, _ = image_classifier()
+    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
+        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
 
 
 @pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
@@ -151,12 +151,6 @@ def test_letters_of_speech_have_targets() -> None:
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
     with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
-
-
-def test_processor_of_another_kind_is_named() -> None:
-    model, _ = image_classifier()
-    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
-        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
 
 
 def test_pipelines_of_labels_in_words() -> None:

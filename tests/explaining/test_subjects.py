@@ -98,14 +98,6 @@ def test_all_calls_take_a_model_in_one_way() -> None:
         model_sources({"a": "no-such"})
 
 
-def test_tokens_that_a_model_adds_are_refused() -> None:
-    peft = pytest.importorskip("peft")
-    model, words = load_model("causal")
-    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
-        captum_vz.explain(tuned, "the hat", tokenizer=words)
-
-
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
@@ -188,7 +180,7 @@ def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) ->
             torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_translation_of_marian_is_explained() -> None:
+def test_translations_and_tokens_that_a_model_adds() -> None:
     """Its class ends in MTModel."""
     words = load_model()[1]
     sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": len(words)}
@@ -197,6 +189,11 @@ def test_translation_of_marian_is_explained() -> None:
     config = MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
     found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
     assert isinstance(found, GenerationAttribution)
+    peft = pytest.importorskip("peft")
+    model, words = load_model("causal")
+    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
+        captum_vz.explain(tuned, "the hat", tokenizer=words)
 
 
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:

@@ -126,7 +126,7 @@ def test_label_of_a_long_text_is_that_of_the_mean_logits() -> None:
     assert all(row.name == "[CLS]" for row in rows)
 
 
-def test_token_of_a_text_in_many_windows() -> None:
+def test_token_and_words_of_a_text_in_many_windows() -> None:
     model, words = tagger(), tokenizer()
     text = "the hat of marcus " * 90
     found = captum_vz.explain(model, text, tokenizer=words, token=234, window=True)
@@ -141,6 +141,11 @@ def test_token_of_a_text_in_many_windows() -> None:
     by_hand = effect.attribute(inputs, target=(places.index(234), label))[0]
     torch.testing.assert_close(found.scores[places], by_hand)
     assert found.scores.count_nonzero() <= len(places)
+    found = captum_vz.explain("agreement", "the wug " * 20, window=(20, 4), words=True, token=10)
+    assert len(found.tokens) == 42
+    start, stop = found.rows[0].window
+    assert 0 < stop - start < 42
+    assert len(found.maps[0]) == 42
 
 
 def test_question_is_in_each_window() -> None:
@@ -171,11 +176,3 @@ def test_question_is_in_each_window() -> None:
 def test_wrong_window_is_refused(window: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain("agreement", "hat " * 200, window=window)
-
-
-def test_words_of_a_text_in_windows() -> None:
-    found = captum_vz.explain("agreement", "the wug " * 20, window=(20, 4), words=True, token=10)
-    assert len(found.tokens) == 42
-    start, stop = found.rows[0].window
-    assert 0 < stop - start < 42
-    assert len(found.maps[0]) == 42

@@ -89,14 +89,11 @@ def test_greedy_text_is_that_of_generate(name: str) -> None:
     assert len(attribute(IDS, name=name, eos_token_id=None, num_beams=2, num_return_sequences=2, max_length=9)) == 2
 
 
-def test_beams_give_the_chosen_text() -> None:
+def test_beams_and_seeds() -> None:
     expected = generate("llama", IDS, max_new_tokens=5, num_beams=3)[0].tolist()
     found = attribute(TEXT, 5, name="llama", num_beams=3)
     assert list(found.generated.ids) == expected[5:]
     assert_same(found, attribute(IDS, name="llama", generated=expected[5:]))
-
-
-def test_seed_repeats_and_leaves_the_state() -> None:
     before = torch.random.get_rng_state()
     options = {"do_sample": True, "temperature": 3.0}
     first, again, other = (attribute(IDS, 8, seed=seed, **options) for seed in (1, 1, 2))
@@ -115,7 +112,7 @@ def test_batch_equals_single_prompts(name: str) -> None:
         assert_same(found, attribute(prompt, 5, name=name, dtype=torch.float32), rtol=1e-4, atol=1e-5)
 
 
-def test_text_that_ends_early_in_a_batch() -> None:
+def test_batches_of_ids_and_of_outputs() -> None:
     prompts = [IDS, IDS[:2], IDS[1:]]
     free = attribute(prompts, 6, eos_token_id=None)
     stop = free[1].generated.ids[0]
@@ -124,9 +121,6 @@ def test_text_that_ends_early_in_a_batch() -> None:
     for one, whole in zip(batch, free, strict=True):
         ids = whole.generated.ids
         assert one.generated.ids == ids[: ids.index(stop) + 1 if stop in ids else None]
-
-
-def test_output_of_generate_for_a_batch() -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     inputs = tokenizer([TEXT, "anna likes"], return_tensors="pt", padding=True, padding_side="left")
     output = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)

@@ -26,9 +26,9 @@ from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
+from tests.explaining.models import byte_tokenizer
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
-from tests.test_cli import byte_level_tokenizer
 
 TEXT = "<bos> the woman 's theater , that anna likes . has upset the doctor"
 NEW = [41, 12, 30]
@@ -78,17 +78,6 @@ def test_pieces_and_tokens_of_several_words_are_one_word() -> None:
     assert text.words == tuple(range(6))
 
 
-def test_pieces_of_a_character_are_one_word() -> None:
-    """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
-    tokenizer = byte_level_tokenizer()
-    sentence = "the 😀😀 is here, is it? " * 3
-    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
-    words = [word for word in text.word_texts if word.strip()]
-    assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
-    assert text.words[4:12].count(text.words[4]) == 8
-    assert len(set(text.sentences)) == 4
-
-
 # Groups
 
 
@@ -102,6 +91,14 @@ def test_words_clauses_and_sentences() -> None:
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 4, 3)
     torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
+    # A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself.
+    tokenizer = byte_tokenizer()
+    sentence = "the 😀😀 is here, is it? " * 3
+    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
+    words = [word for word in text.word_texts if word.strip()]
+    assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
+    assert text.words[4:12].count(text.words[4]) == 8
+    assert len(set(text.sentences)) == 4
 
 
 @pytest.mark.parametrize(
@@ -148,7 +145,7 @@ def test_joint_groups_of_a_rollout() -> None:
     torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(3, 3, dtype=torch.float64))
 
 
-def test_groups_of_a_method_called_for_each_step() -> None:
+def test_groups_without_a_joint_form() -> None:
     """The feature mask of a step ends where the text of the step ends."""
     model = case_of("gpt2").model
     found = found_by(partial(AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
@@ -159,6 +156,12 @@ def test_groups_of_a_method_called_for_each_step() -> None:
         row = method.attribute(ids, token=-1, feature_mask=groups)[0][[0, 1, 3, 4, *range(5, 5 + step)]]
         torch.testing.assert_close(found.scores[step, :, -1], row[:4])
         torch.testing.assert_close(found.prefix[step, :step, -1], row[4:])
+    whole = found_by(ALTILogit)
+    found = whole.grouped({"question": (1, 5)})
+    assert found.prompt.labels[1] == "question"
+    torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:5].sum(1))
+    torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 5:])
+    torch.testing.assert_close(found.prefix, whole.prefix)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -169,15 +172,6 @@ def test_groups_of_a_source(name: str) -> None:
     torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :5].sum(1))
     assert not found.scores[:, 1].any()
     assert found_by(ValueZeroingEffect, name, PROMPT).grouped([(0, 2)]).scores.shape == (3, 5, 1)
-
-
-def test_groups_are_summed_where_there_is_no_joint_form() -> None:
-    whole = found_by(ALTILogit)
-    found = whole.grouped({"question": (1, 5)})
-    assert found.prompt.labels[1] == "question"
-    torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:5].sum(1))
-    torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 5:])
-    torch.testing.assert_close(found.prefix, whole.prefix)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +208,7 @@ def test_pandas_has_all_scores() -> None:
     assert few.equals(table[shown].reset_index(drop=True))
 
 
-def test_json_has_all_scores(tmp_path: Path) -> None:
+def test_json_and_saved_result_are_the_same(tmp_path: Path) -> None:
     found = found_by(ValueZeroingRollout)
     mask = found.mask("punctuation")
     record = json.loads(found.to_json(tmp_path / "found.json", mask=mask))
@@ -224,9 +218,6 @@ def test_json_has_all_scores(tmp_path: Path) -> None:
     assert record["mask"] == mask.tolist()
     assert record["generated"] == list(found.generated.labels)
     assert record["layers"] == list(found.layers)
-
-
-def test_saved_result_is_the_same(tmp_path: Path) -> None:
     found = found_by(prompt=[{"role": "user", "content": "some hat ."}])
     found.save(tmp_path / "found.safetensors")
     again = GenerationAttribution.load(tmp_path / "found.safetensors")

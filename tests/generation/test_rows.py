@@ -225,7 +225,7 @@ def test_sources_outside_the_prompt_are_refused(name: str, form: str) -> None:
         found_by(method, name, new=[*NEW, 30])  # then the decoder is as long as the prompt
 
 
-def test_only_rows_of_new_tokens() -> None:
+def test_what_is_computed() -> None:
     computed = []
 
     class Counted(ValueZeroing):
@@ -237,9 +237,6 @@ def test_only_rows_of_new_tokens() -> None:
     found_by(Counted, "gpt2")
     # m + n - 1 = 8 tokens run once. The rows are those of the positions m - 1 to m + n - 2.
     assert computed == [([[4, 5, 6, 7]], 8)] * 3
-
-
-def test_model_runs_once() -> None:
     case = case_of("llama")
     lengths = []
     with case.model.register_forward_pre_hook(
@@ -247,13 +244,6 @@ def test_model_runs_once() -> None:
     ):
         found_by(ValueZeroingRollout, "llama")
     assert lengths == [len(PROMPT) + len(NEW) - 1]
-
-
-def test_model_that_is_not_causal_is_refused() -> None:
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
-    with pytest.raises(UnsupportedLayerError, match="is not causal"):
-        attribute_generation((model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +266,10 @@ def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
         found_by(method, name)
 
 
-def test_default_is_the_rollout() -> None:
+def test_default_and_models_that_are_not_causal() -> None:
     found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
     assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
+    with pytest.raises(UnsupportedLayerError, match="is not causal"):
+        attribute_generation((model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)

@@ -163,9 +163,6 @@ def test_frames_are_drawn_below_the_sound() -> None:
     torch.testing.assert_close(bars, found.scores[1, :10, -1] / found.scores[1, :10, -1].max(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ArgumentError, match="pass step="):
         found.plot(over=torch.randn(3200))
-
-
-def test_prompt_without_an_image_is_named() -> None:
     found = attribute_generation("causal", "the pictures of some hat", max_new_tokens=1)
     with pytest.raises(ArgumentError, match="the prompt has no tokens of an image or a sound"):
         found.plot(over=torch.rand(3, 8, 8))

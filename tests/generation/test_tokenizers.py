@@ -51,7 +51,7 @@ def test_minimal_tokenizer_equals_the_whole_one(form: str) -> None:
     assert found.output_tokens == expected.output_tokens
 
 
-def test_text_of_a_minimal_tokenizer() -> None:
+def test_text_of_lesser_tokenizers() -> None:
     found, expected = (
         attribute_generation((MODEL, one), TEXT, ValueZeroing, generated=" " + TARGET) for one in (Minimal(), FAST)
     )
@@ -60,6 +60,15 @@ def test_text_of_a_minimal_tokenizer() -> None:
     torch.testing.assert_close(found.grouped("words").scores, expected.grouped("words").scores)
     with pytest.raises(ArgumentError, match="no chat template"):
         attribute_generation((MODEL, Minimal()), [{"role": "user", "content": TEXT}], ValueZeroing)
+    inp = TextTokenInput(TEXT, FAST)
+    found, expected = (
+        LLMTokenMaps(ValueZeroingRollout(MODEL), one).attribute(inp, target=TARGET, skip_tokens=["upset"])
+        for one in (Least(), FAST)
+    )
+    torch.testing.assert_close(found.token_attr, expected.token_attr)
+    assert len(found.token_attr) == 1
+    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
+        LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
 
 
 def test_ids_without_a_tokenizer() -> None:
@@ -77,7 +86,7 @@ def test_ids_without_a_tokenizer() -> None:
         attribute_generation((MODEL, None), TEXT, ValueZeroing)
 
 
-def test_template_of_a_tokenizer_of_bytes() -> None:
+def test_template_of_a_tokenizer_of_bytes_and_tokens_that_do_not_spell() -> None:
     """ByT5's tokenizer is written in Python. Each value has the bytes that spell it, "日" three of them."""
     tokenizer = ByT5Tokenizer()
     torch.manual_seed(0)
@@ -92,8 +101,6 @@ def test_template_of_a_tokenizer_of_bytes() -> None:
     joint = attribute_generation((model, tokenizer), ids, ValueZeroing, generated=new).grouped(groups)
     torch.testing.assert_close(found.token_attr, joint.scores[:, [2, 7], -1])
 
-
-def test_tokens_that_do_not_spell_the_text() -> None:
     class Other(Minimal):
         def decode(self, token_ids: Tensor) -> str:
             return "?".join(str(index) for index in token_ids.tolist())
@@ -112,18 +119,6 @@ class Least:
 
     def decode(self, ids: Tensor) -> str:
         return " ".join(FAST.convert_ids_to_tokens(index) for index in ids.tolist())
-
-
-def test_least_tokenizer_and_skipped_tokens() -> None:
-    inp = TextTokenInput(TEXT, FAST)
-    found, expected = (
-        LLMTokenMaps(ValueZeroingRollout(MODEL), one).attribute(inp, target=TARGET, skip_tokens=["upset"])
-        for one in (Least(), FAST)
-    )
-    torch.testing.assert_close(found.token_attr, expected.token_attr)
-    assert len(found.token_attr) == 1
-    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
-        LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
 
 
 # Contexts

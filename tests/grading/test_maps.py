@@ -92,9 +92,6 @@ def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
         "Euclidean": scores_of(ValueZeroing, -1, distance="euclidean"),
     }
     assert_named(graded_map, maps)
-
-
-def test_unknown_mistakes_show_the_difference(distances: Tensor) -> None:
     right = normalize_rows(distances)[MASK]
     verdict = graded_row(right + 0.25 * (torch.arange(11) == 4))
     assert verdict.mistake is None

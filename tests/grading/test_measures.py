@@ -239,20 +239,22 @@ def test_deletion_and_its_mistakes() -> None:
     assert_named(graded, wrong)
 
 
-def test_blank_out_and_its_mistakes() -> None:
+def test_patches_and_copies_and_their_mistakes() -> None:
+    graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
+    patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    assert graded(patches[6, 2] + 1)
+    wrong = {"[CLS] is token 0": patches[6, 2], "swapped": patches[2, 6] + 1, "these are pixels": 1 + 6 * 8 + 2}
+    assert_named(graded, wrong)
+    source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    graded = partial(check.copied_from, source=source, written=source.flip(1))
+    assert graded([5, 4, 3, 2, 1, 0])
+    wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
+    assert_named(graded, wrong)
     ids, weights = torch.tensor([[3, 5, 7, 9]]), torch.tensor([1.0, 0.5, 0.25, -1.0])
     graded = partial(check.blank_out, predict=lambda batch: (batch * weights).sum(1), ids=ids, replacement=0)
     right = (ids * weights)[0]  # what a token adds to a sum is what its replacement by 0 takes away
     assert graded(right)
     wrong = {"sign": -right, "these are predictions": right.sum() - right, "stay replaced": right.cumsum(0)}
-    assert_named(graded, wrong)
-
-
-def test_patch_and_its_mistakes() -> None:
-    graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
-    patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-    assert graded(patches[6, 2] + 1)
-    wrong = {"[CLS] is token 0": patches[6, 2], "swapped": patches[2, 6] + 1, "these are pixels": 1 + 6 * 8 + 2}
     assert_named(graded, wrong)
 
 
@@ -278,24 +280,13 @@ def test_centers_of_frames_and_their_mistakes() -> None:
     assert_named(graded, wrong)
 
 
-def test_copied_columns_and_their_mistakes() -> None:
-    source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
-    graded = partial(check.copied_from, source=source, written=source.flip(1))
-    assert graded([5, 4, 3, 2, 1, 0])
-    wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
-    assert_named(graded, wrong)
-
-
-def test_rates_and_their_mistakes() -> None:
+def test_rates_and_shares_and_their_mistakes() -> None:
     scores = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
     places, chosen = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([True, True, True, False, False])
     graded = partial(check.found_rate, scores=scores, places=places, chosen=chosen)
     assert graded(2 / 3) and graded(torch.tensor([2 / 3]))
     wrong = {"other examples": 1 / 2, "all examples": 3 / 5, "the number of all": 2 / 5, "number of examples": 2}
     assert_named(graded, wrong | {"missed": 1 / 3})
-
-
-def test_shares_at_places_and_their_mistakes() -> None:
     scores = torch.tensor([[4.0, 2.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
     places = torch.tensor([[0, 1], [1, 2], [2, 1]])
     right = (0.5 + 0.5 + 0.75) / 3, (0.75 + 0.75 + 1) / 3
@@ -306,9 +297,6 @@ def test_shares_at_places_and_their_mistakes() -> None:
     wrong = {"other order": right[::-1], "Add up the shares": (right[0], right[1] / 2)}
     wrong |= {"divide each row": ((4 + 2 + 3) / 3, (6 + 3 + 4) / 3), "largest of each": (max(means), right[1])}
     assert_named(graded, wrong)
-
-
-def test_hidden_share_and_its_mistakes() -> None:
     scores = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 6
     hidden, row = [True, True, False, True, True, False], scores[0, :, 2]
     graded = partial(check.hidden_share, scores=scores, hidden=hidden, step=0, layer=-1)

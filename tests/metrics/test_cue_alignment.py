@@ -59,14 +59,7 @@ def test_dropped_tokens_do_not_count() -> None:
     assert not cue_average_precision(scores, CUES, keep).isnan()
 
 
-def test_infinite_scores_are_ranked() -> None:
-    scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
-    ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
-    for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
-        assert cue_average_precision(scores, cues, keep).item() == cue_average_precision(ranks, cues, keep).item()
-
-
-def test_examples_without_an_answer_are_nan() -> None:
+def test_rows_without_an_answer() -> None:
     scores = torch.tensor([[0.5, 0.5], [torch.nan, 1.0], [0.5, 0.5], [0.0, 0.0]])
     cues = torch.tensor([[False, False], [True, False], [True, False], [True, False]])
     assert cue_dot_product(scores, cues).isnan().tolist() == [True, True, False, False]
@@ -74,6 +67,16 @@ def test_examples_without_an_answer_are_nan() -> None:
     assert cue_dot_product(scores, cues, torch.ones(1, 2)).isnan().tolist() == [True, True, False, True]
     with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
         cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))
+    scores, cues = torch.tensor([[0.2, torch.nan, 0.1]]), torch.tensor([[True, False, False]])
+    assert cue_reciprocal_rank(scores, cues).isnan().all()
+    assert cue_precision(scores, cues, 1).isnan().all()
+    kept = torch.tensor([[True, False, True]])
+    assert cue_reciprocal_rank(scores, cues, kept).tolist() == [1.0]
+    assert cue_precision(scores, cues, 3, kept).tolist() == [0.5]  # two tokens are ranked
+    scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
+    ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
+    for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
+        assert cue_average_precision(scores, cues, keep).item() == cue_average_precision(ranks, cues, keep).item()
 
 
 @pytest.mark.parametrize(
@@ -115,15 +118,6 @@ def test_ranks_of_cues_equal_all_orders_of_ties() -> None:
         tops = [sum(bool(cues[b, j]) for j in order[:2]) / min(2, len(tokens)) for order in orders]
         assert ranks[b].item() == pytest.approx(sum(firsts) / len(orders))
         assert precisions[b].item() == pytest.approx(sum(tops) / len(orders))
-
-
-def test_ranks_of_bad_rows() -> None:
-    scores, cues = torch.tensor([[0.2, torch.nan, 0.1]]), torch.tensor([[True, False, False]])
-    assert cue_reciprocal_rank(scores, cues).isnan().all()
-    assert cue_precision(scores, cues, 1).isnan().all()
-    kept = torch.tensor([[True, False, True]])
-    assert cue_reciprocal_rank(scores, cues, kept).tolist() == [1.0]
-    assert cue_precision(scores, cues, 3, kept).tolist() == [0.5]  # two tokens are ranked
 
 
 # Agreement of two rows
@@ -170,12 +164,18 @@ def test_only_scores_without_order_nan(measure: Any) -> None:
     assert measure(one[:1], other[:1], torch.tensor([[0, 1, 0]])).isnan().all()
 
 
-def test_overlap_without_ties_equals_sets() -> None:
+def test_overlap() -> None:
     one, other = torch.rand(20, 7), torch.rand(20, 7)
     for k in range(1, 9):
         for a, b, share in zip(one, other, top_k_overlap(one, other, k), strict=True):
             first, second = (set(row.argsort(descending=True)[:k].tolist()) for row in (a, b))
             assert share.item() == pytest.approx(len(first & second) / min(k, 7))
+    one, other = torch.tensor([[9.0, 3, 2, 1]]), torch.tensor([[torch.nan, 1, 2, 3]])
+    keep = torch.tensor([[0, 1, 1, 1]])
+    assert top_k_overlap(one, other, 1, keep).item() == 0
+    assert top_k_overlap(one, other, 2, keep).item() == pytest.approx(0.5)
+    assert top_k_overlap(one, other, 2).isnan().all()
+    assert top_k_overlap(one, other, 2, torch.zeros(1, 4)).isnan().all()
 
 
 def test_overlap_with_ties_is_expectation() -> None:
@@ -192,15 +192,6 @@ def test_overlap_with_ties_is_expectation() -> None:
         assert top_k_overlap(one, other, k).item() == pytest.approx(sum(shares) / len(shares))
     constant = torch.ones(1, 5)
     assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
-
-
-def test_overlap_ignores_dropped_tokens() -> None:
-    one, other = torch.tensor([[9.0, 3, 2, 1]]), torch.tensor([[torch.nan, 1, 2, 3]])
-    keep = torch.tensor([[0, 1, 1, 1]])
-    assert top_k_overlap(one, other, 1, keep).item() == 0
-    assert top_k_overlap(one, other, 2, keep).item() == pytest.approx(0.5)
-    assert top_k_overlap(one, other, 2).isnan().all()
-    assert top_k_overlap(one, other, 2, torch.zeros(1, 4)).isnan().all()
 
 
 def test_bad_rows_refused() -> None:

@@ -14,13 +14,17 @@ from captum_vz.metrics import compare_pairs, summarize, summarize_many
 from captum_vz.metrics.intervals import _wilcoxon
 
 
-def test_mean_counts_undefined_values() -> None:
+def test_means_and_many_summaries() -> None:
     values = torch.tensor([1.0, torch.nan, 2.0, 6.0, torch.nan])
     summary = summarize(values)
     assert (summary.mean, summary.examples, summary.undefined) == (3.0, 3, 2)
     assert summary.std == pytest.approx(sqrt((4 + 1 + 9) / 2))
     assert 1 <= summary.low < 3 < summary.high <= 6
     assert str(summary) == f"3.000 [{summary.low:.3f}, {summary.high:.3f}] (3 examples, 2 more undefined)"
+    values = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
+    values[3][:23] = torch.nan  # as many known values as others have
+    for many, one in zip(summarize_many(values, resamples=99), values, strict=True):
+        assert many == pytest.approx(summarize(one, resamples=99), rel=1e-12, nan_ok=True)
 
 
 def test_interval_equals_scipys_bootstrap() -> None:
@@ -37,13 +41,6 @@ def test_interval_equals_scipys_bootstrap() -> None:
             low, high = drawn.confidence_interval
             found = summarize(values, **options)
             assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12, abs=1e-14)
-
-
-def test_many_summaries_equal_single_ones() -> None:
-    values = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
-    values[3][:23] = torch.nan  # as many known values as others have
-    for many, one in zip(summarize_many(values, resamples=99), values, strict=True):
-        assert many == pytest.approx(summarize(one, resamples=99), rel=1e-12, nan_ok=True)
 
 
 @pytest.mark.parametrize(("values", "examples", "undefined"), [([], 0, 0), ([torch.nan], 0, 1), ([2.0], 1, 0)])
@@ -123,13 +120,10 @@ def test_exact_p_counts_all_signs(count: int, digits: int) -> None:
     assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue if gaps.any() else 1)
 
 
-def test_gaps_equal_but_for_rounding_are_ties() -> None:
+def test_equal_gaps_and_methods_are_tied() -> None:
     exact = np.array([1.0, 1.0, -1.0, 2.0, 3.0] * 3)
     noise = np.random.default_rng(0).normal(0, 1e-15, 15)
     assert _wilcoxon(exact / 10 + noise) == _wilcoxon(exact)
-
-
-def test_equal_methods_are_tied() -> None:
     one = torch.linspace(0, 1, 20, dtype=torch.float64)
     for gap in (0.0, 1e-15):
         (pair,) = compare_pairs({"a": one, "b": one + gap})

@@ -185,7 +185,7 @@ def test_each_set_runs_once_for_all_metrics() -> None:
     assert set(ran) <= {added}  # only the answers are found again, not the sets
 
 
-def test_constant_scores_have_no_order() -> None:
+def test_rows_that_order_nothing_are_nan() -> None:
     masked = sentences()
     prediction = Prediction(neighbours, masked, UNK)
     flat = torch.ones(masked.ids.shape)
@@ -196,9 +196,13 @@ def test_constant_scores_have_no_order() -> None:
     holed = torch.rand(masked.ids.shape)
     holed[2, 2] = torch.nan
     assert deletion_area(prediction, holed).isnan().nonzero().tolist() == [[2]]
+    prediction = Prediction(Words().eval(), sentences(), UNK)
+    found = soft_comprehensiveness(prediction, torch.ones(10, 9))
+    assert found.isnan().tolist() == [False] + [True] * 9
+    assert soft_sufficiency(prediction, torch.zeros(10, 9)).isnan().all()
 
 
-def test_bad_arguments_refused() -> None:
+def test_bad_sizes_refused() -> None:
     prediction = Prediction(neighbours, sentences(), UNK)
     for measure in (deletion_area, monotonicity, infidelity, comprehensiveness):
         with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
@@ -207,6 +211,15 @@ def test_bad_arguments_refused() -> None:
             measure(prediction, torch.full((10, 9), torch.inf))
     with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
         normalized(torch.rand(3), deletion_bounds(prediction))
+    prediction = Prediction(Words().eval(), sentences(), UNK)
+    with pytest.raises(ArgumentError, match="negative or infinite values: pass sizes"):
+        soft_comprehensiveness(prediction, -torch.rand(10, 9))
+    with pytest.raises(ArgumentError, match=r"scores is \(2,\)"):
+        soft_sufficiency(prediction, torch.rand(2))
+    with pytest.raises(ArgumentError, match="samples is 0"):
+        soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
+    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
+        soft_sufficiency(Prediction(additive, sentences(), UNK), torch.rand(10, 9))
 
 
 # Soft metrics
@@ -284,22 +297,3 @@ def test_mean_vector_replaces_tokens() -> None:
     torch.testing.assert_close(blank_out(Prediction(model, masked, "mean", batch_size=1)), effects)
     with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
         blank_out(Prediction(additive, masked, "mean"))
-
-
-def test_rows_that_order_nothing_are_nan() -> None:
-    prediction = Prediction(Words().eval(), sentences(), UNK)
-    found = soft_comprehensiveness(prediction, torch.ones(10, 9))
-    assert found.isnan().tolist() == [False] + [True] * 9
-    assert soft_sufficiency(prediction, torch.zeros(10, 9)).isnan().all()
-
-
-def test_bad_sizes_refused() -> None:
-    prediction = Prediction(Words().eval(), sentences(), UNK)
-    with pytest.raises(ArgumentError, match="negative or infinite values: pass sizes"):
-        soft_comprehensiveness(prediction, -torch.rand(10, 9))
-    with pytest.raises(ArgumentError, match=r"scores is \(2,\)"):
-        soft_sufficiency(prediction, torch.rand(2))
-    with pytest.raises(ArgumentError, match="samples is 0"):
-        soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
-    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
-        soft_sufficiency(Prediction(additive, sentences(), UNK), torch.rand(10, 9))

@@ -26,6 +26,15 @@ def noise() -> torch.Tensor:
 def test_only_readable_labels_are_compressed(noise: torch.Tensor) -> None:
     assert description_length(noise + 4 * LABELS[:, None], LABELS).compression > 2.5
     assert 0.9 < description_length(noise, LABELS).compression < 1.05
+    state = torch.get_rng_state()
+    noise, labels = noise[:300], LABELS[:300]
+    first = description_length(noise, labels)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    with torch.no_grad():
+        again = description_length(noise, labels)
+    assert torch.equal(first.bits, again.bits)
+    assert not torch.equal(first.bits, description_length(noise, labels, seed=1).bits)
 
 
 def test_ignorant_probe_costs_uniform_code(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,18 +78,6 @@ def test_probe_never_sees_coded_block(noise: torch.Tensor, monkeypatch: pytest.M
     torch.testing.assert_close(one.bits[order[:500]], other.bits[order[:500]], rtol=0, atol=0)
     assert not torch.equal(one.bits[order[500:]], other.bits[order[500:]])
     assert torch.allclose(2 ** -one.bits[order[500:]] + 2 ** -other.bits[order[500:]], torch.ones(500).double())
-
-
-def test_only_the_seed_decides(noise: torch.Tensor) -> None:
-    state = torch.get_rng_state()
-    noise, labels = noise[:300], LABELS[:300]
-    first = description_length(noise, labels)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.rand(1)
-    with torch.no_grad():
-        again = description_length(noise, labels)
-    assert torch.equal(first.bits, again.bits)
-    assert not torch.equal(first.bits, description_length(noise, labels, seed=1).bits)
 
 
 def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +137,6 @@ def test_correlation_equals_scipy() -> None:
     assert probing_correlation(holed, compression) == found._replace(undefined=2)
 
 
-def test_correlation_without_spread_undefined() -> None:
-    single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
-    assert (single.statistic, single.examples) == (pytest.approx(1), 1)
-    assert isnan(single.low)
-    none = probing_correlation(torch.full((2, 3), torch.nan), [1.0, 2.0, 3.0])
-    assert isnan(none.statistic)
-    assert (none.examples, none.undefined) == (0, 2)
-    flat = probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0])
-    assert isnan(flat.statistic) and isnan(flat.p)
-
-
 @pytest.mark.parametrize(
     ("alignment", "compression", "message"),
     [
@@ -177,7 +163,15 @@ def test_p_counts_all_orders(layers: int) -> None:
     assert probing_correlation(alignment, compression, resamples=9).p == pytest.approx(expected)
 
 
-def test_p_of_perfect_order() -> None:
+def test_p_of_perfect_order_and_correlation_without_spread() -> None:
     assert probing_correlation(torch.arange(4.0)[None], [1.0, 2.0, 3.0, 4.0]).p == pytest.approx(1 / 24)
     many = probing_correlation(torch.arange(12.0).repeat(3, 1), list(range(12)), resamples=9)
     assert many.p == pytest.approx(1e-5)  # of 99,999 random orders, none, and the order itself
+    single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
+    assert (single.statistic, single.examples) == (pytest.approx(1), 1)
+    assert isnan(single.low)
+    none = probing_correlation(torch.full((2, 3), torch.nan), [1.0, 2.0, 3.0])
+    assert isnan(none.statistic)
+    assert (none.examples, none.undefined) == (0, 2)
+    flat = probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0])
+    assert isnan(flat.statistic) and isnan(flat.p)

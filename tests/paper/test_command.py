@@ -55,15 +55,12 @@ def test_errors_are_one_line(capsys: Output, monkeypatch: pytest.MonkeyPatch, fo
     assert capsys.readouterr().err == "paper: stopped. The same command continues from here.\n"
 
 
-def test_report_has_no_empty_table(capsys: Output) -> None:
+def test_program_and_report_without_empty_tables(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """A method without layers has no row in the table of layers. One sentence has no interval."""
     assert main(["--grammar", "1", "--methods", "random", "--folder", "out"]) == 0
     out = capsys.readouterr().out
     assert "in each layer" not in out
     assert "nan" not in out
-
-
-def test_folder_is_run_as_a_program(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Path(__file__).parents[2] / "tutorials" / "paper"
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
     with pytest.raises(SystemExit) as left:

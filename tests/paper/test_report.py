@@ -137,7 +137,7 @@ def points(panel: Any) -> list[float]:
     return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
 
 
-def test_figures_show_the_numbers(found: Reproduction) -> None:
+def test_figures_and_report_tell_sources(found: Reproduction, folder: Path) -> None:
     above, below = found.plot("probing").axes
     assert list(above.lines[0].get_ydata()) == pytest.approx(found.tables["probing"]["compression"].tolist())
     assert sorted(points(below)) == sorted(found.tables["correlation"]["statistic"])
@@ -145,6 +145,15 @@ def test_figures_show_the_numbers(found: Reproduction) -> None:
     for what in ("probing", "page"):
         titles = " ".join(part.get_suptitle() for part in parts_of(named.plot(what)))
         assert "a name of the data" in titles.replace("\n", " "), what
+    report, told = str(replace(found, about="3 of 4 pairs.")), Study(folder / "agreement").lines()
+    assert report.startswith("3 of 4 pairs.\n\n## agreement")
+    assert len(told) >= 3 and all(f"- {line}\n" in report for line in told)
+    assert all(report.count(line) for line in found.repeat)
+    assert "sentences have no" not in str(found)
+    summary = found.tables["summary"]
+    place = summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
+    counted = summary.assign(undefined=summary["undefined"].where(~summary.index.isin(place), 7))
+    assert "alti: 7 sentences have no blank_out." in str(replace(found, tables={**found.tables, "summary": counted}))
 
 
 def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
@@ -161,21 +170,6 @@ def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Exa
     assert f"Without probing: 6 sentences have a label, of 2 kinds. Pass at least {FEWEST}, of 2 kinds" in report
     with pytest.raises(ValueError, match="what is 'probing': pass one of 'page'"):
         found.plot("probing")
-
-
-def test_report_tells_its_source_and_what_the_study_says(found: Reproduction, folder: Path) -> None:
-    report, told = str(replace(found, about="3 of 4 pairs.")), Study(folder / "agreement").lines()
-    assert report.startswith("3 of 4 pairs.\n\n## agreement")
-    assert len(told) >= 3 and all(f"- {line}\n" in report for line in told)
-    assert all(report.count(line) for line in found.repeat)
-
-
-def test_undefined_sentences_are_counted(found: Reproduction) -> None:
-    assert "sentences have no" not in str(found)
-    summary = found.tables["summary"]
-    place = summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
-    counted = summary.assign(undefined=summary["undefined"].where(~summary.index.isin(place), 7))
-    assert "alti: 7 sentences have no blank_out." in str(replace(found, tables={**found.tables, "summary": counted}))
 
 
 def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
         compare((model, tokenizer), "some hat is small.", "globenc")
 
 
-def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
+def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     _, tokenizer = shipped
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
@@ -147,9 +147,6 @@ def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
     torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
         compare((model, tokenizer), SENTENCE, "saliency")
-
-
-def test_each_run_is_a_layer(shipped: Shipped) -> None:
     _, tokenizer = shipped
     size = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = AlbertModel(AlbertConfig(vocab_size=len(tokenizer), intermediate_size=16, **size)).eval()
@@ -330,9 +327,3 @@ def test_truth_is_shown_and_exported(table: Explanation) -> None:
     assert table._repr_html_().count("<td></td>") == 1
     labels = [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
     assert labels == ["blanking out", "value-zeroing, layer 3", "alti, layers 0 to 3"]
-
-
-def test_scope_says_the_residual(shipped: Shipped) -> None:
-    given: dict[str, Any] = {"class": ValueZeroingRollout, "object": AttentionRollout(shipped[0])}
-    scopes = compare(shipped, SENTENCE, given).scopes
-    assert scopes == {"class": "layers 0 to 3, no residual", "object": "layers 0 to 3, residual 0.5"}

@@ -24,7 +24,7 @@ def test_example_encoded_like_its_record(shipped: Shipped, examples: list[Exampl
         assert encoded.forms == form_ids(tokenizer, example.to_record())
 
 
-def test_text_ends_before_decoder_target(decoder: Decoder) -> None:
+def test_text_ends_before_decoder_target(decoder: Decoder, shipped: Shipped) -> None:
     _, tokenizer = decoder
     for text in (None, "the hats [MASK] nice."):
         encoded = encode(tokenizer, replace(WUGS, text=text))
@@ -32,9 +32,6 @@ def test_text_ends_before_decoder_target(decoder: Decoder) -> None:
         assert (encoded.target, encoded.cue) == (1, (1,))
         assert encoded.forms == tuple(tokenizer.convert_tokens_to_ids(["are", "is"]))
     assert encode(tokenizer, replace(WUGS, good="exasperate")).forms is None
-
-
-def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
     plain = replace(WUGS, words=("the", "hats", "are", "nice", "."))
     for tokenizer in (shipped[1], decoder[1]):
         encoded = encode(tokenizer, plain)

@@ -41,7 +41,7 @@ def test_jsonl_of_other_programs_is_read(tmp_path: Path) -> None:
     assert third == Example.from_record(RECORDS[0], id=f"{RECORDS[0]['UID']} 5")
 
 
-def test_numpy_and_table_values_accepted() -> None:
+def test_tables_become_examples(examples: list[Example]) -> None:
     fields = Example.from_record(RECORDS[0]).to_dict()
     as_arrays = fields | {
         "words": np.array(fields["words"], dtype=object),
@@ -51,6 +51,11 @@ def test_numpy_and_table_values_accepted() -> None:
         "good": np.str_(fields["good"]),
     }
     assert Example.from_dict(as_arrays) == replace(Example.from_record(RECORDS[0]), label=None)
+    table = pa.Table.from_pylist([example.to_dict() for example in examples])
+    assert as_examples(table) == examples
+    assert as_examples(example.to_dict() for example in examples) == examples
+    found = as_examples([{"words": ["a"], "target": 0, "group": "g"}, {"words": ["a"], "target": 0, "id": "mine"}])
+    assert [example.id for example in found] == ["g 1", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +118,7 @@ def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory)
     return study(tmp_path_factory.mktemp("reference") / "study", examples)
 
 
-def test_table_of_pyarrow_is_examples(examples: list[Example]) -> None:
-    table = pa.Table.from_pylist([example.to_dict() for example in examples])
-    assert as_examples(table) == examples
-    assert as_examples(example.to_dict() for example in examples) == examples
-
-
-def test_rows_as_a_table_of_pyarrow(reference: Study) -> None:
+def test_rows_as_a_table_of_pyarrow(reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     table = reference.to_arrow()
     rows = reference.rows()
     assert table.column_names == list(rows.columns)
@@ -128,6 +127,9 @@ def test_rows_as_a_table_of_pyarrow(reference: Study) -> None:
     pd.testing.assert_frame_equal(table.to_pandas().astype(whole), rows)
     some = reference.to_arrow(["model", "cue_dot"])
     assert some.to_pydict() == reference.rows(["model", "cue_dot"]).to_dict("list")
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"to_dataset needs datasets.*captum-vz\[datasets\]"):
+        reference.to_dataset()
 
 
 def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None:
@@ -144,12 +146,6 @@ def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None
     }
 
 
-def test_missing_datasets_is_named(reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"to_dataset needs datasets.*captum-vz\[datasets\]"):
-        reference.to_dataset()
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -163,8 +159,3 @@ def test_missing_datasets_is_named(reference: Study, monkeypatch: pytest.MonkeyP
 def test_other_things_refused(given: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         as_examples(given)
-
-
-def test_ids_are_made_of_groups() -> None:
-    found = as_examples([{"words": ["a"], "target": 0, "group": "g"}, {"words": ["a"], "target": 0, "id": "mine"}])
-    assert [example.id for example in found] == ["g 1", "mine"]

@@ -35,7 +35,7 @@ def contrast_with_white(color: Any) -> float:
     return float(1.05 / (np.dot([0.2126, 0.7152, 0.0722], linear(color)) + 0.05))
 
 
-def test_colors_and_marks_tell_methods_apart() -> None:
+def test_methods_keep_their_look_and_place() -> None:
     """The hues are those of Okabe & Ito, which readers without red or green vision tell apart too."""
     names = [*METHODS, *(f"{name}:deciding" for name, one in METHODS.items() if one.shows_layers)]
     looks = {(method_color(name), method_mark(name)) for name in METHODS}
@@ -43,19 +43,13 @@ def test_colors_and_marks_tell_methods_apart() -> None:
     assert len({(method_color(name), method_mark(name)) for name in names[len(METHODS) :]} & looks) == 0
     assert len({color for color, _ in looks} | {method_color("one of my own")}) == 7
     assert [name for name in in_order(names) if name.startswith("attention")][:2] == ["attention", "attention:deciding"]
-
-
-def test_names_can_be_read() -> None:
-    """Names keep the hue of their method, and have the contrast that small text needs."""
+    # Names keep the hue of their method, and have the contrast that small text needs.
     assert contrast_with_white("0.0") == pytest.approx(21)
     assert min(contrast_with_white(method_color(method)) for method in METHODS) < 3
     for method in METHODS:
         mark, name = to_rgb(method_color(method)), label_color(method)
         assert contrast_with_white(name) >= 4.5
         assert np.dot(mark, name) / np.linalg.norm(mark) / np.linalg.norm(name) == pytest.approx(1)
-
-
-def test_methods_keep_their_place() -> None:
     assert sorted(in_order(METHODS)) == sorted(METHODS)
     assert in_order(METHODS)[-2:] == ["random", "position"]
     assert in_order(["random", "mine", "alti", "attention"]) == ["attention", "alti", "mine", "random"]

@@ -253,12 +253,16 @@ def test_wrong_metric_is_an_error(values: Any, came: str, shipped: Shipped, exam
         raise AssertionError(rows[1]["skipped"])
 
 
-def test_registered_names_are_taken(shipped: Shipped, examples: list[Example]) -> None:
+def test_registered_names_are_unique(shipped: Shipped, examples: list[Example]) -> None:
     register_method("mine", uneven, title="my own")
     register_metric("largest", largest)
     register_method("mine", uneven)  # a notebook's cell runs twice
     (row,) = Scorer(*shipped, ["mine"], ["largest"]).score(examples[:1])
     assert row["largest"] == max(row["scores"])
+    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
+        Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
+    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
+        Scorer(*shipped, {"random": uneven}, "cue_dot")
 
 
 @pytest.mark.parametrize(
@@ -274,13 +278,6 @@ def test_registered_names_are_taken(shipped: Shipped, examples: list[Example]) -
 def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         use()
-
-
-def test_names_are_unique(shipped: Shipped) -> None:
-    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
-        Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
-    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
-        Scorer(*shipped, {"random": uneven}, "cue_dot")
 
 
 def test_object_of_another_model_refused(shipped: Shipped, examples: list[Example]) -> None:

@@ -9,27 +9,12 @@ from torch import Tensor
 
 from captum_vz import LayerAttention, ValueGates, find_layers
 from captum_vz.functional import normalize_rows
-from captum_vz.methods import Question, rollout_of
+from captum_vz.methods import Question
 from captum_vz.study import METHODS, compare
 from captum_vz.subjects import Subject
 from tests.study.conftest import Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
-
-
-@pytest.mark.parametrize(
-    ("name", "rollout"),
-    [
-        ("value-zeroing", "value-zeroing-rollout"),
-        ("attention", "attention-rollout"),
-        ("globenc-layer", "globenc"),
-        ("alti", "alti"),
-        ("hidden-token-attribution", None),
-        ("saliency", None),
-    ],
-)
-def test_rollout_of_each_method(name: str, rollout: str | None) -> None:
-    assert rollout_of(METHODS[name]) is (None if rollout is None else METHODS[rollout])
 
 
 @pytest.mark.parametrize(

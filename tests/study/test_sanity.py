@@ -37,17 +37,17 @@ def test_last_layers_become_random(shipped: Shipped) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_moments_are_kept() -> None:
+def test_random_layers_keep_moments() -> None:
     layer = nn.Linear(300, 300)
     weight = random_copy(nn.Sequential(layer), [layer]).get_parameter("0.weight")
     assert weight.mean().item() == pytest.approx(layer.weight.mean().item(), abs=1e-3)
     assert weight.std().item() == pytest.approx(layer.weight.std().item(), rel=0.02)
-
-
-def test_foreign_layers_refused() -> None:
     for layers in ([nn.Linear(2, 2)], []):
         with pytest.raises(ArgumentError, match="pass layers of the model"):
             random_copy(nn.Sequential(nn.Linear(2, 2)), layers)
+    for options in ({"radius": 0}, {"radius": float("nan")}, {"samples": 0}):
+        with pytest.raises(ArgumentError, match="pass numbers above 0"):
+            sensitivity(**options)
 
 
 def test_correlations_equal_a_loop(shipped: Shipped, examples: list[Example]) -> None:
@@ -119,12 +119,6 @@ def test_sensitivity_equals_captums(shipped: Shipped, examples: list[Example], m
         assert expected > 0.001
         assert own[-1] == 0  # a baseline without a model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_wrong_noise_refused() -> None:
-    for options in ({"radius": 0}, {"radius": float("nan")}, {"samples": 0}):
-        with pytest.raises(ArgumentError, match="pass numbers above 0"):
-            sensitivity(**options)
 
 
 def test_hidden_embeddings_cost_own_rows_only(decoder: Decoder) -> None:

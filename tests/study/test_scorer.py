@@ -220,9 +220,6 @@ def test_batch_without_memory_is_halved(shipped: Shipped, ragged: list[Example])
     assert 1 <= len(failed) <= 3  # 24, 12 and 6 sentences
     assert failed == list(range(len(failed)))  # later batches fit at once
     assert len(sizes) < 12
-
-
-def test_other_error_costs_each_once(shipped: Shipped, ragged: list[Example]) -> None:
     watched = Watched(most=10, error=KeyError)
     scored(shipped, ragged, watched)
     assert len(watched.seen) == 1 + 24
@@ -260,8 +257,5 @@ def test_study_keeps_and_tells_the_layers(tmp_path: Path) -> None:
     often = f"s {layers.min()} to {layers.max()}, most often {layers.mode()[0]} (in "
     assert (often if layers.nunique() > 1 else f" {layers.iloc[0]}") in told
     assert set(study.summary.query("method == 'value-zeroing:deciding'")["examples"]) >= {len(EXAMPLES)}
-
-
-def test_methods_without_own_maps_have_no_deciding_layer() -> None:
     with pytest.raises(ArgumentError, match=r"methods is .*: pass some of .*value-zeroing:deciding"):
         Scorer(*load_model(), ["value-zeroing-rollout:deciding"], "cue_dot")

@@ -105,12 +105,15 @@ def test_starts_at_once_are_merged(tmp_path: Path) -> None:
         assert sorted(ids) == [*"0123", "shared"]
 
 
-def test_changed_examples_are_noticed(examples: list[Example], tmp_path: Path) -> None:
+def test_changed_examples_and_settings_are_noticed(examples: list[Example], tmp_path: Path) -> None:
     small(tmp_path / "s", examples)
     path = tmp_path / "s" / "examples" / "000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"target", b"tarket"))
     with pytest.raises(ValueError, match=r"000001\.jsonl is missing or has changed"):
         small(tmp_path / "s", examples)
+    (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
+    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
+        Study(tmp_path)
 
 
 def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
@@ -198,10 +201,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_broken_jsonl_is_one_line(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize('kind', BROKEN)
+def test_broken_files_are_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     good = b'{"tokens": ["a", "b"], "target": 0}\n'
     Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])
@@ -211,12 +212,6 @@ def test_broken_jsonl_is_one_line(
     told = refused(capsys, "study", "--jsonl", "x.jsonl", "--folder", "s")
     assert len(told) < 300
     assert not Path("s").exists()
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_broken_settings_are_one_line(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s").mkdir()
     Path("s/study.json").write_bytes(BROKEN[kind])
@@ -224,12 +219,6 @@ def test_broken_settings_are_one_line(
     assert "s/study.json does not hold the settings of a study" in told
     with pytest.raises(ValueError, match=re.escape("does not hold the settings")):
         Study("s")
-
-
-def test_settings_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
-    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
-        Study(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_each_paradigm_is_halved(blimp: Path) -> None:
         assert not kept_out & trained
 
 
-def test_held_out_sentences_are_dropped(blimp: Path) -> None:
+def test_held_out_sentences_are_dropped(blimp: Path, tmp_path: Path) -> None:
     evaluation = [record for records in held_out(blimp).values() for record in records]
     keys = ("sentence_good", "sentence_bad")
     shouted = [record | {key: record[key].upper() for key in keys} for record in evaluation[:5]]
@@ -82,9 +82,6 @@ def test_held_out_sentences_are_dropped(blimp: Path) -> None:
     new = agreement_sentences(20, seed=8)
     contracted = {"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."}
     assert drop_held_out([*evaluation[10:15], *shouted, *new, *swapped, contracted], blimp) == [*new, contracted]
-
-
-def test_drop_held_out_ignores_contractions(blimp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "blimp"
     shutil.copytree(blimp, folder)
     paradigm = HELD_OUT_PARADIGMS[3]
@@ -93,9 +90,6 @@ def test_drop_held_out_ignores_contractions(blimp: Path, tmp_path: Path) -> None
     written_out = {"sentence_good": "Jill has not left.", "sentence_bad": "Jill have not left."}
     assert drop_held_out([written_out], folder) == []
     assert drop_held_out([written_out], blimp) == [written_out]
-
-
-def test_folder_without_blimp(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"anaphor_number_agreement\.jsonl is missing: expected BLiMP's"):
         held_out(tmp_path)
 
@@ -150,7 +144,7 @@ def test_positions_with_byte_level_tokenizer(mask: str) -> None:
     assert tokenizer.convert_ids_to_tokens(list(forms or ())) == ["Ġthe", "Ġsome"]
 
 
-def test_form_ids_of_several_pieces(embedded: Embedded) -> None:
+def test_forms_and_own_words(embedded: Embedded) -> None:
     tokenizer = embedded[1]
     record: Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
     ids = form_ids(tokenizer, record)
@@ -159,16 +153,6 @@ def test_form_ids_of_several_pieces(embedded: Embedded) -> None:
     assert form_ids(tokenizer, record | {"good": "exasperate"}) is None
     assert form_ids(tokenizer, record | {"bad": "exasperates"}) is None
     assert form_ids(tokenizer, record | {"bad": "見"}) is None
-
-
-def test_tokenizer_without_mask_token() -> None:
-    tokenizer = byte_level_tokenizer("<mask>")
-    tokenizer.mask_token = None
-    with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
-        encode_record(tokenizer, RECORDS[0])
-
-
-def test_own_words_and_unmasked_target(embedded: Embedded) -> None:
     tokenizer = embedded[1]
     record: Record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
     own = record | {"words": ["The wugs,", "are", "nice."]}
@@ -179,6 +163,10 @@ def test_own_words_and_unmasked_target(embedded: Embedded) -> None:
     assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == tuple(
         tokenizer.convert_tokens_to_ids(["are", "is"])
     )
+    tokenizer = byte_level_tokenizer("<mask>")
+    tokenizer.mask_token = None
+    with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
+        encode_record(tokenizer, RECORDS[0])
 
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])

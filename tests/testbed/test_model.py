@@ -37,8 +37,8 @@ ODD_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize('name', LAYERS)
+def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -55,10 +55,6 @@ def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) 
     assert tokenizer.pad_token_id == model.config.pad_token_id
     assert tokenizer.model_max_length <= model.config.max_position_embeddings
     assert tokenizer.tokenize("The HAT [MASK] red.") == ["the", "hat", "[MASK]", "red", "."]
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_transformers_loads_the_same_model(name: str) -> None:
     folder = EMBEDDED[name]
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
@@ -88,7 +84,7 @@ def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
     assert model(**batch).logits.isfinite().all()
 
 
-def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
+def test_prefers_good_in_batches(embedded: Embedded) -> None:
     model, tokenizer = embedded
     records = agreement_sentences(60, seed=11)
     one_by_one = torch.cat([prefers_good(model, tokenizer, [record]) for record in records])
@@ -96,9 +92,6 @@ def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
     swapped = [record | {"good": record["bad"], "bad": record["good"]} for record in records]
     assert torch.equal(prefers_good(model, tokenizer, swapped), ~one_by_one)
     assert prefers_good(model, tokenizer, []).shape == (0,)
-
-
-def test_prefers_good_of_several_pieces(embedded: Embedded) -> None:
     record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
         prefers_good(*embedded, [record])
@@ -143,15 +136,12 @@ def causal() -> Causal:
     return load_model("causal")
 
 
-def test_continuations_of_300_new_prefixes(causal: Causal) -> None:
+def test_causal_model_continues_prefixes(causal: Causal) -> None:
     trained = trained_sentences()
     prefixes = agreement_sentences(330, seed=78, paradigm="relational_noun")
     fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
     assert len(fresh) == 300
     assert continues_well(*causal, fresh).double().mean() >= 0.97
-
-
-def test_logits_are_those_of_each_prefix(causal: Causal) -> None:
     model, tokenizer = causal
     records = causal_records(tokenizer, agreement_sentences(12))
     for record, logits in zip(records, next_logits(model, tokenizer, records, batch_size=5), strict=True):

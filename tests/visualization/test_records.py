@@ -46,23 +46,17 @@ def drawn_by_captum(record: visualization.VisualizationDataRecord) -> str:
     return str(visualization.visualize_text([record], legend=False).data)
 
 
-def test_record_colours_in_captum() -> None:
+def test_records_are_drawn_by_captum() -> None:
     html = drawn_by_captum(text_record(["a", "b", "c"], torch.tensor([[0.02, -0.04, 0.01]]), attr_class="by us"))
     colours = re.findall(r"hsl\((\d+), 75%, (\d+)%\)", html)
     assert colours == [("120", "75"), ("0", "60"), ("120", "88")]  # in Captum: 100 - 50 s above zero, 100 + 40 s below
     assert re.findall(r"<b>(.*?)</b>", html) == ["", NOTHING, "by us", "-0.01"]
-
-
-def test_record_escapes_class_names() -> None:
     record = text_record(["a\nb\u202e"], torch.ones(1), attr_class="<b>x", true_class="<script>", pred_class="a & <i>")
     assert record.raw_input_ids == [r"a\nb\u202e"]
     html = drawn_by_captum(record)
     assert re.findall(r"<b>(.*?)</b>", html)[:3] == ["&lt;script&gt;", "a &amp; &lt;i&gt;" + NOTHING, "&lt;b&gt;x"]
     number = text_record(["a"], torch.ones(1), true_class=3)  # type: ignore[arg-type]  # Captum takes numbers too
     assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(number))[0] == "3"
-
-
-def test_unknown_probability_is_not_shown() -> None:
     unknown, known = text_record(["a"], torch.ones(1), pred_class="are"), text_record(["a"], torch.ones(1), pred_prob=0)
     rows = Page(str(visualization.visualize_text([unknown, known], legend=False).data)).rows
     cells = [row[1].strip() for row in rows if len(row) == 5][-2:]
@@ -100,6 +94,10 @@ def test_terminal_colour_keeps_text() -> None:
     assert "\x1b" not in plain
     assert ESCAPE.sub("", coloured).split() == plain.split()
     assert coloured.count("\x1b[0m") == 3  # each colour ends after its token
+    text = terminal_text(["\x1b[2J", "a\nb"], torch.ones(2), color=False)
+    assert text.count("\n") == 1
+    assert r"\x1b[2J" in text
+    assert r"a\nb" in text
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -112,13 +110,6 @@ def test_terminal_colours_darken_and_contrast(sign: int) -> None:
     assert len(set(backs)) == 7
     for back, ink in shades:  # the contrast that WCAG 2 asks of text
         assert (max(back, ink) + 0.05) / (min(back, ink) + 0.05) >= 4.5
-
-
-def test_terminal_escapes_control_characters() -> None:
-    text = terminal_text(["\x1b[2J", "a\nb"], torch.ones(2), color=False)
-    assert text.count("\n") == 1
-    assert r"\x1b[2J" in text
-    assert r"a\nb" in text
 
 
 def test_signed_bars_go_to_both_sides() -> None:

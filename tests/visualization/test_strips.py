@@ -44,12 +44,9 @@ def test_rows_in_any_form(form: str) -> None:
     assert mark.get_x() == 2.5
 
 
-def test_cells_have_numbers() -> None:
+def test_cells_and_row_options() -> None:
     figure = draw_row([torch.tensor([0.004, 0.25, 0.5, 1.0]), torch.tensor([0.0, -0.25, 0.0, 0.0])], TOKENS)
     assert written(figure) == [".25", ".50", "1.00", "-.25"]
-
-
-def test_row_options() -> None:
     row = torch.tensor([0.7, 0.1, 0.1, 0.1])
     assert draw_row([row], TOKENS, dim="special").axes[0].images[0].norm.vmax == pytest.approx(0.1)
     torch.testing.assert_close(drawn(draw_row([row], TOKENS, drop="special"))[0], row[1:].double())
@@ -136,13 +133,18 @@ def test_edges_are_sums_of_paths() -> None:
     torch.testing.assert_close(lowest, rollout([step[None] for step in steps], residual=0.5)[-1][0, 2])
 
 
-def test_edges_are_thresholded_and_connected() -> None:
+def test_edges_are_connected_and_equal_steps_have_one_number() -> None:
     steps = maps(5, 6)
     for threshold in (0.02, 0.1, 0.3):
         edges = route_edges(steps, 4, threshold)
         assert all(share >= threshold for *_, share in edges)
         for layer, i, _, _ in edges:
             assert i == 4 if layer == 4 else any(above == layer + 1 and i == j for above, _, j, _ in edges)
+    # A token that keeps 1.00 of itself in many layers has one number, with the count of layers.
+    steps = [*maps(1), *[torch.eye(3, dtype=torch.float64)] * 30, *maps(1)]
+    numbers = [text.get_text() for text in draw_route(steps, ABC, 0).axes[0].texts]
+    assert len(numbers) == 3
+    assert numbers[1] == "1.00 (30 layers)"
 
 
 def test_figure_shows_the_route() -> None:
@@ -171,14 +173,6 @@ def test_numbers_do_not_overprint(tokens: int) -> None:
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
-def test_equal_steps_have_one_number() -> None:
-    """A token that keeps 1.00 of itself in many layers has one number, with the count of layers."""
-    steps = [*maps(1), *[torch.eye(3, dtype=torch.float64)] * 30, *maps(1)]
-    numbers = [text.get_text() for text in draw_route(steps, ABC, 0).axes[0].texts]
-    assert len(numbers) == 3
-    assert numbers[1] == "1.00 (30 layers)"
-
-
 # Sounds and images
 
 
@@ -197,9 +191,6 @@ def test_bars_fill_the_sound() -> None:
     assert [height for _, _, height in found] == pytest.approx([0.25, 1, 0.5, 0.75])
     assert figure.axes[0].get_xlim() == (0, 2)
     assert figure.axes[0].get_ylabel() == "share"
-
-
-def test_bars_of_words() -> None:
     spans = [(0.1, 0.5), (0.6, 1.9)]
     figure = draw_audio(SOUND, torch.tensor([0.5, -0.25]), 16000, spans=spans, names=["the", "cats"], token=1)
     assert bars(figure) == [pytest.approx((0.1, 0.4, 1)), pytest.approx((0.6, 1.3, -0.5))]
@@ -221,13 +212,10 @@ def test_patches_become_pixels(before: int) -> None:
     np.testing.assert_array_equal(pixels, image.permute(1, 2, 0).double())
 
 
-def test_usual_vision_transformers() -> None:
+def test_usual_images_and_pixels() -> None:
     for count in (197, 198, 201):  # ViT, DeiT, DINOv2 with registers
         scores, _ = image_grid(torch.rand(1, count), torch.rand(1, 3, 224, 224))
         assert len(np.unique(scores)) == 196
-
-
-def test_pixels_are_from_0_to_1() -> None:
     normalized = torch.randn(3, 4, 4)
     _, pixels = image_grid(torch.rand(4), normalized)
     assert (pixels.min(), pixels.max()) == (0, 1)
