@@ -201,8 +201,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize('kind', BROKEN)
-def test_broken_files_are_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_files_are_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     good = b'{"tokens": ["a", "b"], "target": 0}\n'
     Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])

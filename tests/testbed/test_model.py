@@ -1,10 +1,13 @@
-"""The embedded models: their size, their loading, their inputs and their accuracy."""
+"""The embedded models and those of packages: their size, their loading, their inputs and their accuracy."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from train_causal import causal_records, continues_well, next_logits, prefers_good_next
 from transformers import (
     AutoModelForCausalLM,
@@ -15,9 +18,11 @@ from transformers import (
 )
 
 from captum_vz import find_layers
-from captum_vz.testbed import agreement_sentences, load_model, mask_target, prefers_good
+from captum_vz.cli import main
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import agreement_sentences, load_model, mask_target, models, prefers_good
 from captum_vz.testbed.data import Record
-from captum_vz.testbed.models import EMBEDDED
+from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from captum_vz.text import encode_record
 from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 
@@ -37,7 +42,7 @@ ODD_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
@@ -148,3 +153,81 @@ def test_causal_model_continues_prefixes(causal: Causal) -> None:
         encoded = encode_record(tokenizer, record)
         prefix = encoded.encoding["input_ids"][:, : encoded.target]
         torch.testing.assert_close(logits, model(prefix).logits[0, -1], rtol=1e-4, atol=1e-4)
+
+
+# Models of packages
+
+
+LOADED: Any = load_model("causal")
+
+
+@pytest.fixture
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes "smollm2" a file that transformers reads as the embedded causal model. The folder that it becomes."""
+    gguf = tmp_path / "package" / "weights.gguf"
+    gguf.parent.mkdir()
+    gguf.touch()
+    monkeypatch.setattr(models, "model_source", {**EMBEDDED, "smollm2": gguf}.get)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setattr("huggingface_hub.cached_assets_path", lambda *names, **further: cache)
+
+    def read(*names: Any, **options: Any) -> Any:
+        assert options.pop("gguf_file") == "weights.gguf"
+        model = load_model("causal")[0]
+        model.config.quantization_config = {"quant_method": "gguf"}
+        return model
+
+    tokenizers = transformers.AutoTokenizer.from_pretrained
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", read)
+    monkeypatch.setattr(
+        "transformers.AutoTokenizer.from_pretrained",
+        lambda folder, **options: LOADED[1] if "gguf_file" in options else tokenizers(folder, **options),
+    )
+    return cache / "weights"
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_missing_package_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
+    with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
+        load_model(name)
+    for command in (["explain", "a"], ["study", "--grammar", "2", "--folder", str(tmp_path / "out")]):
+        assert main([*command, "--model", name]) == 2
+        assert str(caught.value) in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_is_converted_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load_model("smollm2")
+    assert all(map(torch.equal, model.state_dict().values(), LOADED[0].state_dict().values()))
+    assert not hasattr(model.config, "quantization_config")
+    assert tokenizer.get_vocab() == LOADED[1].get_vocab()
+    assert list(converted.parent.iterdir()) == [converted]
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    load_model("smollm2")
+
+
+def test_interrupted_conversion_leaves_nothing(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            load_model("smollm2")
+    assert list(converted.parent.iterdir()) == []
+    load_model("smollm2")
+
+
+def test_two_processes_convert_at_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is faster: its folder is there when this one is ready."""
+    own = os.rename
+
+    def late(made: Path, folder: Path) -> None:
+        monkeypatch.setattr("os.rename", own)
+        load_model("smollm2")
+        own(made, folder)
+
+    monkeypatch.setattr("os.rename", late)
+    load_model("smollm2")
+    assert list(converted.parent.iterdir()) == [converted]
