@@ -7,32 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    BertForNextSentencePrediction,
-    BertForSequenceClassification,
-    ByT5Tokenizer,
-    CLIPVisionConfig,
-    DPRConfig,
-    DPRReader,
-    ElectraConfig,
-    ElectraForPreTraining,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    T5Config,
-    T5EncoderModel,
-    T5ForQuestionAnswering,
-    T5ForTokenClassification,
-    TapasConfig,
-    TapasForQuestionAnswering,
-    XLNetConfig,
-    XLNetForQuestionAnswering,
-    XLNetForQuestionAnsweringSimple,
-)
 from transformers.models.auto import modeling_auto
 
 import captum_vz
@@ -54,7 +30,7 @@ class Wrapper(nn.Module):
         return self.model(**inputs)
 
 
-class MyClassifier(BertForSequenceClassification):
+class MyClassifier(transformers.BertForSequenceClassification):
     pass
 
 
@@ -117,7 +93,7 @@ def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: st
 def t5(kind: Any) -> Any:
     torch.manual_seed(0)
     size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return kind(T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
+    return kind(transformers.T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
 
 
 def test_models_without_a_head_show_cls() -> None:
@@ -165,10 +141,10 @@ def test_tasks_of_all_classes_of_transformers(mapping: str, task: str) -> None:
 def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) -> None:
     """Without an image, Llava is the Llama inside it."""
     words = load_model("causal")[1]
-    config = LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
-    both = LlavaConfig(text_config=config, vision_config=CLIPVisionConfig(**SIZE))
-    model = LlavaForConditionalGeneration(both).eval()
-    inside = LlamaForCausalLM(config).eval()
+    config = transformers.LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
+    both = transformers.LlavaConfig(text_config=config, vision_config=transformers.CLIPVisionConfig(**SIZE))
+    model = transformers.LlavaForConditionalGeneration(both).eval()
+    inside = transformers.LlamaForCausalLM(config).eval()
     inside.model, inside.lm_head = model.model.language_model, model.lm_head
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
@@ -186,8 +162,8 @@ def test_translations_and_tokens_that_a_model_adds() -> None:
     sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": len(words)}
     sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     pad, end = words.pad_token_id, words.sep_token_id
-    config = MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
-    found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
+    config = transformers.MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
+    found = captum_vz.explain((transformers.MarianMTModel(config).eval(), words), SENTENCE)
     assert isinstance(found, GenerationAttribution)
     peft = pytest.importorskip("peft")
     model, words = load_model("causal")
@@ -197,18 +173,18 @@ def test_translations_and_tokens_that_a_model_adds() -> None:
 
 
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
-    words = ByT5Tokenizer()
-    found = captum_vz.explain(t5(T5EncoderModel), "日 a", tokenizer=words)
+    words = transformers.ByT5Tokenizer()
+    found = captum_vz.explain(t5(transformers.T5EncoderModel), "日 a", tokenizer=words)
     assert found.tokens == ["日₁", "日₂", "日₃", "␣", "a", "</s>"]
-    found = captum_vz.explain(t5(T5ForTokenClassification), "the hat", tokenizer=words)
+    found = captum_vz.explain(t5(transformers.T5ForTokenClassification), "the hat", tokenizer=words)
     assert [row.name.partition(":")[0] for row in found.rows] == ["the", "hat"]
-    joint = captum_vz.explain(t5(T5EncoderModel), "the hat", tokenizer=words, words=True)
+    joint = captum_vz.explain(t5(transformers.T5EncoderModel), "the hat", tokenizer=words, words=True)
     assert joint.tokens == ["the", "hat", "</s>"]
 
 
 def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     """The text of the answer is the second one, also where it repeats the question."""
-    model, words = t5(T5ForQuestionAnswering), ByT5Tokenizer()
+    model, words = t5(transformers.T5ForQuestionAnswering), transformers.ByT5Tokenizer()
     inputs = words("a hat", "a hat", return_tensors="pt")
     output = model(**inputs)
     inside = range(6, 11)
@@ -223,23 +199,23 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "field"),
     [
-        (DPRReader, DPRConfig, "relevance_logits"),
-        (ElectraForPreTraining, ElectraConfig, "logits"),
-        (TapasForQuestionAnswering, TapasConfig, "logits"),
-        (XLNetForQuestionAnswering, XLNetConfig, "cls_logits"),
+        (transformers.DPRReader, transformers.DPRConfig, "relevance_logits"),
+        (transformers.ElectraForPreTraining, transformers.ElectraConfig, "logits"),
+        (transformers.TapasForQuestionAnswering, transformers.TapasConfig, "logits"),
+        (transformers.XLNetForQuestionAnswering, transformers.XLNetConfig, "cls_logits"),
     ],
 )
 def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) -> None:
     """The message names two ways. Both work, but where the input is no text: TAPAS reads a table."""
     words = tokenizer()
-    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is XLNetConfig else SIZE
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is transformers.XLNetConfig else SIZE
     model = kind(config(vocab_size=len(words), **sizes)).eval()
     told = (
         f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
     )
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, SENTENCE, tokenizer=words)
-    if kind in (DPRReader, ElectraForPreTraining):
+    if kind in (transformers.DPRReader, transformers.ElectraForPreTraining):
         inputs = words(SENTENCE, return_tensors="pt")
 
         def number(**given: Any) -> Tensor:
@@ -253,8 +229,8 @@ def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) 
 def test_classifiers_of_two_texts(tmp_path: Path) -> None:
     """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
     words = tokenizer()
-    follows = bert(BertForNextSentencePrediction, num_labels=1)
-    ranks = bert(BertForSequenceClassification, num_labels=1)
+    follows = bert(transformers.BertForNextSentencePrediction, num_labels=1)
+    ranks = bert(transformers.BertForSequenceClassification, num_labels=1)
     found = captum_vz.explain(follows, SENTENCE, "a hat", tokenizer=words)
     inputs = words(SENTENCE, "a hat", return_tensors="pt")
     best = int(follows(**inputs).logits.argmax())
@@ -277,7 +253,9 @@ def test_simple_answer_of_xlnet() -> None:
     torch.manual_seed(1)
     words, question = tokenizer(), "some hat?"
     sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16, "initializer_range": 0.4}
-    model: Any = XLNetForQuestionAnsweringSimple(XLNetConfig(vocab_size=len(words), **sizes)).eval()
+    model: Any = transformers.XLNetForQuestionAnsweringSimple(
+        transformers.XLNetConfig(vocab_size=len(words), **sizes)
+    ).eval()
     inputs = words(question, SENTENCE, return_tensors="pt")
     found = captum_vz.explain(model, question, SENTENCE, tokenizer=words)
     place = found.rows[0].token

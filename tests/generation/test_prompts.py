@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    CLIPVisionConfig,
-    DynamicCache,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    VisionEncoderDecoderConfig,
-    VisionEncoderDecoderModel,
-    ViTConfig,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
@@ -78,7 +63,7 @@ def test_types_of_tokens(types: torch.Tensor) -> None:
     assert_same(attribute(prompt, 3, name="llama"), attribute(TEXT, 3, name="llama"))
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    model = BertLMHeadModel(BertConfig(num_hidden_layers=1, is_decoder=True, **sizes)).eval()
+    model = transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, is_decoder=True, **sizes)).eval()
     given = {"input_ids": torch.tensor([IDS]), "token_type_ids": types}
     if types.any():
         with pytest.raises(ArgumentError, match="token_type_ids would change"):
@@ -176,7 +161,7 @@ def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecord
 
 @pytest.mark.parametrize("argument", CACHES)
 def test_cache_passed_in(argument: str) -> None:
-    model, cache = case_of("llama").model, DynamicCache()
+    model, cache = case_of("llama").model, transformers.DynamicCache()
     with torch.no_grad():
         model(torch.tensor([IDS[:3]]), **{argument: cache}, use_cache=True)
     found = attribute(IDS, 4, name="llama", **{argument: cache})
@@ -236,17 +221,22 @@ LANGUAGE: dict[str, Any] = {**VISION, "hidden_size": 32, "num_hidden_layers": 2,
 
 
 def llava() -> tuple[Any, dict[str, Any]]:
-    seen = CLIPVisionConfig(**VISION, image_size=8, patch_size=4)
-    config = LlavaConfig(vision_config=seen, text_config=LlamaConfig(**LANGUAGE), image_token_id=IMAGE)
+    seen = transformers.CLIPVisionConfig(**VISION, image_size=8, patch_size=4)
+    config = transformers.LlavaConfig(
+        vision_config=seen, text_config=transformers.LlamaConfig(**LANGUAGE), image_token_id=IMAGE
+    )
     ids = torch.tensor([[2, *[IMAGE] * 4, 7, 8]])
-    return LlavaForConditionalGeneration(config), {"input_ids": ids, "pixel_values": torch.rand(1, 3, 8, 8)}
+    return transformers.LlavaForConditionalGeneration(config), {
+        "input_ids": ids,
+        "pixel_values": torch.rand(1, 3, 8, 8),
+    }
 
 
 def qwen() -> tuple[Any, dict[str, Any]]:
     text = {**LANGUAGE, "num_key_value_heads": 1, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     seen = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
     marks = {"image_token_id": IMAGE, "vision_start_token_id": 58, "vision_end_token_id": 57, "video_token_id": 56}
-    config = Qwen2VLConfig(text_config=text, vision_config=seen, **marks)
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=seen, **marks)
     ids = torch.tensor([[2, 58, *[IMAGE] * 4, 57, 7, 8]])
     grid, pixels = torch.tensor([[1, 4, 4]]), torch.rand(16, 3 * 2 * 4 * 4)
     given = {
@@ -255,7 +245,7 @@ def qwen() -> tuple[Any, dict[str, Any]]:
         "image_grid_thw": grid,
         "mm_token_type_ids": (ids == IMAGE).int(),
     }
-    return Qwen2VLForConditionalGeneration(config), given
+    return transformers.Qwen2VLForConditionalGeneration(config), given
 
 
 def whisper() -> tuple[Any, dict[str, Any]]:
@@ -263,16 +253,18 @@ def whisper() -> tuple[Any, dict[str, Any]]:
     layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     marks: dict[str, Any] = {"decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     silent: dict[str, Any] = {"suppress_tokens": [], "begin_suppress_tokens": [], "max_source_positions": 10}
-    model = WhisperForConditionalGeneration(
-        WhisperConfig(**sizes, **layers, **marks, **silent, max_target_positions=30)
+    model = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(**sizes, **layers, **marks, **silent, max_target_positions=30)
     )
     return model, {"input_features": torch.randn(1, 8, 20)}
 
 
 def captions() -> tuple[Any, dict[str, Any]]:
-    parts = ViTConfig(**VISION, image_size=8, patch_size=4), BertConfig(**LANGUAGE)
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(*parts, decoder_start_token_id=1, pad_token_id=0)
-    return VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 8, 8)}
+    parts = transformers.ViTConfig(**VISION, image_size=8, patch_size=4), transformers.BertConfig(**LANGUAGE)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        *parts, decoder_start_token_id=1, pad_token_id=0
+    )
+    return transformers.VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 8, 8)}
 
 
 @pytest.mark.parametrize("make", [llava, qwen, whisper, captions])

@@ -7,21 +7,10 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    SwinConfig,
-    SwinModel,
-    T5Config,
-    T5Model,
-)
 
 import captum_vz as vz
 from tests.rehearsal.device import ELSEWHERE, NAME, Traffic
@@ -94,25 +83,29 @@ Run = Callable[[nn.Module, Any], Any]
 
 def bert(depth: int) -> nn.Module:
     size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    return BertForMaskedLM(BertConfig(num_hidden_layers=depth, vocab_size=200, **size))
+    return transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=depth, vocab_size=200, **size))
 
 
 def gpt2(depth: int) -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=depth, n_head=4, vocab_size=200))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=depth, n_head=4, vocab_size=200))
 
 
 def llama(depth: int) -> nn.Module:
     size = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=depth, vocab_size=200, **size))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=depth, vocab_size=200, **size))
 
 
 def t5(depth: int) -> nn.Module:
-    return T5Model(T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=depth, num_heads=4, vocab_size=200))
+    return transformers.T5Model(
+        transformers.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=depth, num_heads=4, vocab_size=200)
+    )
 
 
 def swin(depth: int, size: int = SIZE) -> nn.Module:
-    config = SwinConfig(depths=[depth], image_size=size, patch_size=4, embed_dim=16, num_heads=[2], window_size=4)
-    return SwinModel(config)
+    config = transformers.SwinConfig(
+        depths=[depth], image_size=size, patch_size=4, embed_dim=16, num_heads=[2], window_size=4
+    )
+    return transformers.SwinModel(config)
 
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {

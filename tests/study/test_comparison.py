@@ -14,26 +14,7 @@ from captum.attr import InputXGradient, IntegratedGradients, ShapleyValueSamplin
 from torch import Tensor
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel
 
-from captum_vz import (
-    ALTI,
-    AttentionFlow,
-    AttentionRollout,
-    GlobEnc,
-    HiddenTokenAttribution,
-    LayerALTI,
-    LayerAttention,
-    LayerAttentionGradient,
-    LayerAttentionNorm,
-    PositionAttribution,
-    RandomAttribution,
-    Rollout,
-    TokenAttribution,
-    ValueGates,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question
@@ -51,51 +32,51 @@ from tests.study.conftest import Decoder, Shipped
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
 LAYER_METHODS = {
-    "value-zeroing": ValueZeroing,
-    "attention": LayerAttention,
-    "attention-norm": LayerAttentionNorm,
-    "globenc-layer": partial(LayerAttentionNorm, include="encoder"),
-    "alti-layer": LayerALTI,
+    "value-zeroing": vz.ValueZeroing,
+    "attention": vz.LayerAttention,
+    "attention-norm": vz.LayerAttentionNorm,
+    "globenc-layer": partial(vz.LayerAttentionNorm, include="encoder"),
+    "alti-layer": vz.LayerALTI,
 }
 ROLLED_OUT = {
-    "value-zeroing-rollout": partial(ValueZeroingRollout, residual=0.5),
-    "attention-rollout": AttentionRollout,
-    "globenc": GlobEnc,
-    "alti": ALTI,
-    "value-zeroing-rollout-paper": ValueZeroingRollout,
-    "attention-rollout-paper": partial(AttentionRollout, residual=None),
-    "attention-norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
+    "value-zeroing-rollout": partial(vz.ValueZeroingRollout, residual=0.5),
+    "attention-rollout": vz.AttentionRollout,
+    "globenc": vz.GlobEnc,
+    "alti": vz.ALTI,
+    "value-zeroing-rollout-paper": vz.ValueZeroingRollout,
+    "attention-rollout-paper": partial(vz.AttentionRollout, residual=None),
+    "attention-norm-rollout": lambda model, layers: vz.Rollout(vz.LayerAttentionNorm(model, layers), residual=0.5),
 }
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
 def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     model, tokenizer = shipped
-    layers = find_layers(model)
+    layers = vz.find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
     expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
-    expected["attention-flow"] = AttentionFlow(model, layers).attribute(inputs, token=MASK)
-    expected["random"] = RandomAttribution().attribute(inputs, token=MASK)
-    expected["position"] = PositionAttribution().attribute(inputs, token=MASK)
+    expected["attention-flow"] = vz.AttentionFlow(model, layers).attribute(inputs, token=MASK)
+    expected["random"] = vz.RandomAttribution().attribute(inputs, token=MASK)
+    expected["position"] = vz.PositionAttribution().attribute(inputs, token=MASK)
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     for name, reduce in (("input-x-gradient", "sum"), ("input-x-gradient-l2", "l2")):
-        gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
+        gradients = vz.TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
         amounts = gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong))
         expected[name] = normalize_rows(amounts.abs())
     if layer == 1:
-        hidden = HiddenTokenAttribution(model, layers[layer], probes=64)
+        hidden = vz.HiddenTokenAttribution(model, layers[layer], probes=64)
         expected["hidden-token-attribution"] = hidden.attribute(inputs, token=MASK)
 
     def choice(output: Any) -> torch.Tensor:
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
         return difference
 
-    by_gradient = LayerAttentionGradient(model, layers[layer])
+    by_gradient = vz.LayerAttentionGradient(model, layers[layer])
     expected["attention-gradient"] = by_gradient.attribute(inputs, (MASK, right), foil=(MASK, wrong), token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
-        expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
+        expected[name] = normalize_rows(vz.ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     table = compare((model, tokenizer), SENTENCE, list(expected), layer=layer, target="are", foil="is")
     assert table.tokens == inputs.tokens()
     assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
@@ -155,7 +136,9 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     model = AlbertModel(AlbertConfig(vocab_size=len(tokenizer), intermediate_size=16, **size)).eval()
     table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
-    expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
+    expected = vz.AttentionRollout(model, vz.find_layers(model)).attribute(
+        tokenizer(SENTENCE, return_tensors="pt"), token=6
+    )
     torch.testing.assert_close(table.shares["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
         compare((model, tokenizer), SENTENCE, "attention", layer=3)
@@ -356,10 +339,10 @@ def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
 def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    subject, question = Subject(model, model, find_layers(model), tokenizer), Question(inputs, 6)
+    subject, question = Subject(model, model, vz.find_layers(model), tokenizer), Question(inputs, 6)
     METHODS["attention-rollout"].scores(subject, question)
-    monkeypatch.setattr(LayerAttention, "attribute", None)
-    monkeypatch.setattr(LayerAttention, "run", None)  # so there is no other pass
+    monkeypatch.setattr(vz.LayerAttention, "attribute", None)
+    monkeypatch.setattr(vz.LayerAttention, "run", None)  # so there is no other pass
     whole = METHODS["attention"].layer_maps(subject, replace(question, token=3))
     torch.testing.assert_close(METHODS["attention"].scores(subject, question)[1], whole[1][0, 6])
 
@@ -377,7 +360,7 @@ def test_gated_rows_are_captums(name: str, shipped: Shipped, monkeypatch: pytest
     model, tokenizer = shipped
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    gated, (kind, options) = ValueGates(model, find_layers(model)), KINDS[name]
+    gated, (kind, options) = vz.ValueGates(model, vz.find_layers(model)), KINDS[name]
 
     def choice(gates: Tensor) -> Tensor:
         logits = gated(gates, inputs)[:, 6]

@@ -106,7 +106,7 @@ def test_few_sentences_and_methods_show_no_difference(
     assert one.differences["tied"].all()
     assert str(one).endswith("m, cue_mrr: none of 6 pairs of methods is shown to differ (3 sentences)")
     assert [counted(number, "sentence") for number in (1, 2279)] == ["1 sentence", "2,279 sentences"]
-    one = run_study({"m": shipped}, examples[:2], tmp_path / "s", ["random"], ["cue_dot"], resamples=9, quiet=True)
+    one = run_study({"m": shipped}, examples[:2], tmp_path / "t", ["random"], ["cue_dot"], resamples=9, quiet=True)
     assert one.differences.empty
     assert "differ" not in str(one)
 

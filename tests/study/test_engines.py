@@ -223,8 +223,8 @@ def test_engine_that_does_not_fit_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs ray.*pip install \"captum-vz\[ray\]\""):
-        study(tmp_path / "s", examples, engine="ray")
-    assert json.loads((tmp_path / "s" / "study.json").read_text())["models"] == ["agreement"]
+        study(tmp_path / "t", examples, engine="ray")
+    assert json.loads((tmp_path / "t" / "study.json").read_text())["models"] == ["agreement"]
     with pytest.raises(ArgumentError, match="engine is 'spark': pass one of 'local', 'accelerate', 'ray'"):
         study(tmp_path / "s", examples, engine="spark")
     monkeypatch.setenv("WORLD_SIZE", "2")

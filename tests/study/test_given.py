@@ -24,16 +24,7 @@ from captum.attr import (
 from torch import Tensor
 
 import captum_vz
-from captum_vz import (
-    AttentionRollout,
-    LayerAttention,
-    RandomAttribution,
-    TokenAttribution,
-    ValueZeroing,
-    ValueZeroingEffect,
-    explain,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import LLMTokenMaps
 from captum_vz.study import (
@@ -57,9 +48,9 @@ pytestmark = pytest.mark.usefixtures("own_names", "undrawn")
 
 
 OBJECTS: dict[Any, str] = {
-    ValueZeroing: "value-zeroing",
-    AttentionRollout: "attention-rollout",
-    ValueZeroingEffect: "value-zeroing-effect",
+    vz.ValueZeroing: "value-zeroing",
+    vz.AttentionRollout: "attention-rollout",
+    vz.ValueZeroingEffect: "value-zeroing-effect",
 }
 
 
@@ -102,7 +93,7 @@ class Named:
 
 
 def built(model: Any, layers: Any) -> Named:
-    assert find_layers(model) == layers
+    assert vz.find_layers(model) == layers
     return Named()
 
 
@@ -117,15 +108,15 @@ def test_all_forms_give_the_same(method: Any, shipped: Shipped, examples: list[E
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        (ValueZeroing, "value-zeroing"),
-        (AttentionRollout, "attention-rollout"),
-        (RandomAttribution, "random"),
-        (ValueZeroingEffect, "value-zeroing-effect"),
+        (vz.ValueZeroing, "value-zeroing"),
+        (vz.AttentionRollout, "attention-rollout"),
+        (vz.RandomAttribution, "random"),
+        (vz.ValueZeroingEffect, "value-zeroing-effect"),
         (Saliency, "saliency"),
         (InputXGradient, "input-x-gradient"),
-        (partial(LayerAttention), "attention"),
+        (partial(vz.LayerAttention), "attention"),
         (METHODS["attention"], "attention"),
-        *((lambda model, kind=kind: kind(model, find_layers(model)), name) for kind, name in OBJECTS.items()),
+        *((lambda model, kind=kind: kind(model, vz.find_layers(model)), name) for kind, name in OBJECTS.items()),
     ],
 )
 def test_classes_and_objects_equal_the_registry(
@@ -283,7 +274,7 @@ def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> No
 def test_object_of_another_model_refused(shipped: Shipped, examples: list[Example]) -> None:
     model, _ = shipped
     other = type(model)(model.config).eval()
-    rows = scored(shipped, examples[:1], ValueZeroing(other, find_layers(other)))
+    rows = scored(shipped, examples[:1], vz.ValueZeroing(other, vz.find_layers(other)))
     assert "the object was made for another model (BertForMaskedLM): pass its class" in rows[0]["skipped"]
     bound = IntegratedGradients(other)
     assert "was made for another model" in scored(shipped, examples[:1], bound)[0]["skipped"]
@@ -341,7 +332,7 @@ def test_most_classes_of_inputs_are_taken() -> None:
 def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
     model, tokenizer = load_model()
     with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
-        assert explain(model, TEXT, tokenizer=tokenizer, method=CLASSES[name]).scores.isfinite().all()
+        assert vz.explain(model, TEXT, tokenizer=tokenizer, method=CLASSES[name]).scores.isfinite().all()
     with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
         shares = compare((model, tokenizer), TEXT, [CLASSES[name]]).shares[name]
         assert shares.sum().item() == pytest.approx(1)
@@ -356,8 +347,8 @@ def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
 def test_wrapper_runs_as_an_object() -> None:
     """What the error advises. Without noise, the tunnel changes nothing."""
     model, tokenizer = load_model()
-    quiet = TokenAttribution(model, lambda run: Quiet(Saliency(run)), tokenizer)
-    plain = TokenAttribution(model, Saliency, tokenizer)
+    quiet = vz.TokenAttribution(model, lambda run: Quiet(Saliency(run)), tokenizer)
+    plain = vz.TokenAttribution(model, Saliency, tokenizer)
     found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
     assert torch.allclose(found, expected, atol=1e-6)
 
@@ -371,7 +362,7 @@ class Quiet(NoiseTunnel):
 def test_object_of_captum_on_a_model(kind: Any) -> None:
     model, tokenizer = load_model()
     with pytest.raises(ArgumentError, match=rf"{kind.__name__} of Captum fails on token ids .*Pass its class"):
-        explain(model, TEXT, tokenizer=tokenizer, method=kind(model))
+        vz.explain(model, TEXT, tokenizer=tokenizer, method=kind(model))
 
 
 def no_arguments() -> None: ...

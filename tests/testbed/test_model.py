@@ -9,13 +9,6 @@ import pytest
 import torch
 import transformers
 from train_causal import causal_records, continues_well, next_logits, prefers_good_next
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
 
 from captum_vz import find_layers
 from captum_vz.cli import main
@@ -65,9 +58,11 @@ def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.C
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert sum(files.values()) <= (2e6 if name == "causal" else 4e6)
     model, tokenizer = load_model(name)
-    batch = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
-    loaded: Any = (AutoModelForCausalLM if name == "causal" else AutoModelForMaskedLM).from_pretrained(folder)
+    loaded: Any = (
+        transformers.AutoModelForCausalLM if name == "causal" else transformers.AutoModelForMaskedLM
+    ).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
@@ -133,7 +128,7 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
 # The causal model
 
 
-Causal = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+Causal = tuple[transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast]
 
 
 @pytest.fixture(scope="module")
