@@ -105,9 +105,9 @@ def test_sentences_of_two_texts_and_of_a_list() -> None:
     found = captum_vz.explain(reader(), "some hat", "the wug. anna", tokenizer=tokenizer(), words="sentences")
     assert found.tokens == ["[CLS]", "some hat", "[SEP]", "the wug.", "anna", "[SEP]"]
     assert len(found.rows) == 2
-    found = captum_vz.explain(classifier(), [TEXT, "some hat."], tokenizer=tokenizer(), words="sentences")
-    assert list(map(len, found.words().values())).count(1) == 4
-    assert "some hat." in str(found)
+    several = captum_vz.explain(classifier(), [TEXT, "some hat."], tokenizer=tokenizer(), words="sentences")
+    assert list(map(len, several.words().values())).count(1) == 4
+    assert "some hat." in str(several)
 
 
 @pytest.mark.parametrize("first", [["[CLS]", "some hat."], ["some", "hat."]])

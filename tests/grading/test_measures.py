@@ -243,7 +243,11 @@ def test_patches_and_copies_and_their_mistakes() -> None:
     graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
     patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
     assert graded(patches[6, 2] + 1)
-    wrong = {"[CLS] is token 0": patches[6, 2], "swapped": patches[2, 6] + 1, "these are pixels": 1 + 6 * 8 + 2}
+    wrong: dict[str, Any] = {
+        "[CLS] is token 0": patches[6, 2],
+        "swapped": patches[2, 6] + 1,
+        "these are pixels": 1 + 6 * 8 + 2,
+    }
     assert_named(graded, wrong)
     source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
     graded = partial(check.copied_from, source=source, written=source.flip(1))
@@ -285,7 +289,12 @@ def test_rates_and_shares_and_their_mistakes() -> None:
     places, chosen = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([True, True, True, False, False])
     graded = partial(check.found_rate, scores=scores, places=places, chosen=chosen)
     assert graded(2 / 3) and graded(torch.tensor([2 / 3]))
-    wrong = {"other examples": 1 / 2, "all examples": 3 / 5, "the number of all": 2 / 5, "number of examples": 2}
+    wrong: dict[str, Any] = {
+        "other examples": 1 / 2,
+        "all examples": 3 / 5,
+        "the number of all": 2 / 5,
+        "number of examples": 2,
+    }
     assert_named(graded, wrong | {"missed": 1 / 3})
     scores = torch.tensor([[4.0, 2.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
     places = torch.tensor([[0, 1], [1, 2], [2, 1]])

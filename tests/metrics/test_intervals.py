@@ -33,9 +33,9 @@ def test_means_and_many_summaries() -> None:
     assert summary.std == pytest.approx(sqrt((4 + 1 + 9) / 2))
     assert 1 <= summary.low < 3 < summary.high <= 6
     assert str(summary) == f"3.000 [{summary.low:.3f}, {summary.high:.3f}] (3 examples, 2 more undefined)"
-    values = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
-    values[3][:23] = torch.nan  # as many known values as others have
-    for many, one in zip(summarize_many(values, resamples=99), values, strict=True):
+    several = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
+    several[3][:23] = torch.nan  # as many known values as others have
+    for many, one in zip(summarize_many(several, resamples=99), several, strict=True):
         assert many == pytest.approx(summarize(one, resamples=99), rel=1e-12, nan_ok=True)
 
 

@@ -126,12 +126,11 @@ def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
 def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     _, tokenizer = shipped
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
+    model: Any = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
     table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
     torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
         compare((model, tokenizer), SENTENCE, "saliency")
-    _, tokenizer = shipped
     size = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = AlbertModel(AlbertConfig(vocab_size=len(tokenizer), intermediate_size=16, **size)).eval()
     table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])

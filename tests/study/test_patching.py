@@ -145,7 +145,6 @@ def test_sentences_without_a_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
     assert abs(found.difference) < 1
     assert found.falls.isfinite().all()
     assert found.shares.isnan().all()
-    model, tokenizer = doubles["agreement"]
     example = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is", other_cue=("hatgzq",))
     with pytest.raises(BadExampleError, match="has 6 tokens, and 9 with the other cue: patching needs equally many"):
         value_patching(model, tokenizer, example)

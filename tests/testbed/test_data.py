@@ -153,8 +153,7 @@ def test_forms_and_own_words(embedded: Embedded) -> None:
     assert form_ids(tokenizer, record | {"good": "exasperate"}) is None
     assert form_ids(tokenizer, record | {"bad": "exasperates"}) is None
     assert form_ids(tokenizer, record | {"bad": "見"}) is None
-    tokenizer = embedded[1]
-    record: Record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
+    record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
     own = record | {"words": ["The wugs,", "are", "nice."]}
     encoded = encode_record(tokenizer, own)
     tokens = encoded.encoding.tokens()

@@ -35,9 +35,9 @@ def test_good_form_agrees_with_cue(records: list[Record]) -> None:
         plural = is_plural_noun(split_words(record["masked"])[cue].lower())
         assert is_plural_form(record["good"]) == plural, record
         assert is_plural_form(record["bad"]) != plural, record
-    plural = [is_plural_form(record["good"]) for record in records]
-    assert 240 < sum(plural) < 360
-    assert [record["label"] == "plural" for record in records] == plural
+    plurals = [is_plural_form(record["good"]) for record in records]
+    assert 240 < sum(plurals) < 360
+    assert [record["label"] == "plural" for record in records] == plurals
 
 
 def test_other_cue_is_the_noun_in_the_other_number(records: list[Record]) -> None:

@@ -195,9 +195,9 @@ def test_bars_fill_the_sound() -> None:
     figure = draw_audio(SOUND, torch.tensor([0.5, -0.25]), 16000, spans=spans, names=["the", "cats"], token=1)
     assert bars(figure) == [pytest.approx((0.1, 0.4, 1)), pytest.approx((0.6, 1.3, -0.5))]
     assert [text.get_text() for text in figure.axes[0].texts] == ["the", "cats"]
-    found = describe(figure)
-    assert found.rows[1] == (1, 0.6, 1.9, "cats", -0.25)
-    assert found.text.startswith("A sound of 1.90 seconds with 2 scores. The largest are the 0.10 to 0.50 s 0.50")
+    told = describe(figure)
+    assert told.rows[1] == (1, 0.6, 1.9, "cats", -0.25)
+    assert told.text.startswith("A sound of 1.90 seconds with 2 scores. The largest are the 0.10 to 0.50 s 0.50")
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
