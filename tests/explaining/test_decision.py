@@ -132,6 +132,7 @@ def test_generated_tokens_have_a_foil_and_a_layer_each() -> None:
         alone = captum_vz.explain(given, before, target=target, foil=foil)
         torch.testing.assert_close(found.all_scores[step, : len(alone.tokens), 0], alone.scores, atol=1e-6, rtol=0)
         assert found.deciding[step] == alone.layer
+        assert f"layer {alone.layer}: " in str(found)
         row = found.parts["value-zeroing"].rows[step].scores
         of_layer = alone.parts["value-zeroing"].rows[0].scores
         torch.testing.assert_close(row[: len(alone.tokens)], of_layer, atol=1e-6, rtol=0)

@@ -270,6 +270,8 @@ def test_next_word_is_asked_by_first_token() -> None:
 def test_characters_in_tables_pictures_and_views() -> None:
     tokenizer = byte_tokenizer()
     model = next_words(tokenizer)
+    with pytest.warns(UserWarning, match=r"\[MASK\] is read as text: the model has no mask token"):
+        captum_vz.explain(model, "[MASK]", tokenizer=tokenizer, method="random")
     text = "éüñ"  # pictures write the numbers of letters that their fonts lack
     found = captum_vz.explain(model, text, tokenizer=tokenizer)
     expected = [f"{letter}{number}" for letter in text for number in "₁₂"]

@@ -351,6 +351,8 @@ def test_wrapper_runs_as_an_object() -> None:
     plain = vz.TokenAttribution(model, Saliency, tokenizer)
     found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
     assert torch.allclose(found, expected, atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
+        compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})
 
 
 class Quiet(NoiseTunnel):

@@ -134,17 +134,17 @@ def test_edges_are_sums_of_paths() -> None:
 
 
 def test_edges_are_connected_and_equal_steps_have_one_number() -> None:
+    # A token that keeps 1.00 of itself in many layers has one number, with the count of layers.
+    steps = [*maps(1), *[torch.eye(3, dtype=torch.float64)] * 30, *maps(1)]
+    numbers = [text.get_text() for text in draw_route(steps, ABC, 0).axes[0].texts]
+    assert len(numbers) == 3
+    assert numbers[1] == "1.00 (30 layers)"
     steps = maps(5, 6)
     for threshold in (0.02, 0.1, 0.3):
         edges = route_edges(steps, 4, threshold)
         assert all(share >= threshold for *_, share in edges)
         for layer, i, _, _ in edges:
             assert i == 4 if layer == 4 else any(above == layer + 1 and i == j for above, _, j, _ in edges)
-    # A token that keeps 1.00 of itself in many layers has one number, with the count of layers.
-    steps = [*maps(1), *[torch.eye(3, dtype=torch.float64)] * 30, *maps(1)]
-    numbers = [text.get_text() for text in draw_route(steps, ABC, 0).axes[0].texts]
-    assert len(numbers) == 3
-    assert numbers[1] == "1.00 (30 layers)"
 
 
 def test_figure_shows_the_route() -> None:
